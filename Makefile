@@ -1,0 +1,33 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/installed
+	@if [ -d "$(FASHION_MNIST)" ]; then \
+		$(BIN)/python apps/fashion_mnist.py --data "$(FASHION_MNIST)" --workers 2; \
+	else \
+		echo "No Fashion-MNIST in $(FASHION_MNIST) (Debian: apt install dataset-fashion-mnist); training on digits."; \
+		$(BIN)/python apps/digits.py --workers 2; \
+	fi
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed
+	for bench in benchmarks/[a-z]*.py; do $(BIN)/python $$bench || exit 1; done
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[apps,test,lint]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

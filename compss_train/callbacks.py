@@ -1,0 +1,81 @@
+"""Callbacks: what is told how a fit goes. They run in the coordinator, between rounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tqdm.auto import tqdm
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
+
+
+class Callback:
+    """Does nothing; override what you need. A hook that raises ends the fit with its exception."""
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int) -> None:
+        """Before the first round; ``total_samples`` is what all epochs together train."""
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """After a round; ``record`` is its entry in ``trainer.history``."""
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """After the last round, with the final parameters in the trainer."""
+
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+        """When a fit ends by an exception, Ctrl-C included; it is raised afterwards."""
+
+
+class ProgressBar(Callback):
+    """A tqdm bar over samples that shows epoch, loss, metrics and samples/s; for terminals and notebooks."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
+        self._bar: tqdm[Any] | None = None
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int) -> None:
+        """Show an empty bar."""
+        self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Move the bar by the round's samples."""
+        if self._bar is None:
+            return
+        shown = {name: f"{record[name]:.4f}" for name in measured_names(record)}
+        self._bar.set_postfix({"epoch": record["epoch"], **shown}, refresh=False)
+        self._bar.update(record["samples"])
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Leave the bar as it is."""
+        self._close()
+
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+        """Leave the bar where it stopped."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class JsonLines(Callback):
+    """Appends each round's record to a file as one line of JSON, as soon as the round ends."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Append the record."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+_BOOKKEEPING = ("round", "epoch", "samples", "seconds", "samples_per_second", "workers")
+
+
+def measured_names(record: dict[str, Any]) -> list[str]:
+    """Return the names of a record's losses and metrics, those of validation last."""
+    return [name for name in record if name not in _BOOKKEEPING]

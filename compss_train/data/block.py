@@ -1,0 +1,70 @@
+"""One block: an array or tensor whose rows are samples."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Block: TypeAlias = "NDArray[Any] | torch.Tensor"
+DType: TypeAlias = "np.dtype[Any] | torch.dtype"
+
+_ALIGNMENT = 64  # bytes; what torch's own allocator gives
+
+
+def as_block(value: object) -> Block:
+    """Return ``value`` as a block: tensors on the CPU and detached, anything else as a numpy array.
+
+    Raises ``TypeError`` for a dtype that torch cannot hold and ``ValueError`` where there are no rows.
+    """
+    block = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asanyarray(value)
+    if block.ndim == 0:
+        raise ValueError(f"a block needs a first dimension of samples, this value is a scalar: {value!r}")
+    if isinstance(block, np.ndarray):
+        _check_dtype(block.dtype)
+    return block
+
+
+def _check_dtype(dtype: np.dtype[Any]) -> None:
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"torch cannot hold arrays of dtype {dtype}; convert them to numbers or booleans in native byte order"
+        ) from error
+
+
+def as_tensor(block: Block) -> torch.Tensor:
+    """Return the block as a tensor that shares its memory, at the alignment of torch's own allocations.
+
+    Kernels may add up in another order for other alignments; a fixed one gives the same bits wherever the
+    block's bytes came from.
+    """
+    tensor = block if isinstance(block, torch.Tensor) else torch.from_numpy(_writable(block))
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    # torch shares memory with writable arrays only: copy a read-only one rather than hand out a way around it.
+    plain = np.asarray(array)
+    return plain if plain.flags.writeable and min(plain.strides, default=0) >= 0 else np.array(plain)
+
+
+def own_copy(block: Block) -> Block:
+    """Return a contiguous, aligned copy; a memory-mapped array is returned as it is, being a file's already."""
+    if isinstance(block, np.memmap):
+        return block
+    if isinstance(block, torch.Tensor):
+        return block.clone(memory_format=torch.contiguous_format)
+    copy: NDArray[Any] = torch.empty(block.shape, dtype=as_tensor(block[:0]).dtype).numpy()
+    np.copyto(copy, block)
+    return copy
+
+
+def concatenate(blocks: list[Block]) -> Block:
+    """Return the blocks' rows one after another, as a tensor where the first block is one."""
+    if isinstance(blocks[0], torch.Tensor):
+        return torch.cat([as_tensor(block) for block in blocks])
+    return np.concatenate([np.asarray(block) for block in blocks])

@@ -1,0 +1,59 @@
+"""The orders of blocks and samples: pure functions of (seed, epoch), the same on every engine and machine."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Stream(IntEnum):
+    """Which of a seed's independent random streams is drawn from."""
+
+    BLOCKS = 0
+    ROWS = 1
+    SAMPLES = 2
+    WORKERS = 3
+
+
+def _generator(seed: int, *stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, *stream))))
+
+
+def block_order(seed: int, epoch: int, blocks: int) -> list[int]:
+    """Return a uniform permutation of the block numbers."""
+    order: list[int] = _generator(seed, _Stream.BLOCKS, epoch).permutation(blocks).tolist()
+    return order
+
+
+def row_order(seed: int, epoch: int, block: int, rows: int) -> NDArray[np.int64]:
+    """Return a uniform permutation of one block's rows."""
+    return _generator(seed, _Stream.ROWS, epoch, block).permutation(rows)
+
+
+def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
+    """Return a uniform permutation of all samples, in the narrower of int32 and int64 that can count them."""
+    dtype = np.int32 if samples < 2**31 else np.int64
+    numbers = np.arange(samples, dtype=dtype)
+    _generator(seed, _Stream.SAMPLES, epoch).shuffle(numbers)
+    return numbers
+
+
+def worker_seed(seed: int, worker: int) -> int:
+    """Return the seed of a worker's own random state (dropout, augmentation).
+
+    Worker 0 has the seed itself, so that a single worker starts as a plain loop does after
+    ``torch.manual_seed(seed)``.
+    """
+    if worker == 0:
+        return seed
+    state = np.random.SeedSequence((seed, _Stream.WORKERS, worker)).generate_state(1, np.uint64)
+    return int(state[0] >> 1)
+
+
+def split_points(length: int, parts: int) -> list[int]:
+    """Return the ``parts + 1`` bounds of consecutive parts whose sizes differ by one at most, longer first."""
+    size, longer = divmod(length, parts)
+    return [part * size + min(part, longer) for part in range(parts + 1)]

@@ -1,0 +1,29 @@
+"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes of this machine."""
+
+from __future__ import annotations
+
+import os
+
+from compss_train.engines.base import Engine, Ref, Resources
+from compss_train.engines.local import LocalEngine
+from compss_train.engines.serial import SerialEngine
+
+__all__ = ["ENGINES", "Engine", "LocalEngine", "Ref", "Resources", "SerialEngine", "engine_class"]
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (SerialEngine, LocalEngine)}
+ENGINE_VARIABLE = "COMPSS_TRAIN_ENGINE"
+"""Environment variable that says which engine ``auto`` is."""
+
+
+def engine_class(name: str) -> type[Engine]:
+    """Return the engine of that name; ``auto`` is the one that the environment variable names, else local.
+
+    Raises ``ValueError`` for an unknown name, listing the known ones.
+    """
+    source = f"engine={name!r}"
+    if name == "auto":
+        name = os.environ.get(ENGINE_VARIABLE) or LocalEngine.name
+        source = f"{ENGINE_VARIABLE}={name}"
+    if name not in ENGINES:
+        raise ValueError(f"{source} is no engine; choose one of auto, {', '.join(ENGINES)}")
+    return ENGINES[name]

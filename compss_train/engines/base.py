@@ -1,0 +1,118 @@
+"""What an engine is: it runs functions somewhere and hands back references to their results.
+
+The coordinator holds references, never the values behind them, until it asks with ``fetch``. Parameters go
+from task to task this way without passing through the coordinator.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+
+class Ref:
+    """A handle to a value that an engine holds, or will hold once a task has run. Its content is the engine's."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a task occupies while it runs."""
+
+    cpus: int = 1
+    """Computing units, and the intra-op threads that torch uses in the task."""
+    gpus: int = 0
+    """GPUs; several tasks may share one where the engine places them on the same device."""
+
+
+ONE_CPU = Resources()
+
+
+class Engine(ABC):
+    """Runs plain module-level functions as tasks.
+
+    A task is a pure function: it does not change its arguments, and run again it gives the same results, so
+    that an engine may run it again after a fault. Arguments are plain values, references, or lists that hold
+    references; a task starts when every reference it takes has its value. One thread drives an engine.
+
+    A task's exception is raised by ``fetch`` of anything that depends on it (by ``submit`` where tasks run at
+    once), with the worker's traceback. After ``shutdown`` every call raises ``EngineClosedError``.
+    """
+
+    name: ClassVar[str]
+    asynchronous: ClassVar[bool] = True
+    """Whether ``submit`` returns before the task has run, so that submitting ahead keeps workers busy."""
+
+    @abstractmethod
+    def publish(self, value: object) -> Ref:
+        """Put a value where every task can read it, once; called for blocks and for what all tasks share."""
+
+    @abstractmethod
+    def submit(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        returns: int = 1,
+        resources: Resources = ONE_CPU,
+        priority: bool = False,
+    ) -> Any:
+        """Run ``function(*args)`` as a task.
+
+        Returns a reference to its result, or with ``returns=n`` a list of n references to the items of the
+        tuple that it returns. A task with ``priority`` overtakes all that wait to run.
+        """
+
+    @abstractmethod
+    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
+        """Update the value behind ``target`` to ``function(value, *args)``.
+
+        Updates of one target run one at a time, in whatever order their arguments are ready. What takes
+        ``target`` afterwards sees every update submitted so far. Returns a reference to the value that this
+        very update made.
+        """
+
+    @abstractmethod
+    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
+        """Wait for the values and return them; raises as soon as any of them has failed."""
+
+    @abstractmethod
+    def peek(self, ref: Ref) -> Any:
+        """Return the newest value behind the reference without waiting, or ``None`` where there is none yet."""
+
+    @abstractmethod
+    def delete(self, refs: Sequence[Ref]) -> None:
+        """Free the values once the tasks already submitted have read them. The references are void from now."""
+
+    @abstractmethod
+    def shutdown(self, *, kill: bool = False) -> None:
+        """End the engine and free all it holds; with ``kill`` without waiting for running tasks."""
+
+    @classmethod
+    @abstractmethod
+    def start(cls, num_workers: int, threads: int) -> Self:
+        """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time."""
+
+    @classmethod
+    @abstractmethod
+    def device(cls, worker: int, num_gpu: int) -> str:
+        """Return the torch device that the worker's tasks use where ``num_gpu`` GPUs serve all workers."""
+
+    @classmethod
+    @abstractmethod
+    def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
+        """Raise ``ValueError`` unless that many GPUs can be had."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown(kill=error is not None)

@@ -1,0 +1,116 @@
+"""Values as bytes and back, without copying the arrays in them.
+
+Layout: the number of parts and each part's length as unsigned 64-bit integers, then the parts, each at a
+multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are the buffers that it left out of band:
+numpy arrays and CPU tensors. Decoding yields arrays that are views of the bytes.
+
+A ``numpy.memmap`` is encoded as the name of its file and its place in it, so that only a path travels.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Bytes: TypeAlias = "NDArray[np.uint8]"
+
+_ALIGNMENT = 64
+_LENGTH = np.dtype("<u8")
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle (functions and classes of ``__main__`` work) that also leaves tensors out of band."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            return _reduce_tensor(obj)
+        if type(obj) is np.memmap and _is_on_file(obj):
+            return _reduce_memmap(obj)
+        return super().reducer_override(obj)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+    )
+
+
+def _is_on_file(array: np.memmap[Any, Any]) -> bool:
+    # Mode "c" keeps changes in this process's memory, so the file does not hold what the array does.
+    return array.filename is not None and array.mode != "c" and bool(array.flags.c_contiguous)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Keep the tensor's layout in memory (channels_last, say): fused optimizers rely on it."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    dense = tensor.permute(order)
+    if not dense.is_contiguous():
+        order, dense = list(range(tensor.dim())), tensor.contiguous()
+    raw = dense.reshape(-1).view(torch.uint8).numpy()
+    return _rebuild_tensor, (raw, tensor.dtype, tuple(dense.shape), tuple(order))
+
+
+def _rebuild_tensor(raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
+    flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
+    inverse = [order.index(dimension) for dimension in range(len(order))]
+    return flat.view(shape).permute(inverse)
+
+
+def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:
+    whole = array
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    start = whole.offset + array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return _open_memmap, (os.path.abspath(str(array.filename)), start, array.dtype, array.shape)
+
+
+def _open_memmap(path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    size = int(np.prod(shape)) * dtype.itemsize
+    return map_file(path)[start : start + size].view(dtype).reshape(shape)
+
+
+def map_file(path: str | os.PathLike[str]) -> Bytes:
+    """Map a file copy-on-write: pages are shared with other processes until they are written to.
+
+    ``torch.from_file`` because, unlike ``mmap.mmap``, it keeps no file descriptor open a mapping.
+    """
+    size = os.stat(path).st_size
+    return torch.from_file(os.fspath(path), shared=False, size=size, dtype=torch.uint8).numpy()
+
+
+def encode(value: object) -> list[memoryview]:
+    """Return the chunks whose concatenation holds the value; array chunks share the value's memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    header = np.array([len(parts), *(part.nbytes for part in parts)], _LENGTH).tobytes()
+    chunks = [memoryview(header)]
+    end = len(header)
+    for part in parts:
+        chunks += [memoryview(bytes(-end % _ALIGNMENT)), part]
+        end += -end % _ALIGNMENT + part.nbytes
+    return chunks
+
+
+def decode(data: Bytes) -> Any:
+    """Return the value; its arrays are views of ``data``."""
+    count = int(data[: _LENGTH.itemsize].view(_LENGTH)[0])
+    lengths = data[_LENGTH.itemsize : (count + 1) * _LENGTH.itemsize].view(_LENGTH).tolist()
+    end = (count + 1) * _LENGTH.itemsize
+    parts = []
+    for length in lengths:
+        start = end + -end % _ALIGNMENT
+        end = start + length
+        parts.append(data[start:end])
+    return pickle.loads(parts[0].data, buffers=parts[1:])

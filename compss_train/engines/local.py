@@ -1,0 +1,148 @@
+"""The local engine: tasks on worker processes of this machine, values in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
+from typing import Any, ClassVar, Self
+
+from compss_train.engines.base import ONE_CPU, Ref, Resources
+from compss_train.engines.pool import Pool
+from compss_train.engines.scheduler import Scheduler
+from compss_train.engines.store import Folders, store
+from compss_train.engines.tasks import Handle, Task, Updates, Value
+from compss_train.engines.this_machine import ThisMachineEngine, cores
+from compss_train.exceptions import EngineClosedError
+
+
+class LocalEngine(ThisMachineEngine):
+    """``processes`` worker processes, started by loky, with ``threads`` intra-op threads each.
+
+    Values are files in shared memory that workers map, so that a block exists once however many tasks read
+    it. A process that dies is replaced and its task runs again, 4 times in all. The processes are no main
+    script's children to import: models from notebooks and from ``__main__`` work without a main guard.
+    """
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self, processes: int, threads: int = 1) -> None:
+        if processes < 1 or threads < 1:
+            raise ValueError(f"LocalEngine needs at least 1 process and thread, got {processes} and {threads}")
+        self.processes = processes
+        self.cpus = processes * threads
+        self._numbers = itertools.count()
+        self._folders = Folders()
+        self._pool = Pool(processes, threads, self._folders.paths)
+        self._scheduler = Scheduler(self._pool, self.cpus)
+        self._close = weakref.finalize(self, _shut_down, self._scheduler, self._pool, self._folders)
+
+    @classmethod
+    def start(cls, num_workers: int, threads: int) -> Self:
+        """Start as many processes as there are workers and cores for."""
+        return cls(max(1, min(num_workers, cores() // threads)), threads)
+
+    def publish(self, value: object) -> Ref:
+        """Write the value to shared memory; a memory-mapped array's path is all that is kept."""
+        self._check_open()
+        published = Value()
+        stored = store(value, f"{next(self._numbers)}-published", self._folders.paths)
+        published.future.set_result(stored)
+        self._scheduler.post(self._scheduler.hold, published, stored)
+        return Handle(published)
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        returns: int = 1,
+        resources: Resources = ONE_CPU,
+        priority: bool = False,
+    ) -> Any:
+        """Run the task in a worker process.
+
+        Raises ``ValueError`` where it asks for more CPUs than all processes have, as it could never run.
+        """
+        self._check_open()
+        if resources.cpus > self.cpus:
+            raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
+        outputs = [Value() for _ in range(returns)]
+        task = Task(next(self._numbers), function, self._resolve(args), outputs, resources.cpus, priority)
+        self._scheduler.post(self._scheduler.admit, task)
+        handles = [Handle(value) for value in outputs]
+        return handles[0] if returns == 1 else handles
+
+    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
+        """Update in a worker process, before waiting tasks."""
+        self._check_open()
+        handle = _handle(target)
+        if handle.updates is None:
+            handle.updates = Updates(handle.value)
+        output, updates = Value(), handle.updates
+        arguments = (updates, *self._resolve(args))
+        task = Task(next(self._numbers), function, arguments, [output], 1, True, updates)
+        self._scheduler.post(self._scheduler.admit, task)
+        return Handle(output)
+
+    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
+        """Wait; large arrays of the values are mapped from shared memory, not copied."""
+        self._check_open()
+        futures = [self._read(ref).future for ref in refs]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            if (error := future.exception()) is not None:
+                raise error
+        return [future.result().load() for future in futures]
+
+    def peek(self, ref: Ref) -> Any:
+        """Return what is there; of a value under commutative update, the newest."""
+        handle = _handle(ref)
+        while handle.updates is not None and (newest := handle.updates.current) is not None:
+            with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
+                return newest.load()
+        future = handle.value.future
+        return future.result().load() if future.done() and future.exception() is None else None
+
+    def delete(self, refs: Sequence[Ref]) -> None:
+        """Remove the values' files once no submitted task has to read them."""
+        for ref in refs:
+            self._scheduler.post(self._scheduler.delete, self._read(ref))
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        """End the processes and remove everything from shared memory; a second call does nothing."""
+        if self._close.detach() is not None:
+            _shut_down(self._scheduler, self._pool, self._folders, kill=kill)
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise EngineClosedError("this local engine was shut down; make a new one")
+
+    def _resolve(self, argument: Any) -> Any:
+        if isinstance(argument, Handle):
+            return self._read(argument)
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(self._resolve, argument))
+        return argument
+
+    def _read(self, ref: Ref) -> Value:
+        """Return the value that a reader sees from now on: after all updates submitted so far."""
+        handle = _handle(ref)
+        if handle.updates is not None:
+            updates, handle.updates = handle.updates, None
+            self._scheduler.post(self._scheduler.delete, handle.value)
+            handle.value = updates.result
+            self._scheduler.post(self._scheduler.close, updates)
+        return handle.value
+
+
+def _handle(ref: Ref) -> Handle:
+    if not isinstance(ref, Handle):
+        raise TypeError(f"{ref!r} is not a reference of the local engine")
+    return ref
+
+
+def _shut_down(scheduler: Scheduler, pool: Pool, folders: Folders, kill: bool = True) -> None:
+    scheduler.stop()
+    pool.close(kill=kill)
+    folders.remove()

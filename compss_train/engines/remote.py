@@ -1,0 +1,87 @@
+"""The worker process's side of the local engine: load a task's arguments, run it, store its results."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from compss_train.engines.store import Stored, store
+from compss_train.engines.this_machine import intra_op_threads
+from compss_train.exceptions import WorkerTraceback
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task as it is sent to a worker process; ``Stored`` arguments are loaded there."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    """A file name for each result."""
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of a task, made safe to send: one that cannot be pickled becomes a ``RuntimeError``."""
+
+    pickled: bytes
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe the exception that is being handled."""
+        text = "".join(traceback.format_exception(error))
+        try:
+            pickled = cloudpickle.dumps(error)
+            pickle.loads(pickled)
+        except Exception:
+            pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        return cls(pickled, text)
+
+    def exception(self) -> BaseException:
+        """Return the exception with the worker's traceback as its cause."""
+        error: BaseException = pickle.loads(self.pickled)
+        error.__cause__ = WorkerTraceback(self.text)
+        return error
+
+
+def run(call: Call, folders: Sequence[str]) -> list[Stored] | Failure:
+    """Run a task; whatever it raises comes back as a ``Failure``."""
+    try:
+        with intra_op_threads(call.cpus):
+            result = call.function(*map(_load, call.args))
+        results = (result,) if len(call.outputs) == 1 else result
+        return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]
+    except BaseException as error:  # SystemExit too: the process serves other tasks
+        return Failure.of(error)
+
+
+def _load(argument: Any) -> Any:
+    if isinstance(argument, Stored):
+        return argument.load()
+    if isinstance(argument, list):
+        return [_load(item) for item in argument]
+    return argument
+
+
+def start(parent: int) -> None:
+    """Prepare a new worker process: import what every task needs, and end with the coordinator."""
+    import compss_train  # noqa: F401
+
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent is gone: killed, it cannot tell its workers to."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,281 @@
+"""The local engine's scheduler: starts tasks when their inputs are there and a process is free.
+
+::
+
+    coordinator's thread                  scheduler's thread                worker processes
+    submit, commute, delete  ── events ─▶ waiting ─▶ ready ─▶ running ────▶ remote.run
+    fetch waits on futures ◀── results ── resolve, retry, fail ◀── events ─ stored results or a failure
+
+One thread owns all of this state and takes one event at a time, so that it needs no locks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from compss_train.engines.pool import Pool
+from compss_train.engines.remote import Call, Failure
+from compss_train.engines.store import Stored, discard
+from compss_train.engines.tasks import Task, Updates, Value
+from compss_train.exceptions import EngineClosedError, WorkerLostError
+
+RUNS = 4
+"""How often a task is run when its process dies; COMPSs makes as many attempts."""
+
+
+class Scheduler:
+    """Runs tasks on a pool. ``post`` is how other threads talk to it."""
+
+    def __init__(self, pool: Pool, cpus: int) -> None:
+        self._pool = pool
+        self._free_cpus = cpus
+        self._ready: list[Task] = []
+        self._running: dict[Task, Future[list[Stored] | Failure]] = {}
+        self._unresolved: set[Value] = set()
+        self._holders: Counter[str] = Counter()
+        self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._broken = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="compss_train scheduler", daemon=True)
+        self._thread.start()
+
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have the scheduler's thread call one of the methods below."""
+        self._events.put(partial(function, *args))
+
+    def stop(self) -> None:
+        """End the thread; whoever waits for a value gets ``EngineClosedError``."""
+        self._stopping = True
+        self._events.put(None)
+        self._thread.join()
+        self._abandon(EngineClosedError("the engine was shut down before this task had run"))
+
+    def _run(self) -> None:
+        try:
+            while (event := self._events.get()) is not None and not self._stopping:
+                event()
+                self._start_ready()
+        except BaseException as error:  # a fault of this file: nobody may be left waiting
+            self._abandon(error)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        for value in self._unresolved:
+            if not value.future.done():
+                value.future.set_exception(error)
+        self._unresolved.clear()
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def hold(self, value: Value, stored: Stored) -> None:
+        """Count the file of a value that was published."""
+        self._keep(stored)
+        self._free(value)
+
+    def admit(self, task: Task) -> None:
+        """Take on a task; it starts when its inputs are there."""
+        self._unresolved.update(task.outputs)
+        if task.updates is not None:
+            task.updates.unfinished += 1
+            self._unresolved.add(task.updates.result)  # may have failed already: _abandon looks
+        for value in self._inputs(task):
+            value.readers += 1
+            if not value.future.done():
+                value.waiting.append(task)
+                task.missing += 1
+        self._advance(task)
+
+    def close(self, updates: Updates) -> None:
+        """Let no more updates join: the value is going to be read."""
+        updates.closed = True
+        self._settle(updates)
+
+    def delete(self, value: Value) -> None:
+        """Free a value once nobody has to read it any more."""
+        value.deleted = True
+        self._free(value)
+
+    def _finish(self, task: Task, future: Future[list[Stored] | Failure]) -> None:
+        del self._running[task]
+        self._free_cpus += task.cpus
+        error = future.exception()
+        if isinstance(error, BrokenExecutor):
+            self._run_again(task, error)
+        elif error is not None:
+            self._fail(task, error)
+        else:
+            self._take(task, future.result())
+        if self._broken:
+            self._replace_pool()
+
+    # -- tasks ---------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _inputs(task: Task) -> list[Value]:
+        return [*task.inputs(), *([task.updates.base] if task.updates is not None else [])]
+
+    def _advance(self, task: Task) -> None:
+        """Start, queue or fail a task whose inputs are all there."""
+        if task.missing:
+            return
+        for value in self._inputs(task):
+            if (error := value.future.exception()) is not None:
+                self._fail(task, error)
+                return
+        if task.updates is None:
+            heapq.heappush(self._ready, task)
+        else:
+            task.updates.ready.append(task)
+            self._next_update(task.updates)
+
+    def _start_ready(self) -> None:
+        while (
+            self._ready
+            and not self._broken
+            and len(self._running) < self._pool.processes
+            and self._ready[0].cpus <= self._free_cpus
+        ):
+            task = heapq.heappop(self._ready)
+            call = Call(task.function, tuple(map(_stored, task.args)), self._names(task), task.cpus)
+            self._start(task, call)
+
+    def _start(self, task: Task, call: Call) -> None:
+        try:
+            future = self._pool.submit(call)
+        except BrokenExecutor:  # a process died while it was idle
+            heapq.heappush(self._ready, task)
+            self._replace_pool()
+            return
+        self._free_cpus -= task.cpus
+        self._running[task] = future
+        future.add_done_callback(lambda done: self.post(self._finish, task, done))
+
+    def _replace_pool(self) -> None:
+        """Restart the pool once loky has failed all that ran on it; until then nothing starts."""
+        self._broken = bool(self._running)
+        if not self._broken:
+            self._pool.restart()
+
+    @staticmethod
+    def _names(task: Task) -> tuple[str, ...]:
+        # A name of its own for each run: a process that died may have left half a file behind.
+        return tuple(f"{task.number}-{place}-{task.deaths}" for place in range(len(task.outputs)))
+
+    def _run_again(self, task: Task, error: BaseException) -> None:
+        task.deaths += 1
+        self._broken = True
+        if task.deaths < RUNS:
+            heapq.heappush(self._ready, task)
+            return
+        name = getattr(task.function, "__name__", repr(task.function))
+        lost = WorkerLostError(
+            f"the process that ran task {name!r} died {RUNS} times ({error}). If it was killed by the system "
+            "(SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer workers."
+        )
+        self._fail(task, lost)
+
+    def _take(self, task: Task, result: list[Stored] | Failure) -> None:
+        if isinstance(result, Failure):
+            self._fail(task, result.exception())
+            return
+        if task.updates is not None:
+            self._replace(task.updates, result[0])
+        for value, stored in zip(task.outputs, result, strict=True):
+            self._resolve(value, stored)
+        self._leave(task)
+
+    def _fail(self, task: Task, error: BaseException) -> None:
+        for value in task.outputs:
+            self._settle_value(value, error)
+        if task.updates is not None:
+            self._settle_value(task.updates.result, error)
+        self._leave(task)
+
+    def _leave(self, task: Task) -> None:
+        for value in self._inputs(task):
+            value.readers -= 1
+            self._free(value)
+        if (updates := task.updates) is not None:
+            updates.unfinished -= 1
+            updates.running = False
+            self._next_update(updates)
+            self._settle(updates)
+
+    # -- commutative updates -------------------------------------------------------------------------------
+
+    def _next_update(self, updates: Updates) -> None:
+        if updates.running or not updates.ready:
+            return
+        if updates.current is None:
+            updates.current = updates.base.future.result()
+            self._keep(updates.current)
+        updates.running = True
+        heapq.heappush(self._ready, updates.ready.popleft())
+
+    def _replace(self, updates: Updates, stored: Stored) -> None:
+        if updates.current is not None:
+            self._drop(updates.current)
+        updates.current = stored
+        self._keep(stored)
+
+    def _settle(self, updates: Updates) -> None:
+        """Give a closed group's value to its readers after its last update."""
+        done = updates.closed and not updates.unfinished
+        if done and updates.current is not None and not updates.result.future.done():
+            self._resolve(updates.result, updates.current)
+            self._drop(updates.current)
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def _resolve(self, value: Value, stored: Stored) -> None:
+        self._keep(stored)
+        self._settle_value(value, stored)
+        self._free(value)
+
+    def _settle_value(self, value: Value, outcome: Stored | BaseException) -> None:
+        if value.future.done():
+            return
+        self._unresolved.discard(value)
+        if isinstance(outcome, Stored):
+            value.future.set_result(outcome)
+        else:
+            value.future.set_exception(outcome)
+        waiting, value.waiting = value.waiting, []
+        for task in waiting:
+            task.missing -= 1
+            self._advance(task)
+
+    def _free(self, value: Value) -> None:
+        free = value.deleted and not value.readers and value.future.done()
+        if free and value.future.exception() is None:
+            self._drop(value.future.result())
+            value.deleted = False
+
+    def _keep(self, stored: Stored) -> None:
+        if stored.path is not None:
+            self._holders[stored.path] += 1
+
+    def _drop(self, stored: Stored) -> None:
+        if stored.path is None:
+            return
+        self._holders[stored.path] -= 1
+        if not self._holders[stored.path]:
+            del self._holders[stored.path]
+            discard(stored.path)
+
+
+def _stored(argument: Any) -> Any:
+    if isinstance(argument, Value):
+        return argument.future.result()
+    if isinstance(argument, Updates):
+        return argument.current
+    if isinstance(argument, list):
+        return [_stored(item) for item in argument]
+    return argument

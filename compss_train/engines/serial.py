@@ -1,0 +1,92 @@
+"""The serial engine: every task runs at once in this process. For debugging, and the reference for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+from compss_train.engines.base import ONE_CPU, Ref, Resources
+from compss_train.engines.this_machine import ThisMachineEngine, intra_op_threads
+from compss_train.exceptions import EngineClosedError
+
+
+class _Value(Ref):
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class SerialEngine(ThisMachineEngine):
+    """Runs a task when it is submitted; exceptions come as they are, and a debugger stops in the task."""
+
+    name: ClassVar[str] = "serial"
+    asynchronous: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._open = True
+
+    @classmethod
+    def start(cls, num_workers: int, threads: int) -> Self:
+        """Return a serial engine; there is nothing to size."""
+        return cls()
+
+    def publish(self, value: object) -> Ref:
+        """Hold the value itself."""
+        self._check_open()
+        return _Value(value)
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        returns: int = 1,
+        resources: Resources = ONE_CPU,
+        priority: bool = False,
+    ) -> Any:
+        """Run the task now."""
+        self._check_open()
+        with intra_op_threads(resources.cpus):
+            result = function(*map(_resolve, args))
+        return _Value(result) if returns == 1 else [_Value(item) for item in result]
+
+    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
+        """Update now: the order of submission is the order of updates."""
+        _value(target).value = self.submit(function, target, *args).value
+        return _Value(_value(target).value)
+
+    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
+        """Return the values, which are all there."""
+        self._check_open()
+        return [_value(ref).value for ref in refs]
+
+    def peek(self, ref: Ref) -> Any:
+        """Return the value."""
+        return _value(ref).value
+
+    def delete(self, refs: Sequence[Ref]) -> None:
+        """Forget the values."""
+        for ref in refs:
+            _value(ref).value = None
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        """Refuse further calls."""
+        self._open = False
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise EngineClosedError("this serial engine was shut down; make a new one")
+
+
+def _value(ref: Ref) -> _Value:
+    if not isinstance(ref, _Value):
+        raise TypeError(f"{ref!r} is not a reference of the serial engine")
+    return ref
+
+
+def _resolve(argument: Any) -> Any:
+    if isinstance(argument, _Value):
+        return argument.value
+    if isinstance(argument, list):
+        return [_resolve(item) for item in argument]
+    return argument

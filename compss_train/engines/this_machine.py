@@ -1,0 +1,64 @@
+"""What the engines that run on this machine alone have in common: its cores, threads and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from loky import cpu_count
+
+from compss_train.engines.base import Engine
+
+
+def cores() -> int:
+    """Return the cores that this process may use (affinity and container limits count)."""
+    return int(cpu_count())
+
+
+def thread_share(num_workers: int) -> int:
+    """Return the intra-op threads of a task when ``num_workers`` share this machine's cores, at least one."""
+    return max(1, cores() // num_workers)
+
+
+def place(worker: int, num_gpu: int) -> str:
+    """Return the device of a worker: round-robin over the GPUs, the CPU where there are none."""
+    return f"cuda:{worker % num_gpu}" if num_gpu else "cpu"
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Let torch use ``count`` threads within one operation, and as many as before afterwards.
+
+    Sums split over another number of threads round differently; a task's results are the same bits on every
+    engine because its number of threads is part of its resources.
+    """
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class ThisMachineEngine(Engine):
+    """Places tasks on this machine's devices."""
+
+    @classmethod
+    def device(cls, worker: int, num_gpu: int) -> str:
+        """Spread the workers round-robin over the first ``num_gpu`` devices."""
+        return place(worker, num_gpu)
+
+    @classmethod
+    def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
+        """Raise ``ValueError`` where this machine has fewer GPUs than asked for; ``num_nodes`` is not used."""
+        available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if num_gpu > available:
+            raise ValueError(
+                f"num_gpu={num_gpu}, but torch sees {available} GPUs on this machine; "
+                f"use num_gpu={available}"
+                + ("" if available else " to train on the CPU, or install a CUDA build of torch")
+            )

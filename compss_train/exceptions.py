@@ -1,0 +1,28 @@
+"""The errors that are this package's own; wrong arguments are plain ``ValueError`` and ``TypeError``."""
+
+
+class NotBuiltError(RuntimeError):
+    """The trainer was used before ``build``; call ``trainer.build(net, optimizer, loss)`` first."""
+
+
+class DivergedError(ArithmeticError):
+    """A worker's loss became NaN or infinite; lower the learning rate or check the data."""
+
+
+class WorkerLostError(RuntimeError):
+    """A task's process died each time it was run, most often because memory ran out."""
+
+
+class EngineClosedError(RuntimeError):
+    """The engine was shut down while something still waited for it, or was used afterwards."""
+
+
+class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error to catch
+    """The traceback of a task's exception as text: the cause of that exception where the coordinator raises it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text}"

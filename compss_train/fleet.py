@@ -1,0 +1,67 @@
+"""The fleet: the workers as the coordinator sees them, each with its device and its state's reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compss_train.data.batches import Batching
+from compss_train.data.schedule import Share
+from compss_train.engines import Engine, Ref, Resources
+from compss_train.published import PublishedBlocks
+from compss_train.worker import Shard, WorkerState, train
+
+
+@dataclass
+class Fleet:
+    """Submits the training tasks of a fit."""
+
+    engine: Engine
+    recipe: Ref
+    x: PublishedBlocks
+    y: PublishedBlocks | None
+    batching: Batching
+    shuffle_seed: int | None
+    """Seed that rows are shuffled by within a block, ``None`` for no such shuffle."""
+    new_optimizer: bool
+    """Whether every task begins with a new optimizer."""
+    resources: Resources
+    devices: list[str]
+    states: list[WorkerState | Ref]
+    """Each worker's state, replaced by the reference to the new one whenever it trains."""
+
+    def train(self, worker: int, share: Share, parameters: Ref) -> tuple[Ref, Ref]:
+        """Submit a worker's training on its share; returns references to its parameters and measurements."""
+        shard = self._shard(share)
+        trained, state, measured = self.engine.submit(
+            train,
+            self.recipe,
+            parameters,
+            self.states[worker],
+            self.x.select(shard.blocks),
+            None if self.y is None else self.y.select(shard.blocks),
+            shard,
+            self.devices[worker],
+            returns=3,
+            resources=self.resources,
+        )
+        self._replace_state(worker, state)
+        return trained, measured
+
+    def delete_blocks(self) -> None:
+        """Free the published blocks."""
+        self.x.delete()
+        if self.y is not None:
+            self.y.delete()
+
+    def _shard(self, share: Share) -> Shard:
+        if any(visit.samples is not None for visit in share):
+            blocks = tuple(range(len(self.x.sizes)))
+        else:
+            blocks = tuple(dict.fromkeys(visit.block for visit in share))
+        starts = tuple(self.x.starts[block] for block in blocks)
+        return Shard(share, blocks, starts, self.batching, self.shuffle_seed, self.new_optimizer)
+
+    def _replace_state(self, worker: int, state: Ref) -> None:
+        before, self.states[worker] = self.states[worker], state
+        if isinstance(before, Ref):
+            self.engine.delete([before])

@@ -1,0 +1,83 @@
+"""Evaluation and prediction as tasks: every worker takes a run of consecutive blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.data.order import split_points
+from compss_train.engines import Engine, Ref, Resources
+from compss_train.published import PublishedBlocks
+from compss_train.worker import evaluate, predict
+
+
+@dataclass
+class Inference:
+    """Submits evaluation and prediction tasks for one data set."""
+
+    engine: Engine
+    recipe: Ref
+    x: PublishedBlocks
+    y: PublishedBlocks | None
+    batch_size: int
+    resources: Resources
+    devices: list[str]
+
+    def _runs(self) -> Iterator[tuple[str, list[int]]]:
+        points = split_points(len(self.x.refs), min(len(self.devices), len(self.x.refs)))
+        for device, (start, stop) in zip(self.devices, pairwise(points), strict=False):
+            yield device, list(range(start, stop))
+
+    def evaluate(self, parameters: Ref) -> list[Ref]:
+        """Submit the evaluation of these parameters; returns references to each worker's sums."""
+        return [
+            self.engine.submit(
+                evaluate,
+                self.recipe,
+                parameters,
+                self.x.select(numbers),
+                None if self.y is None else self.y.select(numbers),
+                self.batch_size,
+                device,
+                resources=self.resources,
+            )
+            for device, numbers in self._runs()
+        ]
+
+    def predict(self, parameters: Ref) -> NDArray[Any]:
+        """Predict and return the outputs of all samples in order."""
+        refs = [
+            self.engine.submit(
+                predict,
+                self.recipe,
+                parameters,
+                self.x.select(numbers),
+                self.batch_size,
+                device,
+                resources=self.resources,
+            )
+            for device, numbers in self._runs()
+        ]
+        outputs = [block for run in self.engine.fetch(refs) for block in run]
+        self.engine.delete(refs)
+        return np.concatenate(outputs)
+
+    def delete_blocks(self) -> None:
+        """Free the published blocks."""
+        self.x.delete()
+        if self.y is not None:
+            self.y.delete()
+
+
+def means(sums: Sequence[dict[str, float]], metric: str | None, prefix: str = "") -> dict[str, float]:
+    """Return loss and metric as means over all samples, under their names in the history."""
+    samples = sum(part["samples"] for part in sums)
+    result = {f"{prefix}loss": sum(part["loss"] for part in sums) / samples}
+    if metric is not None:
+        result[f"{prefix}{metric}"] = sum(part["metric"] for part in sums) / samples
+    return result

@@ -1,0 +1,98 @@
+"""Losses by EDDL's names: each takes a batch's outputs and targets and returns the mean over its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compss_train.registry import resolve
+
+BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_SMALLEST = 1e-7  # keeps log() finite; EDDL's own epsilon for probabilities is of this size
+
+
+def mean_squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """Mean of (output - target)² over all elements; the target takes the output's shape and dtype."""
+    return functional.mse_loss(output, _like(output, target))
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy of logits (N, C, ...) with class indices (N, ...) or (N, 1), or one-hot or soft targets."""
+    return functional.cross_entropy(output, class_targets(output, target))
+
+
+def categorical_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy of probabilities (N, C), as a softmax layer gives them, with indices or soft targets."""
+    target = class_targets(output, target)
+    log = output.clamp(min=_SMALLEST).log()
+    if target.shape == output.shape:
+        return -(target * log).sum(dim=1).mean()
+    return functional.nll_loss(log, target)
+
+
+def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Binary cross entropy of probabilities, as a sigmoid layer gives them, with targets of 0 and 1."""
+    # Autocast refuses the functional form, whose backward is unsafe in half precision.
+    with torch.autocast(output.device.type, enabled=False):
+        return functional.binary_cross_entropy(output.float(), _like(output, target).float())
+
+
+def dice(output: Tensor, target: Tensor) -> Tensor:
+    """Dice loss 1 - 2 Σ(p·t) / (Σp + Σt) of each sample, averaged: for overlaps of masks of any shape (N, ...)."""
+    output, target = output.flatten(1), _like(output, target).flatten(1)
+    overlap = 2 * (output * target).sum(dim=1)
+    return 1 - ((overlap + _SMALLEST) / ((output + target).sum(dim=1) + _SMALLEST)).mean()
+
+
+def class_targets(output: Tensor, target: Tensor) -> Tensor:
+    """Return class indices as int64 without a last dimension of 1; targets of the output's shape in its dtype.
+
+    Raises ``ValueError`` for targets that are neither.
+    """
+    if target.shape == output.shape:
+        return target.to(output.dtype)
+    if target.dim() == output.dim() and target.shape[1] == 1:
+        target = target.squeeze(1)
+    if target.shape != (output.shape[0], *output.shape[2:]) or target.is_floating_point():
+        raise ValueError(
+            f"targets of {target.dtype} {tuple(target.shape)} do not go with outputs {tuple(output.shape)}; "
+            "give integer class indices, one a sample, or one-hot targets of the outputs' shape"
+        )
+    return target.long()
+
+
+def _like(output: Tensor, target: Tensor) -> Tensor:
+    if target.numel() != output.numel():
+        raise ValueError(
+            f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; they must agree"
+        )
+    return target.reshape(output.shape).to(output.dtype)
+
+
+LOSSES: dict[str, BatchFunction] = {
+    "mean_squared_error": mean_squared_error,
+    "mse": mean_squared_error,
+    "soft_cross_entropy": categorical_cross_entropy,
+    "sce": categorical_cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "bce": binary_cross_entropy,
+    "categorical_cross_entropy": categorical_cross_entropy,
+    "cce": categorical_cross_entropy,
+    "cross_entropy": cross_entropy,
+    "ce": cross_entropy,
+    "softmax_cross_entropy": cross_entropy,
+    "dice": dice,
+}
+
+
+def resolve_loss(loss: str | BatchFunction) -> BatchFunction:
+    """Return the loss of that name, an instance of a loss class that was given, or the callable itself.
+
+    Raises ``ValueError`` for an unknown name, listing the known ones.
+    """
+    return resolve("loss", loss, LOSSES)

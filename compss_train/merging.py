@@ -1,0 +1,153 @@
+"""Merging: what a round does with references to parameters. Knows no engine in particular.
+
+Synchronous merging averages the workers' parameters, weighted by the samples each trained in the round, as in
+local SGD (Stich 2019) and federated averaging (McMahan et al. 2017). Commutative merging adds each worker's
+weighted change to the global parameters when it arrives, so that no worker waits for another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from compss_train import parameters as params
+from compss_train.data.schedule import Round
+from compss_train.engines import Engine, Ref
+from compss_train.fleet import Fleet
+from compss_train.options import FitOptions, Rule
+
+Item = TypeVar("Item")
+
+ARITY = 8
+"""How many versions one task of the tree of averages adds up."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A round whose tasks have been submitted."""
+
+    round: Round
+    measured: dict[int, Ref]
+    """What each worker that has samples measures."""
+    parameters: Ref
+    """The global parameters after the round."""
+
+
+class Merge(ABC):
+    """Keeps the global parameters' reference from round to round."""
+
+    parameters: Ref
+
+    @abstractmethod
+    def submit(self, fleet: Fleet, round_: Round) -> Submitted:
+        """Submit a round's training and merging."""
+
+    @abstractmethod
+    def retire(self, submitted: Submitted) -> None:
+        """Free a round's parameters; called when the round after it is complete."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what is left, after the last round."""
+
+
+class Synchronous(Merge):
+    """Every worker begins a round with the global parameters, and their average ends it."""
+
+    def __init__(self, engine: Engine, initial: params.Parameters) -> None:
+        self._engine = engine
+        self._initial = engine.publish(initial)
+        self.parameters = self._initial
+
+    def submit(self, fleet: Fleet, round_: Round) -> Submitted:
+        """Train from the global parameters and average; a worker without samples has no vote."""
+        counts = round_.counts
+        active = [worker for worker, count in enumerate(counts) if count]
+        results = [fleet.train(worker, round_.shares[worker], self.parameters) for worker in active]
+        trained = [result[0] for result in results]
+        if self.parameters is self._initial:
+            self._engine.delete([self._initial])
+        self.parameters = tree_average(self._engine, trained, [counts[worker] for worker in active])
+        measured = {worker: result[1] for worker, result in zip(active, results, strict=True)}
+        return Submitted(round_, measured, self.parameters)
+
+    def retire(self, submitted: Submitted) -> None:
+        """Free the average of that round."""
+        self._engine.delete([submitted.parameters])
+
+    def close(self) -> None:
+        """Free the last average."""
+        self._engine.delete([self.parameters])
+
+
+class Commutative(Merge):
+    """Every worker adds its change to the global parameters and goes on from what it just made."""
+
+    def __init__(self, engine: Engine, initial: params.Parameters, num_workers: int, rule: Rule) -> None:
+        self._engine = engine
+        self._rule = rule
+        self._initial = engine.publish(initial)
+        self._bases = [self._initial] * num_workers
+        self.parameters = engine.publish(initial)
+
+    def submit(self, fleet: Fleet, round_: Round) -> Submitted:
+        """Train each worker from its own base, then update the global parameters."""
+        counts = round_.counts
+        measured = {}
+        for worker, count in enumerate(counts):
+            if count:
+                trained, measured[worker] = fleet.train(worker, round_.shares[worker], self._bases[worker])
+                self._update(worker, trained, count / sum(counts))
+        return Submitted(round_, measured, self.parameters)
+
+    def _update(self, worker: int, trained: Ref, share: float) -> None:
+        base = self._bases[worker]
+        if self._rule == "halving":
+            self._bases[worker] = self._engine.commute(self.parameters, params.halve, trained)
+        else:
+            self._bases[worker] = self._engine.commute(self.parameters, params.apply_delta, base, trained, share)
+        self._engine.delete([trained] if base is self._initial else [trained, base])
+
+    def retire(self, submitted: Submitted) -> None:
+        """Nothing: all rounds share one value."""
+
+    def close(self) -> None:
+        """Free the global parameters and what the workers would have gone on from."""
+        self._engine.delete([*{self.parameters, self._initial, *self._bases}])
+
+
+def make_merge(options: FitOptions, engine: Engine, initial: params.Parameters, num_workers: int) -> Merge:
+    """Return the merge that the options name, beginning with these parameters."""
+    if options.merge == "synchronous":
+        return Synchronous(engine, initial)
+    return Commutative(engine, initial, num_workers, options.rule)
+
+
+def tree_average(engine: Engine, versions: Sequence[Ref], counts: Sequence[int]) -> Ref:
+    """Submit a tree of tasks that averages the versions, and free them.
+
+    The tree's shape depends on the number of versions only, so that every engine gives the same bits. One
+    version is returned as it is.
+    """
+    if len(versions) == 1:
+        return versions[0]
+    if len(versions) <= ARITY:
+        return _consume(engine, params.average, versions, list(counts))
+    chunks = zip(_chunks(versions), _chunks(counts), strict=True)
+    partials = [_consume(engine, params.partial_sum, refs, list(numbers)) for refs, numbers in chunks]
+    while len(partials) > ARITY:
+        partials = [_consume(engine, params.add, refs) for refs in _chunks(partials)]
+    return _consume(engine, params.mean, partials)
+
+
+def _chunks(items: Sequence[Item]) -> list[Sequence[Item]]:
+    return [items[start : start + ARITY] for start in range(0, len(items), ARITY)]
+
+
+def _consume(engine: Engine, function: Any, refs: Sequence[Ref], *args: Any) -> Ref:
+    """Submit a merging task and free its inputs."""
+    result: Ref = engine.submit(function, list(refs), *args, priority=True)
+    engine.delete(refs)
+    return result

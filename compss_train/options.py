@@ -1,0 +1,89 @@
+"""The options of a fit, checked before any task starts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from compss_train.data.batches import Batching
+from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
+
+MergeName = Literal["synchronous", "commutative"]
+Rule = Literal["weighted", "halving"]
+OptimizerState = Literal["keep", "reset"]
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name}={value!r}: give an integer of at least {least}")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
+    """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, accepted))}")
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How ``DistributedTrainer.fit`` trains; its docstring explains each."""
+
+    num_epochs: int
+    num_batches_per_worker: int | None = None
+    batch_size: int | None = None
+    merge: MergeName = "synchronous"
+    merge_every: int = 1
+    merge_unit: MergeUnit = "epochs"
+    shuffle: Shuffle = "blocks"
+    shuffle_block_data: bool = True
+    rule: Rule = "weighted"
+    optimizer_state: OptimizerState = "keep"
+
+    def __post_init__(self) -> None:
+        check_count("num_epochs", self.num_epochs)
+        check_count("merge_every", self.merge_every, least=0)
+        if (self.num_batches_per_worker is None) == (self.batch_size is None):
+            raise ValueError(
+                f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
+                "give exactly one of them, batches a block or samples a batch"
+            )
+        for name in ("num_batches_per_worker", "batch_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_choice("merge", self.merge, get_args(MergeName))
+        check_choice("merge_unit", self.merge_unit, get_args(MergeUnit))
+        check_choice("shuffle", self.shuffle, ("blocks", "total", None))
+        check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
+        check_choice("rule", self.rule, get_args(Rule))
+        check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
+
+    def batching(self, sizes: tuple[int, ...]) -> Batching:
+        """Return how blocks of these sizes are cut; raise ``ValueError`` where one has too few rows."""
+        smallest = min(sizes)
+        if self.num_batches_per_worker is not None and self.num_batches_per_worker > smallest:
+            raise ValueError(
+                f"num_batches_per_worker={self.num_batches_per_worker}, but block {sizes.index(smallest)} has "
+                f"only {smallest} rows; use {smallest} batches at most, or larger blocks"
+            )
+        return Batching(self.num_batches_per_worker, self.batch_size)
+
+    def schedule(
+        self, sizes: tuple[int, ...], num_workers: int, seed: int, first_epoch: int, first_round: int
+    ) -> Schedule:
+        """Return the rounds over blocks of these sizes."""
+        return Schedule(
+            sizes=sizes,
+            num_workers=num_workers,
+            num_epochs=self.num_epochs,
+            seed=seed,
+            shuffle=self.shuffle,
+            merge_every=self.merge_every,
+            merge_unit=self.merge_unit,
+            first_epoch=first_epoch,
+            first_round=first_round,
+        )

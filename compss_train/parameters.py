@@ -1,0 +1,188 @@
+"""Parameters: a model's whole state_dict as named numpy arrays, and the arithmetic of merging them.
+
+Floating entries (weights and buffers such as BatchNorm statistics) are averaged; integer and boolean entries
+(counters, masks) take the maximum. Sums run in double precision and in the order given, so that the same
+tree of calls gives the same bits wherever it runs. Formats numpy has no type for (bfloat16, float8) are
+held as float32, which represents them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+Parameters = dict[str, NDArray[Any]]
+
+_NOT_IN_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def from_module(module: nn.Module) -> Parameters:
+    """Return the module's state_dict as arrays in its order; on the CPU they share the module's memory."""
+    return {name: _to_array(name, tensor) for name, tensor in module.state_dict().items()}
+
+
+def _to_array(name: str, tensor: object) -> NDArray[Any]:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be exchanged between "
+            "workers. Remove get_extra_state from the module or register the value as a buffer."
+        )
+    if is_lazy(tensor):
+        raise ValueError(f"{name!r} is lazy and has no shape yet; run one batch through the network first")
+    if tensor.dtype in _NOT_IN_NUMPY:
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
+    return array
+
+
+def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None:
+    """Copy the arrays into the module's own tensors, on whatever device and in whatever layout they are.
+
+    Raises ``ValueError`` where names or shapes differ, naming them.
+    """
+    tensors = module.state_dict()
+    if missing := [name for name in tensors if name not in parameters]:
+        raise ValueError(f"parameters lack {missing}; the network has {list(tensors)}")
+    if unknown := [name for name in parameters if name not in tensors]:
+        raise ValueError(f"parameters {unknown} are not in the network, which has {list(tensors)}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            _copy(name, tensor, parameters[name])
+
+
+def _copy(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
+    if tuple(tensor.shape) != array.shape:
+        raise ValueError(f"{name!r} has shape {array.shape}, the network's has {tuple(tensor.shape)}")
+    tensor.copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))
+
+
+def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:
+    """Return the same arrays in memory of their own."""
+    return {name: np.array(array) for name, array in parameters.items()}
+
+
+def check_finite(parameters: Parameters) -> None:
+    """Raise ``ValueError`` naming the first array that holds a NaN or an infinity."""
+    for name, array in parameters.items():
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            bad = int(array.size - np.isfinite(array).sum())
+            raise ValueError(
+                f"parameter {name!r} has {bad} NaN or infinite values of {array.size} before training; "
+                "initialise the network anew or load good parameters with set_parameters"
+            )
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """What several workers' parameters add up to: the value that travels up a tree of averages."""
+
+    values: Parameters
+    """Sum of count times array in double precision for floats, the maximum for integers."""
+    count: int
+    """Samples behind the sum."""
+    dtypes: dict[str, np.dtype[Any]]
+    """The types that the mean goes back to."""
+
+
+def partial_sum(versions: Sequence[Parameters], counts: Sequence[int]) -> PartialSum:
+    """Add up the versions, each weighted by its number of samples."""
+    first = versions[0]
+    values = {
+        name: _accumulate([_weighted(v[name], n) for v, n in zip(versions, counts, strict=True)]) for name in first
+    }
+    return PartialSum(values, sum(counts), {name: array.dtype for name, array in first.items()})
+
+
+def _weighted(array: NDArray[Any], count: int) -> NDArray[Any]:
+    if array.dtype.kind not in "fc":
+        return array
+    weighted: NDArray[Any] = np.multiply(array, count, dtype=np.result_type(array.dtype, np.float64))
+    return weighted
+
+
+def _accumulate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if arrays[0].dtype.kind not in "fc":
+        return np.asarray(np.maximum.reduce(arrays)) if len(arrays) > 1 else arrays[0]
+    total = np.array(arrays[0])
+    for array in arrays[1:]:
+        total += array
+    return total
+
+
+def add(partials: Sequence[PartialSum]) -> PartialSum:
+    """Add partial sums, in the order given."""
+    first = partials[0]
+    values = {name: _accumulate([p.values[name] for p in partials]) for name in first.values}
+    return PartialSum(values, sum(p.count for p in partials), first.dtypes)
+
+
+def mean(partials: Sequence[PartialSum]) -> Parameters:
+    """Return the weighted mean behind the partial sums, in the parameters' own types."""
+    total = add(partials)
+    return {name: _divide(array, total.count, total.dtypes[name]) for name, array in total.values.items()}
+
+
+def _divide(array: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # For float32 and one version this is exact: count * w has at most 53 bits below 2**29 samples.
+    return np.asarray(array / count if dtype.kind in "fc" else array).astype(dtype, copy=False)
+
+
+def average(versions: Sequence[Parameters], counts: Sequence[int]) -> Parameters:
+    """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned as it is."""
+    return versions[0] if len(versions) == 1 else mean([partial_sum(versions, counts)])
+
+
+def apply_delta(current: Parameters, base: Parameters, trained: Parameters, share: float) -> Parameters:
+    """Return current + share · (trained - base); integers take the maximum of current and trained.
+
+    Additions of several workers' deltas commute, so the order in which workers arrive changes rounding only.
+    """
+    return {
+        name: _shifted(array, base[name], trained[name], share)
+        if array.dtype.kind in "fc"
+        else np.maximum(array, trained[name])
+        for name, array in current.items()
+    }
+
+
+def _shifted(array: NDArray[Any], base: NDArray[Any], trained: NDArray[Any], share: float) -> NDArray[Any]:
+    shift = np.subtract(trained, base, dtype=np.result_type(array.dtype, np.float64))
+    shift *= share
+    shift += array
+    return np.asarray(shift).astype(array.dtype, copy=False)
+
+
+def halve(current: Parameters, trained: Parameters) -> Parameters:
+    """Return (current + trained) / 2, dislib's commutative rule: the last to arrive counts half."""
+    return apply_delta(current, current, trained, 0.5)
+
+
+def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix."""
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        save_file({name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}, path)
+    elif path.suffix == ".npz":
+        np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
+    else:
+        raise ValueError(f"cannot save parameters to {path.name!r}; use the suffix .safetensors or .npz")
+
+
+def load(path: str | Path) -> Parameters:
+    """Read the arrays back from a file that ``save`` wrote, in its order for ``.npz``."""
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        return dict(load_file(path))
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors or .npz")

@@ -1,0 +1,56 @@
+"""Blocks as the engine holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+
+import numpy as np
+
+from compss_train.data import BlockedTensor
+from compss_train.data.block import as_block
+from compss_train.engines import Engine, Ref
+
+
+def as_blocked(value: object, num_workers: int) -> BlockedTensor:
+    """Return ``value`` as a blocked tensor.
+
+    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors`` as dislib's Tensor has, and an
+    array or tensor, which is cut into a block a worker.
+    """
+    if isinstance(value, BlockedTensor):
+        return value
+    if hasattr(value, "tensors"):
+        return BlockedTensor(value.tensors)
+    block = as_block(value)
+    if len(block) == 0:
+        raise ValueError("the array has no samples")
+    return BlockedTensor.from_array(block, (min(num_workers, len(block)), 1))
+
+
+class PublishedBlocks:
+    """A blocked tensor's blocks, published once.
+
+    Where the engine keeps values in shared memory, the tensor's own blocks become views of them, so that each
+    block exists once on the machine and not a second time in the coordinator.
+    """
+
+    def __init__(self, engine: Engine, tensor: BlockedTensor) -> None:
+        self._engine = engine
+        self.sizes = tensor.sizes
+        self.starts = tuple(accumulate(self.sizes[:-1], initial=0))
+        self.refs: list[Ref] = []
+        for row in tensor.tensors:
+            for column, block in enumerate(row):
+                ref = engine.publish(block)
+                self.refs.append(ref)
+                held = None if isinstance(block, np.memmap) else engine.peek(ref)
+                row[column] = block if held is None else held
+
+    def select(self, numbers: Iterable[int]) -> list[Ref]:
+        """Return the references of these blocks."""
+        return [self.refs[number] for number in numbers]
+
+    def delete(self) -> None:
+        """Free the published blocks."""
+        self._engine.delete(self.refs)

@@ -1,0 +1,101 @@
+"""The rounds of a fit: submit them a little ahead, collect what they measured, keep the history."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from compss_train.data.schedule import Round
+from compss_train.engines import Engine, Ref
+from compss_train.exceptions import DivergedError
+from compss_train.fleet import Fleet
+from compss_train.inference import Inference, means
+from compss_train.merging import Merge, Submitted
+from compss_train.parameters import Parameters
+
+Record = dict[str, Any]
+
+ROUNDS_AHEAD = 1
+"""Rounds submitted beyond the one that is waited for, so that no worker idles while metrics travel."""
+
+
+@dataclass
+class Rounds:
+    """Runs the rounds of one fit."""
+
+    engine: Engine
+    fleet: Fleet
+    merge: Merge
+    metric: str | None
+    validation: Inference | None
+    on_round: Callable[[Record], None]
+    complete: Submitted | None = None
+    """The last round that is complete."""
+    _pending: deque[tuple[Submitted, list[Ref]]] = field(default_factory=deque)
+    _clock: float = field(default_factory=time.perf_counter)
+
+    def run(self, rounds: Iterable[Round]) -> Parameters:
+        """Submit and collect all rounds and return the final parameters; an exception of a task is raised here."""
+        ahead = ROUNDS_AHEAD if self.engine.asynchronous else 0
+        for round_ in rounds:
+            submitted = self.merge.submit(self.fleet, round_)
+            validation = self.validation.evaluate(submitted.parameters) if self.validation else []
+            self._pending.append((submitted, validation))
+            if len(self._pending) > ahead:
+                self._collect(*self._pending.popleft())
+        while self._pending:
+            self._collect(*self._pending.popleft())
+        final: Parameters = self.engine.fetch([self.merge.parameters])[0]
+        return final
+
+    def newest(self) -> Parameters | None:
+        """Return the parameters after the last complete round if they can be had without waiting."""
+        with contextlib.suppress(OSError):
+            return None if self.complete is None else self.engine.peek(self.complete.parameters)
+        return None
+
+    def _collect(self, submitted: Submitted, validation: list[Ref]) -> None:
+        refs = [*submitted.measured.values(), *validation]
+        values = self.engine.fetch(refs)
+        self.engine.delete(refs)
+        measured = dict(zip(submitted.measured, values, strict=False))
+        _check_finite(submitted.round.number, measured)
+        if self.complete is not None:
+            self.merge.retire(self.complete)
+        self.complete = submitted
+        record = self._record(submitted.round, measured)
+        if validation:
+            record |= means(values[len(measured) :], self.metric, "val_")
+        self.on_round(record)
+
+    def _record(self, round_: Round, measured: dict[int, dict[str, float]]) -> Record:
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        samples = sum(round_.counts)
+        return {
+            "round": round_.number,
+            "epoch": round_.epoch,
+            **means(list(measured.values()), self.metric),
+            "samples": samples,
+            "seconds": seconds,
+            "samples_per_second": samples / seconds,
+            "workers": [
+                {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
+                | means([sums], self.metric)
+                for worker, sums in measured.items()
+            ],
+        }
+
+
+def _check_finite(number: int, measured: dict[int, dict[str, float]]) -> None:
+    for worker, sums in measured.items():
+        if not math.isfinite(sums["loss"]):
+            raise DivergedError(
+                f"the loss became {sums['loss'] / sums['samples']} in round {number} on worker {worker}; lower the "
+                "learning rate, or check the data for NaN and for values that are far too large"
+            )

@@ -1,0 +1,53 @@
+"""A session: what the engine holds for a built model from one call of the trainer to the next."""
+
+from __future__ import annotations
+
+from compss_train.data import BlockedTensor
+from compss_train.data.order import worker_seed
+from compss_train.engines import Engine, Ref, Resources
+from compss_train.fleet import Fleet
+from compss_train.inference import Inference
+from compss_train.options import FitOptions
+from compss_train.published import PublishedBlocks
+from compss_train.worker import Recipe, WorkerState
+
+
+class Session:
+    """The published recipe, and each worker's device and state, in one engine."""
+
+    def __init__(self, engine: Engine, recipe: Recipe, devices: list[str], seed: int, threads: int) -> None:
+        self.engine = engine
+        self.recipe = engine.publish(recipe)
+        self.devices = devices
+        self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
+        self.states: list[WorkerState | Ref] = [
+            WorkerState(None, worker_seed(seed, worker)) for worker in range(len(devices))
+        ]
+
+    def publish(self, x: BlockedTensor, y: BlockedTensor | None) -> tuple[PublishedBlocks, PublishedBlocks | None]:
+        """Publish the blocks of x, and of y where there is one."""
+        return PublishedBlocks(self.engine, x), None if y is None else PublishedBlocks(self.engine, y)
+
+    def fleet(self, x: BlockedTensor, y: BlockedTensor | None, options: FitOptions, seed: int) -> Fleet:
+        """Publish blocks to train on."""
+        blocks = self.publish(x, y)
+        return Fleet(
+            self.engine,
+            self.recipe,
+            *blocks,
+            batching=options.batching(x.sizes),
+            shuffle_seed=seed if options.shuffle_block_data else None,
+            new_optimizer=options.optimizer_state == "reset",
+            resources=self.resources,
+            devices=self.devices,
+            states=self.states,
+        )
+
+    def inference(self, x: BlockedTensor, y: BlockedTensor | None, batch_size: int) -> Inference:
+        """Publish blocks to evaluate or predict on."""
+        blocks = self.publish(x, y)
+        return Inference(self.engine, self.recipe, *blocks, batch_size, self.resources, self.devices)
+
+    def close(self) -> None:
+        """Free what the engine holds for the model."""
+        self.engine.delete([self.recipe, *(state for state in self.states if isinstance(state, Ref))])

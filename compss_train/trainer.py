@@ -1,0 +1,370 @@
+"""``DistributedTrainer``: build a model, fit it on many workers, evaluate it, predict with it."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from compss_train import parameters as params
+from compss_train.callbacks import Callback
+from compss_train.checks import check_network, check_picklable
+from compss_train.data import BlockedTensor
+from compss_train.data.schedule import MergeUnit, Shuffle
+from compss_train.data.shuffle import check_paired
+from compss_train.engines import Engine, engine_class
+from compss_train.engines.this_machine import cores, thread_share
+from compss_train.exceptions import NotBuiltError
+from compss_train.fits import NamedFits
+from compss_train.inference import means
+from compss_train.losses import BatchFunction, resolve_loss
+from compss_train.merging import make_merge
+from compss_train.metrics import resolve_metric
+from compss_train.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.options import FitOptions, MergeName, OptimizerState, Rule, check_choice, check_count
+from compss_train.parameters import Parameters
+from compss_train.published import as_blocked
+from compss_train.rounds import Record, Rounds
+from compss_train.session import Session
+from compss_train.worker import Recipe
+from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat, Precision
+
+EVALUATION_BATCH = 1024
+"""Samples a batch where nothing is trained."""
+
+_Data: TypeAlias = "tuple[BlockedTensor, BlockedTensor | None]"
+
+
+@dataclass(frozen=True)
+class _Built:
+    recipe: Recipe
+    metric: str | None
+    num_gpu: int
+
+
+class DistributedTrainer(NamedFits):
+    """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
+
+    Parameters
+    ----------
+    num_workers:
+        Model copies, at least 1. Each trains its share of the blocks in tasks.
+    engine:
+        ``"auto"`` (default), ``"serial"`` (in this process, for debugging), ``"local"`` (processes on this
+        machine), or an ``Engine``, which stays the caller's to shut down.
+    seed:
+        Integer from 0 that fixes the order of samples and every random number in the workers; ``None``
+        (default) draws one, which ``trainer.seed`` tells.
+    threads:
+        Intra-op threads of each task; by default the machine's cores shared among the workers. Another
+        number of threads may round differently.
+
+    The worker processes start with the first call that needs them and are kept for the next; ``close()`` or a
+    ``with`` block ends them, and so does an exception.
+
+    Attributes: ``history``, a list of dicts, one a round; ``seed``; ``num_workers``.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 10,
+        *,
+        engine: str | Engine = "auto",
+        seed: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.num_workers = check_count("num_workers", num_workers)
+        self.seed = secrets.randbits(32) if seed is None else check_count("seed", seed, least=0)
+        self._threads = thread_share(min(num_workers, cores()))
+        if threads is not None:
+            self._threads = check_count("threads", threads)
+        self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
+        self._own_engine = not isinstance(engine, Engine)
+        self._engine = engine if isinstance(engine, Engine) else None
+        self._session: Session | None = None
+        self._built: _Built | None = None
+        self._parameters: Parameters = {}
+        self._epochs = 0
+        self.history: list[Record] = []
+
+    def build(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerSpec,
+        loss: str | BatchFunction,
+        metric: str | BatchFunction | None = None,
+        num_gpu: int = 0,
+        num_nodes: int = 1,
+        *,
+        transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        precision: Precision = "fp32",
+        memory_format: MemoryFormat = "contiguous",
+    ) -> None:
+        """Say what is trained and how. Starts nothing; a second call starts over with the new network.
+
+        Parameters
+        ----------
+        net:
+            Any module; its present parameters are the initial ones. It is copied, never changed.
+        optimizer:
+            A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
+            adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters.
+        loss, metric:
+            EDDL's names or callables of (output, target) that return a mean over the batch.
+        num_gpu, num_nodes:
+            GPUs that the workers are spread over (0, the default, for the CPU), and the nodes that they are in.
+        transform:
+            Callable or module applied to every batch of x in the worker, for example to scale uint8 images.
+        precision:
+            ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
+        memory_format:
+            ``"contiguous"`` (default), or ``"channels_last"`` for images, which convolutions prefer.
+
+        Raises ``ValueError`` for unknown names, optimizer parameters, a network without trainable parameters, and
+        GPUs that are not there; ``TypeError`` for what is of another kind, or cannot be pickled.
+        """
+        factory = optimizer_factory(optimizer)
+        check_network(net, factory)
+        loss_function, named_metric = resolve_loss(loss), resolve_metric(metric)
+        check_count("num_gpu", num_gpu, least=0)
+        check_count("num_nodes", num_nodes, least=0)
+        check_choice("precision", precision, PRECISIONS)
+        check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
+        name, metric_function = named_metric or (None, None)
+        check_picklable(net=net, optimizer=factory, loss=loss_function, metric=metric_function, transform=transform)
+        self._engine_class.check_gpus(num_gpu, num_nodes)
+        own = copy.deepcopy(net).cpu()
+        self._parameters = params.copy_of(params.from_module(own))
+        recipe = Recipe(own, factory, loss_function, metric_function, transform, precision, memory_format)
+        self._built = _Built(recipe, name, num_gpu)
+        self._epochs, self.history = 0, []
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        num_epochs: int,
+        num_batches_per_worker: int | None = None,
+        batch_size: int | None = None,
+        merge: MergeName = "synchronous",
+        merge_every: int = 1,
+        merge_unit: MergeUnit = "epochs",
+        shuffle: Shuffle = "blocks",
+        shuffle_block_data: bool = True,
+        validation_data: tuple[Any, Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+        rule: Rule = "weighted",
+        optimizer_state: OptimizerState = "keep",
+    ) -> Parameters:
+        """Train, and return the final global parameters, arrays in state_dict order.
+
+        A second fit goes on where the first ended: parameters, optimizer and random states, counting of epochs.
+
+        Parameters
+        ----------
+        x, y:
+            Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into a
+            block a worker. Without ``y`` each transformed batch is its own target, as for autoencoders.
+        num_epochs:
+            How often every sample is trained on.
+        num_batches_per_worker, batch_size:
+            Exactly one: how many batches each block is cut into, or the most samples that a batch may have.
+            Batch sizes within a block differ by one at most.
+        merge:
+            ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each one's
+            weighted change when it arrives, and nobody waits.
+        merge_every, merge_unit:
+            Merge every so many ``"epochs"``, or ``"blocks"`` a worker inside an epoch; 0 merges once at the end.
+        shuffle:
+            Each epoch deals whole ``"blocks"`` to workers in a new order, or permutes all samples (``"total"``),
+            or does neither (``None``).
+        shuffle_block_data:
+            Whether the samples within each block are shuffled every time that it is trained on.
+        validation_data:
+            (x, y) to evaluate the global parameters on after every round, as ``val_loss`` and so on.
+        callbacks:
+            ``Callback`` objects, called in this process.
+        rule:
+            Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
+        optimizer_state:
+            ``"keep"`` each worker's from round to round, or ``"reset"`` it at the start of every round.
+
+        Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
+        ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
+        again, and whatever the model raises, with the worker's traceback. Warns where there are more workers
+        than blocks. After an exception or Ctrl-C the parameters are those of the last complete round.
+        """
+        options = FitOptions(
+            num_epochs=num_epochs,
+            num_batches_per_worker=num_batches_per_worker,
+            batch_size=batch_size,
+            merge=merge,
+            merge_every=merge_every,
+            merge_unit=merge_unit,
+            shuffle=shuffle,
+            shuffle_block_data=shuffle_block_data,
+            rule=rule,
+            optimizer_state=optimizer_state,
+        )
+        built = self._require_built()
+        data = self._data(x, y)
+        held_out = None if validation_data is None else self._data(*validation_data)
+        options.batching(data[0].sizes)  # raises where a block has too few rows
+        params.check_finite(self._parameters)
+        self._warn_of_idle_workers(data[0])
+        with self._working(built) as session, self._telling(callbacks, num_epochs * data[0].number_samples):
+            self._run(session, options, data, held_out, callbacks)
+        return self.get_parameters()
+
+    def _run(
+        self,
+        session: Session,
+        options: FitOptions,
+        data: _Data,
+        held_out: _Data | None,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        def on_round(record: Record) -> None:
+            self.history.append(record)
+            self._epochs = record["epoch"]
+            for callback in callbacks:
+                callback.on_round_end(self, record)
+
+        schedule = options.schedule(data[0].sizes, self.num_workers, self.seed, self._epochs, len(self.history))
+        fleet = session.fleet(*data, options, self.seed)
+        validation = None if held_out is None else session.inference(*held_out, EVALUATION_BATCH)
+        merge = make_merge(options, session.engine, self._parameters, self.num_workers)
+        rounds = Rounds(session.engine, fleet, merge, self._require_built().metric, validation, on_round)
+        try:
+            self._parameters = params.copy_of(rounds.run(schedule.rounds()))
+        except BaseException:
+            self._parameters = params.copy_of(rounds.newest() or self._parameters)
+            raise
+        merge.close()
+        fleet.delete_blocks()
+        if validation is not None:
+            validation.delete_blocks()
+
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, float]:
+        """Return ``{"loss": ..., "<metric>": ...}``, means over all samples with the global parameters."""
+        built = self._require_built()
+        data = self._data(x, y)
+        check_count("batch_size", batch_size)
+        with self._working(built) as session:
+            inference = session.inference(*data, batch_size)
+            parameters = session.engine.publish(self._parameters)
+            refs = inference.evaluate(parameters)
+            sums = session.engine.fetch(refs)
+            session.engine.delete([*refs, parameters])
+            inference.delete_blocks()
+        return means(sums, built.metric)
+
+    def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:
+        """Return the outputs for all samples in order, shape (samples, ...), with the global parameters."""
+        built = self._require_built()
+        data = self._data(x, None)
+        check_count("batch_size", batch_size)
+        with self._working(built) as session:
+            inference = session.inference(*data, batch_size)
+            parameters = session.engine.publish(self._parameters)
+            outputs = inference.predict(parameters)
+            session.engine.delete([parameters])
+            inference.delete_blocks()
+        return outputs
+
+    def model(self) -> nn.Module:
+        """Return a new copy of the network with the global parameters, on the CPU."""
+        net = copy.deepcopy(self._require_built().recipe.net)
+        params.load_into(net, self._parameters)
+        return net
+
+    def get_parameters(self) -> Parameters:
+        """Return the global parameters as arrays of the caller's own, in state_dict order."""
+        self._require_built()
+        return params.copy_of(self._parameters)
+
+    def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the global parameters; raises ``ValueError`` where names or shapes differ."""
+        net = copy.deepcopy(self._require_built().recipe.net)
+        params.load_into(net, parameters)
+        self._parameters = params.from_module(net)
+
+    def close(self) -> None:
+        """End the worker processes; the trainer can be used again and would start new ones."""
+        self._end(kill=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self._end(kill=kind is not None)
+
+    def _end(self, *, kill: bool) -> None:
+        session, self._session = self._session, None
+        if self._engine is not None and (self._own_engine or kill):
+            self._engine.shutdown(kill=kill)
+        elif session is not None:
+            session.close()
+        if self._own_engine:
+            self._engine = None
+
+    def _require_built(self) -> _Built:
+        if self._built is None:
+            raise NotBuiltError("this trainer has no network yet; call build(net, optimizer, loss) first")
+        return self._built
+
+    @contextmanager
+    def _working(self, built: _Built) -> Iterator[Session]:
+        """Give the session, started if need be; an exception ends it with all that runs in it."""
+        try:
+            if self._engine is None:
+                self._engine = self._engine_class.start(self.num_workers, self._threads)
+            if self._session is None:
+                devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
+                self._session = Session(self._engine, built.recipe, devices, self.seed, self._threads)
+            yield self._session
+        except BaseException:
+            self._end(kill=True)
+            raise
+
+    @contextmanager
+    def _telling(self, callbacks: Sequence[Callback], total_samples: int) -> Iterator[None]:
+        try:
+            for callback in callbacks:
+                callback.on_fit_start(self, total_samples)
+            yield
+            for callback in callbacks:
+                callback.on_fit_end(self)
+        except BaseException as error:
+            for callback in callbacks:
+                callback.on_exception(self, error)
+            raise
+
+    def _data(self, x: Any, y: Any) -> _Data:
+        blocked = as_blocked(x, self.num_workers)
+        if y is None:
+            return blocked, None
+        targets = as_blocked(y, self.num_workers)
+        check_paired(blocked, targets)
+        return blocked, targets
+
+    def _warn_of_idle_workers(self, x: BlockedTensor) -> None:
+        blocks = len(x.sizes)
+        if self.num_workers > blocks:
+            warnings.warn(
+                f"{self.num_workers} workers share {blocks} blocks, so that {self.num_workers - blocks} have "
+                f"nothing to train; cut the data into at least {self.num_workers} blocks",
+                stacklevel=4,
+            )

@@ -1,0 +1,85 @@
+"""The training task: train a model copy on a shard."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from compss_train import parameters as params
+from compss_train.data.block import Block
+from compss_train.parameters import Parameters
+from compss_train.worker.random_state import RandomState, random_state
+from compss_train.worker.recipe import Recipe, Replica
+from compss_train.worker.samples import Batch, Shard, batches
+from compss_train.worker.tally import Tally, explained
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What stays with a worker from task to task: optimizer state and random state."""
+
+    optimizer: dict[str, Any] | None
+    """The optimizer's state_dict; ``None`` makes a new optimizer."""
+    random: RandomState | int
+    """A state, or the seed to begin with."""
+
+
+def train(
+    recipe: Recipe,
+    parameters: Parameters,
+    state: WorkerState,
+    xs: Sequence[Block],
+    ys: Sequence[Block] | None,
+    shard: Shard,
+    device: str,
+) -> tuple[Parameters, WorkerState, dict[str, float]]:
+    """Train a model copy on the shard's batches.
+
+    ``xs`` and ``ys`` are the blocks that the shard names. Returns the new parameters and state and the sums of
+    what was measured: ``samples``, ``batches``, ``loss`` and ``metric`` (sums over samples), ``seconds``.
+    """
+    began = time.perf_counter()
+    with random_state(state.random, device):
+        replica = recipe.replica(parameters, device, training=True)
+        optimizer = _optimizer(replica, None if shard.new_optimizer else state.optimizer)
+        tally = Tally(recipe.metric is not None)
+        for x, y in batches(shard, xs, ys, device):
+            with explained(x, replica):
+                _step(replica, optimizer, (x, y), tally)
+        after = WorkerState(_to_cpu(optimizer.state_dict()), RandomState.now(device))
+        trained = params.from_module(replica.recipe.net)
+        return trained, after, {**tally.sums(), "seconds": time.perf_counter() - began}
+
+
+def _optimizer(replica: Replica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
+    optimizer = replica.recipe.optimizer(replica.recipe.net.parameters())
+    if state is not None:
+        # A copy: optimizers update loaded tensors in place, and a task does not change its arguments.
+        optimizer.load_state_dict(copy.deepcopy(state))
+    return optimizer
+
+
+def _step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tally: Tally) -> None:
+    optimizer.zero_grad()
+    with replica.autocast():
+        output, target = replica.forward(*batch)
+        loss = replica.recipe.loss(output, target)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    tally.add(len(batch[0]), loss, output, target, replica.recipe.metric)
+
+
+def _to_cpu(value: Any) -> Any:
+    """Return a state_dict with its tensors on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _to_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_to_cpu, value))
+    return value
