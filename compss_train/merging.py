@@ -46,7 +46,7 @@ class Merge(ABC):
 
     @abstractmethod
     def retire(self, submitted: Submitted) -> None:
-        """Free a round's parameters; called when the round after it is complete."""
+        """Free a round's parameters; called when a later round's are there."""
 
     @abstractmethod
     def close(self) -> None:

@@ -23,6 +23,13 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def check_seed(value: Any) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is one that torch's generators take."""
+    if check_count("seed", value, least=0) >= 2**63:
+        raise ValueError(f"seed={value!r}: give an integer below 2**63")
+    return int(value)
+
+
 def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):

@@ -12,7 +12,7 @@ from typing import Any
 
 from compss_train.data.schedule import Round
 from compss_train.engines import Engine, Ref
-from compss_train.exceptions import DivergedError
+from compss_train.exceptions import DivergedError, EngineClosedError
 from compss_train.fleet import Fleet
 from compss_train.inference import Inference, means
 from compss_train.merging import Merge, Submitted
@@ -22,6 +22,9 @@ Record = dict[str, Any]
 
 ROUNDS_AHEAD = 1
 """Rounds submitted beyond the one that is waited for, so that no worker idles while metrics travel."""
+
+MERGE_SECONDS = 1.0
+"""How long an interrupted fit waits for the merge of a round whose training is complete."""
 
 
 @dataclass
@@ -34,8 +37,8 @@ class Rounds:
     metric: str | None
     validation: Inference | None
     on_round: Callable[[Record], None]
-    complete: Submitted | None = None
-    """The last round that is complete."""
+    _complete: deque[Submitted] = field(default_factory=deque)
+    """The last two rounds whose training is complete; the merge of the last may still be running."""
     _pending: deque[tuple[Submitted, list[Ref]]] = field(default_factory=deque)
     _clock: float = field(default_factory=time.perf_counter)
 
@@ -51,12 +54,17 @@ class Rounds:
         while self._pending:
             self._collect(*self._pending.popleft())
         final: Parameters = self.engine.fetch([self.merge.parameters])[0]
+        while len(self._complete) > 1:
+            self.merge.retire(self._complete.popleft())
         return final
 
     def newest(self) -> Parameters | None:
-        """Return the parameters after the last complete round if they can be had without waiting."""
-        with contextlib.suppress(OSError):
-            return None if self.complete is None else self.engine.peek(self.complete.parameters)
+        """Return the parameters after the last complete round, or ``None`` where they cannot be had soon."""
+        with contextlib.suppress(OSError, EngineClosedError):
+            for submitted in reversed(self._complete):
+                newest: Parameters | None = self.engine.peek(submitted.parameters, MERGE_SECONDS)
+                if newest is not None:
+                    return newest
         return None
 
     def _collect(self, submitted: Submitted, validation: list[Ref]) -> None:
@@ -65,9 +73,9 @@ class Rounds:
         self.engine.delete(refs)
         measured = dict(zip(submitted.measured, values, strict=False))
         _check_finite(submitted.round.number, measured)
-        if self.complete is not None:
-            self.merge.retire(self.complete)
-        self.complete = submitted
+        self._complete.append(submitted)
+        if len(self._complete) > 2:
+            self.merge.retire(self._complete.popleft())
         record = self._record(submitted.round, measured)
         if validation:
             record |= means(values[len(measured) :], self.metric, "val_")

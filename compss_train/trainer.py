@@ -29,7 +29,7 @@ from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.merging import make_merge
 from compss_train.metrics import resolve_metric
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.options import FitOptions, MergeName, OptimizerState, Rule, check_choice, check_count
+from compss_train.options import FitOptions, MergeName, OptimizerState, Rule, check_choice, check_count, check_seed
 from compss_train.parameters import Parameters
 from compss_train.published import as_blocked
 from compss_train.rounds import Record, Rounds
@@ -61,16 +61,16 @@ class DistributedTrainer(NamedFits):
         ``"auto"`` (default), ``"serial"`` (in this process, for debugging), ``"local"`` (processes on this
         machine), or an ``Engine``, which stays the caller's to shut down.
     seed:
-        Integer from 0 that fixes the order of samples and every random number in the workers; ``None``
+        Integer from 0 to 2**63 - 1 that fixes the order of samples and every random number in the workers; ``None``
         (default) draws one, which ``trainer.seed`` tells.
     threads:
-        Intra-op threads of each task; by default the machine's cores shared among the workers. Another
-        number of threads may round differently.
+        Intra-op threads of each task; by default the machine's cores shared among the workers, or what a
+        given engine has. Another number of threads may round differently.
 
     The worker processes start with the first call that needs them and are kept for the next; ``close()`` or a
     ``with`` block ends them, and so does an exception.
 
-    Attributes: ``history``, a list of dicts, one a round; ``seed``; ``num_workers``.
+    Attributes: ``history``, a list of dicts, one a round; ``seed``, ``num_workers``, ``threads``.
     """
 
     def __init__(
@@ -82,13 +82,14 @@ class DistributedTrainer(NamedFits):
         threads: int | None = None,
     ) -> None:
         self.num_workers = check_count("num_workers", num_workers)
-        self.seed = secrets.randbits(32) if seed is None else check_count("seed", seed, least=0)
-        self._threads = thread_share(min(num_workers, cores()))
-        if threads is not None:
-            self._threads = check_count("threads", threads)
+        self.seed = secrets.randbits(32) if seed is None else check_seed(seed)
         self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
         self._own_engine = not isinstance(engine, Engine)
         self._engine = engine if isinstance(engine, Engine) else None
+        if threads is None:
+            given = None if self._engine is None else self._engine.threads
+            threads = given or thread_share(min(num_workers, cores()))
+        self.threads = check_count("threads", threads)
         self._session: Session | None = None
         self._built: _Built | None = None
         self._parameters: Parameters = {}
@@ -330,10 +331,10 @@ class DistributedTrainer(NamedFits):
         """Give the session, started if need be; an exception ends it with all that runs in it."""
         try:
             if self._engine is None:
-                self._engine = self._engine_class.start(self.num_workers, self._threads)
+                self._engine = self._engine_class.start(self.num_workers, self.threads)
             if self._session is None:
                 devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
-                self._session = Session(self._engine, built.recipe, devices, self.seed, self._threads)
+                self._session = Session(self._engine, built.recipe, devices, self.seed, self.threads)
             yield self._session
         except BaseException:
             self._end(kill=True)

@@ -47,6 +47,9 @@ class Engine(ABC):
     asynchronous: ClassVar[bool] = True
     """Whether ``submit`` returns before the task has run, so that submitting ahead keeps workers busy."""
 
+    threads: int | None = None
+    """Intra-op threads that tasks have where the user names none; ``None`` for a share of the cores."""
+
     @abstractmethod
     def publish(self, value: object) -> Ref:
         """Put a value where every task can read it, once; called for blocks and for what all tasks share."""
@@ -80,8 +83,11 @@ class Engine(ABC):
         """Wait for the values and return them; raises as soon as any of them has failed."""
 
     @abstractmethod
-    def peek(self, ref: Ref) -> Any:
-        """Return the newest value behind the reference without waiting, or ``None`` where there is none yet."""
+    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
+        """Return the newest value behind the reference, or ``None`` where none came within ``timeout`` seconds.
+
+        Unlike ``fetch`` it does not wait for commutative updates that are still to come.
+        """
 
     @abstractmethod
     def delete(self, refs: Sequence[Ref]) -> None:

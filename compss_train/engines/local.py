@@ -32,6 +32,7 @@ class LocalEngine(ThisMachineEngine):
         if processes < 1 or threads < 1:
             raise ValueError(f"LocalEngine needs at least 1 process and thread, got {processes} and {threads}")
         self.processes = processes
+        self.threads = threads
         self.cpus = processes * threads
         self._numbers = itertools.count()
         self._folders = Folders()
@@ -95,13 +96,14 @@ class LocalEngine(ThisMachineEngine):
                 raise error
         return [future.result().load() for future in futures]
 
-    def peek(self, ref: Ref) -> Any:
+    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return what is there; of a value under commutative update, the newest."""
         handle = _handle(ref)
         while handle.updates is not None and (newest := handle.updates.current) is not None:
             with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
                 return newest.load()
         future = handle.value.future
+        wait([future], timeout)
         return future.result().load() if future.done() and future.exception() is None else None
 
     def delete(self, refs: Sequence[Ref]) -> None:
@@ -143,6 +145,6 @@ def _handle(ref: Ref) -> Handle:
 
 
 def _shut_down(scheduler: Scheduler, pool: Pool, folders: Folders, kill: bool = True) -> None:
-    scheduler.stop()
-    pool.close(kill=kill)
+    scheduler.stop(wait_for_running=not kill)
+    pool.close()
     folders.remove()

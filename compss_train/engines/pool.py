@@ -49,12 +49,12 @@ class Pool:
 
     def restart(self) -> None:
         """Replace all processes."""
-        self.close(kill=True)
+        self.close()
         self._executor = self._start()
 
-    def close(self, *, kill: bool) -> None:
-        """End the processes, after their running tasks or at once."""
-        self._executor.shutdown(wait=True, kill_workers=kill)
+    def close(self) -> None:
+        """End the processes at once: they hold nothing that is needed again."""
+        self._executor.shutdown(wait=True, kill_workers=True)
 
 
 @contextmanager

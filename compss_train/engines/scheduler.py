@@ -12,10 +12,11 @@ One thread owns all of this state and takes one event at a time, so that it need
 from __future__ import annotations
 
 import heapq
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, wait
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -50,18 +51,21 @@ class Scheduler:
         """Have the scheduler's thread call one of the methods below."""
         self._events.put(partial(function, *args))
 
-    def stop(self) -> None:
-        """End the thread; whoever waits for a value gets ``EngineClosedError``."""
+    def stop(self, *, wait_for_running: bool) -> None:
+        """End the thread; whoever waits for a value that no running task makes gets ``EngineClosedError``."""
         self._stopping = True
+        if wait_for_running:
+            wait(list(self._running.values()))
         self._events.put(None)
         self._thread.join()
         self._abandon(EngineClosedError("the engine was shut down before this task had run"))
 
     def _run(self) -> None:
         try:
-            while (event := self._events.get()) is not None and not self._stopping:
+            while (event := self._events.get()) is not None:
                 event()
-                self._start_ready()
+                if not self._stopping:
+                    self._start_ready()
         except BaseException as error:  # a fault of this file: nobody may be left waiting
             self._abandon(error)
             raise
@@ -160,7 +164,7 @@ class Scheduler:
     def _replace_pool(self) -> None:
         """Restart the pool once loky has failed all that ran on it; until then nothing starts."""
         self._broken = bool(self._running)
-        if not self._broken:
+        if not self._broken and not self._stopping:
             self._pool.restart()
 
     @staticmethod
@@ -175,9 +179,11 @@ class Scheduler:
             heapq.heappush(self._ready, task)
             return
         name = getattr(task.function, "__name__", repr(task.function))
+        codes = re.search(r"{(.*?)}", str(error))  # loky says {SIGKILL(-9)}, say, amid its own advice
         lost = WorkerLostError(
-            f"the process that ran task {name!r} died {RUNS} times ({error}). If it was killed by the system "
-            "(SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer workers."
+            f"the process that ran task {name!r} died {RUNS} times, with {codes[1] if codes else error}. If "
+            "the system killed it (SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer "
+            "workers."
         )
         self._fail(task, lost)
 

@@ -60,7 +60,7 @@ class SerialEngine(ThisMachineEngine):
         self._check_open()
         return [_value(ref).value for ref in refs]
 
-    def peek(self, ref: Ref) -> Any:
+    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value."""
         return _value(ref).value
 

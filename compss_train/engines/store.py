@@ -81,7 +81,8 @@ class Folders:
     def __init__(self) -> None:
         parents = [str(SHARED_MEMORY)] if os.access(SHARED_MEMORY, os.W_OK) else []
         self.paths = [
-            tempfile.mkdtemp(prefix="compss_train-", dir=parent) for parent in [*parents, tempfile.gettempdir()]
+            tempfile.mkdtemp(prefix=f"compss_train-{os.getpid()}-", dir=parent)
+            for parent in [*parents, tempfile.gettempdir()]
         ]
         for path in self.paths:
             resource_tracker.register(path, "folder")

@@ -1,0 +1,281 @@
+"""What the apps share: options, a run from data to saved parameters, what is printed, and how errors end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import DataError, Dataset
+from torch import nn
+from tqdm.auto import tqdm
+
+from compss_train import BlockedTensor, DistributedTrainer, DivergedError, WorkerLostError, parameters
+from compss_train.callbacks import Callback, JsonLines, ProgressBar, measured_names
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
+BLOCKS_PER_WORKER = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an app trains: a network on data."""
+
+    net: nn.Module
+    dataset: Dataset
+    transform: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+def make_parser(app: str, description: str, **defaults: Any) -> argparse.ArgumentParser:
+    """Return a parser with the options that all apps have; ``defaults`` are the app's own."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    _add_training(parser)
+    _add_merging(parser)
+    _add_machine(parser)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs") / app,
+        metavar="FOLDER",
+        help="folder for history.jsonl and parameters.safetensors, replaced if there (default: %(default)s)",
+    )
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    _add(group, "--epochs", "how often every sample is trained on", type=int, default=5)
+    sizes = group.add_mutually_exclusive_group()
+    _add(sizes, "--batch-size", "most samples in a batch", type=int, default=100)
+    sizes.add_argument("--batches", type=int, help="batches that each block is cut into, instead of --batch-size")
+    _add(group, "--lr", "learning rate of SGD with momentum 0.9", type=float, default=0.05)
+    shuffles = ("blocks", "total", "none")
+    _add(
+        group,
+        "--shuffle",
+        "deal blocks anew each epoch, mix all samples, or keep the order",
+        choices=shuffles,
+        default=shuffles[0],
+    )
+    _add(group, "--seed", "fixes the initial weights and the order of samples", type=int, default=0)
+    _add(group, "--precision", "arithmetic of the forward pass", choices=("fp32", "bf16"), default="fp32")
+    layouts = ("contiguous", "channels_last")
+    _add(group, "--memory-format", "layout of images in memory", choices=layouts, default=layouts[0])
+    group.add_argument("--validate", action="store_true", help="evaluate on the test data after every round too")
+
+
+def _add_merging(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workers and merging")
+    _add(group, "--workers", "model copies that are trained and merged", type=int, default=2)
+    group.add_argument(
+        "--blocks", type=int, help=f"blocks that the data are cut into (default: {BLOCKS_PER_WORKER} a worker)"
+    )
+    names = ("synchronous", "commutative")
+    _add(
+        group,
+        "--merge",
+        "average all workers at once, or add each when it is ready",
+        choices=names,
+        default=names[0],
+    )
+    _add(group, "--merge-every", "merge every so many units, 0 for once at the end", type=int, default=1)
+    units = ("epochs", "blocks")
+    _add(group, "--merge-unit", "whole epochs, or blocks a worker", choices=units, default=units[0])
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine")
+    _add(
+        group,
+        "--engine",
+        "where tasks run: local worker processes, serial in this process for debugging, or auto",
+        default="auto",
+    )
+    group.add_argument("--threads", type=int, help="threads of each worker (default: the cores shared among them)")
+    _add(group, "--num-gpu", "GPUs that the workers are spread over, 0 for the CPU", type=int, default=0)
+
+
+def _add(group: argparse._ActionsContainer, option: str, text: str, **arguments: Any) -> None:
+    group.add_argument(option, help=f"{text} (default: %(default)s)", **arguments)
+
+
+def run_app(parser: argparse.ArgumentParser, prepare: Callable[[argparse.Namespace], Problem]) -> int:
+    """Parse the command line, train what ``prepare`` makes of it, and return the exit code.
+
+    0 after a complete run, 1 where data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
+    """
+    arguments = parser.parse_args()
+    warnings.formatwarning = _one_line
+    try:
+        torch.manual_seed(arguments.seed)
+        train(prepare(arguments), arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except ValueError as error:
+        if error.__cause__ is not None:  # from inside a task: no option's fault, so that its traceback matters
+            raise
+        parser.error(str(error))
+    except (DataError, DivergedError, OSError, WorkerLostError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _one_line(message: Warning | str, *_: object, **__: object) -> str:
+    return f"warning: {message}\n"
+
+
+def train(problem: Problem, arguments: argparse.Namespace) -> None:
+    """Train, print what was reached and how fast, and write the history and the parameters."""
+    data = problem.dataset
+    grid = (_number_of_blocks(len(data.train_x), arguments), 1)
+    x, y = BlockedTensor.from_array(data.train_x, grid), BlockedTensor.from_array(data.train_y, grid)
+    with DistributedTrainer(
+        arguments.workers, engine=arguments.engine, seed=arguments.seed, threads=arguments.threads
+    ) as trainer:
+        _build(trainer, problem, arguments)
+        print(
+            f"{len(data.train_x):,} samples to train on in {grid[0]} blocks, {len(data.test_x):,} to test",
+            flush=True,
+        )
+        _fit(trainer, x, y, problem.dataset, arguments)
+        test = trainer.evaluate(data.test_x, data.test_y)
+    _report(trainer, test, arguments)
+
+
+def _number_of_blocks(samples: int, arguments: argparse.Namespace) -> int:
+    if arguments.blocks is not None:
+        return int(arguments.blocks)
+    return min(samples, BLOCKS_PER_WORKER * max(1, arguments.workers))
+
+
+def _build(trainer: DistributedTrainer, problem: Problem, arguments: argparse.Namespace) -> None:
+    trainer.build(
+        problem.net,
+        {"optimizer": "sgd", "lr": arguments.lr, "momentum": 0.9},
+        "cross_entropy",
+        "accuracy",
+        num_gpu=arguments.num_gpu,
+        transform=problem.transform,
+        precision=arguments.precision,
+        memory_format=arguments.memory_format,
+    )
+
+
+def _fit(
+    trainer: DistributedTrainer,
+    x: BlockedTensor,
+    y: BlockedTensor,
+    data: Dataset,
+    arguments: argparse.Namespace,
+) -> None:
+    _make_folder(arguments.output)
+    try:
+        trainer.fit(
+            x,
+            y,
+            num_epochs=arguments.epochs,
+            num_batches_per_worker=arguments.batches,
+            batch_size=arguments.batch_size if arguments.batches is None else None,
+            merge=arguments.merge,
+            merge_every=arguments.merge_every,
+            merge_unit=arguments.merge_unit,
+            shuffle=None if arguments.shuffle == "none" else arguments.shuffle,
+            validation_data=(data.test_x, data.test_y) if arguments.validate else None,
+            callbacks=_callbacks(arguments.output),
+        )
+    finally:
+        if trainer.history:  # an interrupted fit leaves the parameters of its last round
+            parameters.save(_parameters_file(arguments.output), trainer.get_parameters())
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make the folder {folder} ({error.strerror}); give another with --output") from error
+
+
+def _parameters_file(output: Path) -> Path:
+    return output / "parameters.safetensors"
+
+
+def _history_file(output: Path) -> Path:
+    return output / "history.jsonl"
+
+
+def _callbacks(output: Path) -> list[Callback]:
+    bar: list[Callback] = [ProgressBar()] if sys.stderr.isatty() else []
+    return [FreshStart(output), JsonLines(_history_file(output)), Table(), *bar]
+
+
+class FreshStart(Callback):
+    """Removes an earlier run's files when a fit begins, which is after its options were found to be right."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int) -> None:
+        """Remove the files."""
+        _history_file(self.output).unlink(missing_ok=True)
+        _parameters_file(self.output).unlink(missing_ok=True)
+
+
+class Table(Callback):
+    """Prints each round as a row of a table, above the progress bar if there is one."""
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Print the round, with the heading before the first."""
+        cells = _cells(record)
+        if not self._started:
+            _write_row({name: name for name in cells})
+            self._started = True
+        _write_row(cells)
+
+
+def _cells(record: dict[str, Any]) -> dict[str, str]:
+    return {
+        "round": str(record["round"]),
+        "epoch": str(record["epoch"]),
+        **{name.replace("_", " "): f"{record[name]:.4f}" for name in measured_names(record)},
+        "seconds": f"{record['seconds']:.2f}",
+        "samples/s": f"{record['samples_per_second']:,.0f}",
+    }
+
+
+def _write_row(cells: dict[str, str]) -> None:
+    row = "  ".join(cell.rjust(max(len(name), 8 if name == "loss" else 0)) for name, cell in cells.items())
+    tqdm.write(row)
+    sys.stdout.flush()
+
+
+def _report(trainer: DistributedTrainer, test: dict[str, float], arguments: argparse.Namespace) -> None:
+    print(f"test loss {test['loss']:.4f}, test accuracy {100 * test['accuracy']:.2f}%")
+    print(
+        f"{_speed(trainer.history)}; {_count(trainer.num_workers, 'worker')}, {_count(trainer.threads, 'thread')} each"
+    )
+    print(f"history in {_history_file(arguments.output)}, parameters in {_parameters_file(arguments.output)}")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _speed(history: list[dict[str, Any]]) -> str:
+    samples = sum(record["samples"] for record in history)
+    seconds = sum(record["seconds"] for record in history)
+    best = max(record["samples_per_second"] for record in history)
+    return (
+        f"{samples / seconds:,.0f} samples/s over all {seconds:.1f} s with the start, {best:,.0f} in the best round"
+    )

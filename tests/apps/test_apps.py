@@ -1,0 +1,257 @@
+"""The apps as a user runs them, and README's examples as printed.
+
+Starting a process with torch takes seconds, so that only what needs one of its own has one (``run``); the rest
+runs the same scripts in this process (``here``).
+"""
+
+import gzip
+import json
+import os
+import re
+import runpy
+import signal
+import struct
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from compss_train import parameters
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("--epochs", "2", "--engine", "serial")
+INTERRUPTED = 130
+
+
+def run(app, *options):
+    command = [sys.executable, str(ROOT / "apps" / f"{app}.py"), *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+APP_MODULES = ("common", "datasets", "models")
+
+
+@pytest.fixture
+def here(monkeypatch, capsys, tmp_path):
+    """Run an app in this process, in an empty folder, and leave nothing of it behind."""
+    others = {name: sys.modules.pop(name) for name in APP_MODULES if name in sys.modules}
+    monkeypatch.syspath_prepend(ROOT / "apps")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+
+    def run_here(app, *options):
+        monkeypatch.setattr(sys, "argv", [f"{app}.py", *map(str, options)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / "apps" / f"{app}.py"), run_name="__main__")
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
+
+    yield run_here
+    for name in APP_MODULES:  # benchmarks may have modules of these names too
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def assert_one_line_error(done, *parts):
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert ": error: " in done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+def assert_wrong_option(done, *parts):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr.splitlines()[-1]
+
+
+def idx(array):
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    return gzip.compress(header + array.tobytes())
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder with a small stand-in for Fashion-MNIST: the class is the row that is bright."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for part, samples in (("train", 240), ("t10k", 60)):
+        labels = np.random.default_rng(samples).integers(10, size=samples, dtype=np.uint8)
+        pixels = np.zeros((samples, 28, 28), np.uint8)
+        pixels[np.arange(samples), 2 * labels] = 255
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(pixels))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(labels))
+    return folder
+
+
+def test_digits_prints_what_it_reached_and_writes_history_and_parameters(here, tmp_path):
+    done = here("digits", "--epochs", 15, "--engine", "serial")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no progress bar where nobody watches
+    assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 95
+    assert re.search(r"[\d,]+ samples/s over all .* in the best round; 2 workers, 1 thread each", done.stdout)
+    output = tmp_path / "runs" / "digits"
+    assert [record["epoch"] for record in history(output)] == list(range(1, 16))
+    assert parameters.load(output / "parameters.safetensors")["0.weight"].shape == (128, 64)
+
+
+def test_the_table_has_a_row_for_each_round(here, tmp_path):
+    done = here("digits", *QUICK, "--validate", "--merge-unit", "blocks", "--output", tmp_path)
+    lines = done.stdout.splitlines()
+    assert re.split(r"\s{2,}", lines[1].strip()) == [
+        *("round", "epoch", "loss", "accuracy", "val loss", "val accuracy", "seconds", "samples/s")
+    ]
+    rows = [line.split() for line in lines[2:10]]
+    assert [row[0] for row in rows] == [str(number) for number in range(8)]
+    assert len({len(line) for line in lines[1:10]}) == 1
+    assert [f"{record['loss']:.4f}" for record in history(tmp_path)] == [row[2] for row in rows]
+
+
+def test_local_workers_reach_the_same_parameters_as_the_serial_engine(here, images, tmp_path):
+    options = ("--data", images, "--epochs", 2, "--threads", 1, "--model", "cnn", "--batches", 3)
+    for engine, start in {"serial": here, "local": run}.items():
+        done = start("fashion_mnist", *options, "--engine", engine, "--output", tmp_path / engine)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+    serial, local = (parameters.load(tmp_path / name / "parameters.safetensors") for name in ("serial", "local"))
+    for name, array in serial.items():
+        np.testing.assert_array_equal(array, local[name])
+
+
+def test_a_new_run_replaces_the_files_of_the_last(here, tmp_path):
+    for epochs in (3, 1):
+        assert here("digits", *QUICK, "--epochs", epochs, "--output", tmp_path).returncode == 0
+    assert len(history(tmp_path)) == 1
+
+
+def test_wrong_options_leave_the_files_of_the_last_run_alone(here, tmp_path):
+    (tmp_path / "history.jsonl").write_text("precious\n")
+    done = here("digits", *QUICK, "--batches", 9999, "--output", tmp_path)
+    assert_wrong_option(done, "num_batches_per_worker=9999", "rows")
+    assert (tmp_path / "history.jsonl").read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_fashion_mnist_learns_from_idx_files(here, images, tmp_path, model):
+    options = ("--model", model, "--batch-size", 10, "--blocks", 4, "--epochs", 4)
+    done = here("fashion_mnist", *QUICK, *options, "--data", images, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert history(tmp_path)[-1]["samples"] == 240
+    assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 90
+    assert parameters.load(tmp_path / "parameters.safetensors")
+
+
+def test_fashion_mnist_takes_all_options_at_once(here, images, tmp_path):
+    options = (
+        "--precision",
+        "bf16",
+        "--memory-format",
+        "channels_last",
+        "--model",
+        "cnn",
+        "--seed",
+        3,
+        "--lr",
+        0.01,
+    )
+    merging = ("--merge", "commutative", "--merge-unit", "blocks", "--shuffle", "total", "--batches", 3)
+    done = here("fashion_mnist", *QUICK, *options, *merging, "--data", images, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(history(tmp_path)) == 8
+
+
+def test_missing_data_say_how_to_get_them(here, images, tmp_path):
+    missing = tmp_path / "nowhere"
+    advice = ("apt install dataset-fashion-mnist", "--data")
+    assert_one_line_error(here("fashion_mnist", "--data", missing), str(missing), *advice)
+    (images / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert_one_line_error(here("fashion_mnist", "--data", images), "t10k-labels-idx1-ubyte.gz", *advice)
+
+
+def broken(content):
+    """Ways in which a file can be damaged, with what the message says of each."""
+    plain = gzip.decompress(content)
+    return {
+        "truncated": (content[: len(content) // 2], "cannot read"),
+        "corrupt": (content[:20] + bytes(10) + content[30:], "cannot read"),
+        "not gzipped": (plain, "cannot read"),
+        "empty": (gzip.compress(b""), "not an idx file"),
+        "another format": (gzip.compress(b"\x00\x00\x0d" + plain[3:]), "not an idx file"),
+        "too short": (gzip.compress(plain[:-5]), "header announces"),
+        "fewer labels": (idx(np.zeros(7, np.uint8)), "240 train images, but 7 labels"),
+        "wrong labels": (idx(np.full(240, 11, np.uint8)), "from 0 to 9"),
+    }
+
+
+def test_damaged_files_are_named(here, images):
+    path = images / "train-labels-idx1-ubyte.gz"
+    for content, message in broken(path.read_bytes()).values():
+        path.write_bytes(content)
+        assert_one_line_error(here("fashion_mnist", "--data", images), message, str(images))
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--workers", "0"), ("num_workers=0", "at least 1")),
+        (("--batches", "3", "--batch-size", "10"), ("not allowed with",)),
+        (("--merge", "sometimes"), ("'sometimes'", "commutative")),
+        (("--lr", "-1"), ("learning rate", "-1")),
+    ],
+)
+def test_wrong_options_are_errors_of_the_command_line(here, options, parts):
+    assert_wrong_option(here("digits", *QUICK, *options), *parts)
+
+
+def test_an_output_folder_that_cannot_be_made_and_a_loss_that_diverges_are_one_line(here, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_one_line_error(here("digits", *QUICK, "--output", tmp_path / "file"), "--output", "file")
+    assert_one_line_error(here("digits", *QUICK, "--lr", "1e30"), "lower the learning rate")
+
+
+def test_more_workers_than_blocks_is_a_warning_of_one_line(here):
+    with pytest.warns(UserWarning, match="3 workers share 2 blocks"):
+        assert here("digits", *QUICK, "--workers", 3, "--blocks", 2).returncode == 0
+    assert warnings.formatwarning(UserWarning("look out"), UserWarning, "common.py", 1) == "warning: look out\n"
+
+
+def test_ctrl_c_ends_with_a_short_message(tmp_path):
+    command = [sys.executable, str(ROOT / "apps" / "digits.py"), "--epochs", "100000", "--output", str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        for line in process.stdout:
+            if line.split()[:2] == ["3", "4"]:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the workers too
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == INTERRUPTED
+    assert errors == "interrupted\n"
+    assert len(history(tmp_path)) >= 4
+    assert parameters.load(tmp_path / "parameters.safetensors")
+
+
+def test_help_lists_the_options_with_their_defaults(here):
+    text = " ".join(here("fashion_mnist", "--help").stdout.split())
+    for option, default in {"--lr": "0.05", "--workers": "2", "--blocks": "4 a worker", "--model": "mlp"}.items():
+        assert re.search(rf"{option} .*?\(default: {re.escape(default)}\)", text)
+    assert "/usr/share/datasets/fashion-mnist" in text
+
+
+def test_readme_examples_run_as_printed(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 5
+    (tmp_path / "readme.py").write_text("\n".join(blocks))
+    command = [sys.executable, "-W", "error", "readme.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "'accuracy'" in done.stdout

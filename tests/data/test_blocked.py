@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train import BlockedTensor
+
+
+@given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))
+def test_every_sample_is_kept_in_order_and_sizes_differ_by_one_at_most(rows, columns, extra):
+    array = np.arange((rows * columns + extra) * 2, dtype=np.int16).reshape(-1, 2)
+    tensor = BlockedTensor.from_array(array, (rows, columns))
+    assert tensor.shape == (rows, columns)
+    assert max(tensor.sizes) - min(tensor.sizes) <= 1
+    assert tensor.number_samples == len(array)
+    assert tensor.dtype == np.int16
+    np.testing.assert_array_equal(tensor.collect(), array)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.complex64])
+def test_torch_tensors_stay_torch_tensors_of_their_dtype(dtype):
+    tensor = torch.arange(10).reshape(5, 2).to(dtype)
+    blocked = BlockedTensor.from_array(tensor, (2, 1))
+    assert blocked.dtype is dtype
+    assert torch.equal(blocked.collect(), tensor)
+
+
+def test_blocks_are_copies():
+    array = np.zeros((4, 2))
+    blocked = BlockedTensor.from_array(array, (2, 1))
+    array += 1
+    assert not blocked.collect().any()
+
+
+def test_a_memory_mapped_array_is_not_copied(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(12).reshape(6, 2))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    blocked = BlockedTensor.from_array(mapped, (3, 1))
+    assert all(isinstance(block, np.memmap) for block in blocked.blocks())
+    assert np.shares_memory(blocked.tensors[2][0], mapped)
+    np.testing.assert_array_equal(blocked.collect(), mapped)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ((4, 2), r"8 blocks of 7 samples; use 7 blocks at most"),
+        ((0, 1), "at least one row and one column"),
+        ((2, -1), "at least one row and one column"),
+        (3, r"give \(rows, columns\)"),
+        ((1.5, 1), r"give \(rows, columns\)"),
+    ],
+)
+def test_impossible_grids_are_errors(blocks, message):
+    with pytest.raises(ValueError, match=message):
+        BlockedTensor.from_array(np.zeros((7, 2)), blocks)
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([object(), None]), np.zeros(3, ">f4")])
+def test_dtypes_that_torch_cannot_hold_are_errors(array):
+    with pytest.raises(TypeError, match="torch cannot hold arrays of dtype"):
+        BlockedTensor.from_array(array, (1, 1))
+
+
+def test_blocks_that_do_not_fit_together_are_errors():
+    with pytest.raises(ValueError, match="ragged"):
+        BlockedTensor([[np.zeros(2)], [np.zeros(2), np.zeros(2)]])
+    with pytest.raises(ValueError, match="empty"):
+        BlockedTensor([])
+    with pytest.raises(ValueError, match="block 1 has no samples"):
+        BlockedTensor([[np.zeros(2), np.zeros(0)]])
+    with pytest.raises(ValueError, match=r"block 1 holds samples of float32 \(\), block 0 of float64 \(\)"):
+        BlockedTensor([[np.zeros(2), np.zeros(2, np.float32)]])
+    with pytest.raises(ValueError, match="scalar"):
+        BlockedTensor.from_array(3.0, (1, 1))
+
+
+def test_repr_says_what_it_is():
+    text = repr(BlockedTensor.from_array(np.zeros((6, 4), np.uint8), (3, 2)))
+    assert text == "BlockedTensor(3 x 2 blocks, 6 samples of uint8 (4,))"

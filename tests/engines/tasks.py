@@ -1,0 +1,78 @@
+"""Tasks for the conformance suite: plain module-level functions, as an engine asks for."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+def add(*numbers):
+    return sum(numbers)
+
+
+def total(arrays):
+    return np.sum(arrays, axis=0)
+
+
+def plus(value, other):
+    return value + other
+
+
+def split(array):
+    return array[:1], array[1:], "text"
+
+
+def threads():
+    return torch.get_num_threads()
+
+
+def scribble(array):
+    """Changes its argument, which no task should; others must not see it."""
+    array += 1
+    return float(array.sum())
+
+
+def fail(message):
+    raise KeyError(message)
+
+
+class Unpicklable(Exception):  # noqa: N818
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+        self.lock = threading.Lock()
+
+
+def fail_strangely():
+    raise Unpicklable("cannot", "travel")
+
+
+def note(value, path: Path):
+    """Append to a file, to see the order in which tasks ran."""
+    with path.open("a") as file:
+        file.write(f"{value}\n")
+    return value
+
+
+def wait_for(path: Path, value):
+    """Return the value once the file is there; gives up with an error, so that no test hangs."""
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} never came")
+        time.sleep(0.005)
+    return value
+
+
+def die(_value=None):
+    os.kill(os.getpid(), 9)
+
+
+def die_once(flag: Path, value):
+    """Kill this process the first time, return the value the second."""
+    if not flag.exists():
+        flag.touch()
+        die()
+    return value

@@ -1,0 +1,180 @@
+"""What every engine does, run on each of them."""
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import EngineClosedError, LocalEngine, SerialEngine
+from compss_train.engines import Resources
+from tests.engines import tasks
+
+
+def fetch(engine, ref):
+    return engine.fetch([ref])[0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        7,
+        "text",
+        None,
+        np.arange(12).reshape(3, 4),
+        np.random.default_rng(0).random((300, 400)),
+        np.array(3.5),
+        np.zeros((0, 4)),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        {"a": np.ones(3), "b": [torch.ones(2), (1, torch.arange(3, dtype=torch.int16))]},
+        torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
+        torch.rand(100_000).to(torch.bfloat16),
+        torch.rand(4, 3, 50, 50).contiguous(memory_format=torch.channels_last),
+        torch.rand(50, 60)[::2, ::3],
+        torch.tensor(2.5),
+        torch.zeros(0, 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_come_back_as_they_were(engine, value):
+    check_equal(fetch(engine, engine.publish(value)), value)
+    check_equal(fetch(engine, engine.submit(tasks.wait_for, tasks.Path("/"), value)), value)
+
+
+def check_equal(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+        if theirs.dim() == 4:
+            assert ours.stride() == theirs.stride()
+    elif isinstance(ours, np.ndarray):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    elif isinstance(ours, dict):
+        assert list(ours) == list(theirs)
+        for key in ours:
+            check_equal(ours[key], theirs[key])
+    elif isinstance(ours, list | tuple):
+        for mine, other in zip(ours, theirs, strict=True):
+            check_equal(mine, other)
+    else:
+        assert ours == theirs
+
+
+def test_tasks_take_values_references_and_lists_of_references(engine):
+    arrays = [engine.publish(np.full(3, n)) for n in range(4)]
+    summed = engine.submit(tasks.total, arrays)
+    mixed = engine.submit(tasks.total, [summed, np.ones(3)])
+    assert fetch(engine, mixed).tolist() == [7, 7, 7]
+    assert fetch(engine, engine.submit(tasks.add, 1, engine.submit(tasks.add, 2, 3), 4)) == 10
+
+
+def test_one_task_may_have_several_results(engine):
+    head, tail, text = engine.submit(tasks.split, np.arange(5), returns=3)
+    assert fetch(engine, engine.submit(tasks.total, [head, head])).tolist() == [0]
+    assert engine.fetch([tail, text])[0].tolist() == [1, 2, 3, 4]
+    assert engine.fetch([tail, text])[1] == "text"
+
+
+def test_a_chain_of_tasks_runs_in_order(engine):
+    value = engine.publish(0)
+    for step in range(50):
+        value = engine.submit(tasks.add, value, step)
+    assert fetch(engine, value) == sum(range(50))
+
+
+def test_commutative_updates_lose_nothing(engine):
+    target = engine.publish(np.zeros(1000))
+    made = [engine.commute(target, tasks.plus, engine.submit(tasks.add, n)) for n in range(1, 21)]
+    after = engine.fetch(made)
+    assert fetch(engine, target).tolist() == [210] * 1000
+    # Each update's own reference holds what that very update made: 20 different partial sums.
+    assert len({float(value[0]) for value in after}) == 20
+    assert max(float(value[0]) for value in after) == 210
+
+
+def test_readers_of_a_commuted_value_see_the_updates_before_them_only(engine):
+    target = engine.publish(1)
+    engine.commute(target, tasks.plus, 10)
+    early = engine.submit(tasks.add, target, 0)
+    engine.commute(target, tasks.plus, 100)
+    assert fetch(engine, early) == 11
+    assert fetch(engine, target) == 111
+    assert engine.peek(target) == 111
+
+
+def test_tasks_do_not_see_each_others_changes_of_arguments(engine):
+    if isinstance(engine, SerialEngine):
+        pytest.skip("the serial engine hands out the values themselves")
+    array = engine.publish(np.zeros(20_000))
+    assert engine.fetch([engine.submit(tasks.scribble, array) for _ in range(4)]) == [20_000] * 4
+    assert not fetch(engine, array).any()
+
+
+def test_an_exception_comes_from_whatever_depends_on_the_task(engine):
+    def run():
+        failed = engine.submit(tasks.fail, "broken here")
+        return engine.fetch([engine.submit(tasks.add, 1), engine.submit(tasks.add, failed, 1)])
+
+    with pytest.raises(KeyError, match="broken here"):
+        run()
+    assert fetch(engine, engine.submit(tasks.add, 1, 1)) == 2
+
+
+def test_an_exception_in_an_update_comes_from_the_value(engine):
+    def run():
+        target = engine.publish(1)
+        engine.commute(target, tasks.plus, engine.submit(tasks.fail, "no value"))
+        engine.commute(target, tasks.plus, 1)
+        return fetch(engine, target)
+
+    with pytest.raises(KeyError, match="no value"):
+        run()
+
+
+def test_an_exception_that_cannot_travel_is_told_all_the_same(engine):
+    with pytest.raises(Exception, match="cannot travel"):
+        fetch(engine, engine.submit(tasks.fail_strangely))
+
+
+def test_a_task_has_the_threads_it_asks_for(engine):
+    cpus = [1, 2, 1]
+    refs = [engine.submit(tasks.threads, resources=Resources(cpus=n)) for n in cpus]
+    assert engine.fetch(refs) == cpus
+
+
+def test_deleted_values_are_there_for_tasks_submitted_before(engine):
+    if isinstance(engine, SerialEngine):
+        pytest.skip("tasks of the serial engine have run by then")
+    array = engine.publish(np.ones(20_000))
+    refs = [engine.submit(tasks.total, [array, array]) for _ in range(5)]
+    engine.delete([array])
+    assert all(value.sum() == 40_000 for value in engine.fetch(refs))
+    engine.delete(refs)
+
+
+def test_closures_and_lambdas_run(engine):
+    factor = 3
+    assert fetch(engine, engine.submit(lambda value: value * factor, 14)) == 42
+
+
+@pytest.mark.parametrize("make", [SerialEngine, lambda: LocalEngine(1)], ids=["serial", "local"])
+def test_after_shutdown_every_call_is_an_error(make):
+    engine = make()
+    ref = engine.publish(1)
+    with engine:
+        assert fetch(engine, engine.submit(tasks.add, ref, 1)) == 2
+    engine.shutdown()
+    for call in (
+        lambda: engine.publish(1),
+        lambda: engine.submit(tasks.add, 1),
+        lambda: engine.commute(ref, tasks.plus, 1),
+        lambda: engine.fetch([ref]),
+    ):
+        with pytest.raises(EngineClosedError, match="shut down"):
+            call()
+
+
+def test_foreign_references_are_errors(engine):
+    other = SerialEngine() if not isinstance(engine, SerialEngine) else LocalEngine(1)
+    with other, pytest.raises(TypeError, match="not a reference of the"):
+        engine.fetch([other.publish(1)])

@@ -1,0 +1,217 @@
+"""What is the local engine's own: processes, shared memory, faults, order."""
+
+import errno
+import gc
+import os
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from compss_train import LocalEngine, WorkerLostError
+from compss_train.engines import Resources
+from compss_train.engines.store import Folders, store
+from compss_train.exceptions import EngineClosedError, WorkerTraceback
+from tests.engines import tasks
+
+
+@pytest.fixture
+def local(shared_local):
+    """The shared engine: faults do it no harm, which is what these tests are about."""
+    return shared_local
+
+
+def files(engine: LocalEngine) -> set[str]:
+    return {name for folder in engine._folders.paths for name in os.listdir(folder)}
+
+
+def workers(engine: LocalEngine) -> list[int]:
+    return list(engine._pool._executor._processes)
+
+
+def wait_until(condition, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.01)
+
+
+def test_values_are_files_once_and_small_ones_none(local):
+    before = files(local)
+    big = local.publish(np.ones(100_000))
+    local.publish(np.ones(3))
+    assert len(files(local) - before) == 1
+    refs = [local.submit(tasks.total, [big, big]) for _ in range(4)]
+    local.fetch(refs)
+    assert len(files(local) - before) == 5
+    local.delete([big, *refs])
+    wait_until(lambda: not files(local) - before)
+
+
+def test_commutative_updates_leave_no_files(local):
+    before = files(local)
+    target = local.publish(np.zeros(10_000))
+    made = [local.commute(target, tasks.plus, n) for n in range(6)]
+    assert local.fetch([target])[0][0] == 15
+    local.delete([target, *made])
+    wait_until(lambda: not files(local) - before)
+
+
+def test_a_memory_mapped_array_travels_as_a_path(local, tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(200_000).reshape(1000, 200))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    before = files(local)
+    part = local.publish(mapped[100:110])
+    assert files(local) == before
+    np.testing.assert_array_equal(local.fetch([local.submit(tasks.total, [part])])[0], mapped[100:110])
+
+
+def test_private_changes_of_a_memory_map_travel_with_it(local, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(100))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
+    mapped += 5
+    assert local.fetch([local.submit(tasks.total, [local.publish(mapped)])])[0].sum() == 500
+
+
+def test_a_thousand_values_in_one_task_need_no_thousand_descriptors(local):
+    refs = [local.publish(np.ones(5000)) for _ in range(1500)]
+    assert local.fetch([local.submit(tasks.total, refs)])[0].sum() == 1500 * 5000
+
+
+def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monkeypatch):
+    full, roomy = tmp_path / "full", tmp_path / "roomy"
+    full.mkdir()
+    roomy.mkdir()
+    write = os.write
+
+    def no_room(descriptor, data):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(full)):
+            raise OSError(errno.ENOSPC, "no space left")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", no_room)
+    stored = store(np.ones(10_000), "value", [str(full), str(roomy)])
+    assert stored.path == str(roomy / "value")
+    assert stored.load().sum() == 10_000
+    assert not os.listdir(full)
+    with pytest.raises(OSError, match="no space left"):
+        store(np.ones(10_000), "value", [str(full), str(full)])
+
+
+def test_folders_are_removed_once():
+    folders = Folders()
+    paths = list(folders.paths)
+    assert all(map(os.path.isdir, paths))
+    folders.remove()
+    folders.remove()
+    assert not any(map(os.path.exists, paths))
+
+
+def test_urgent_tasks_overtake_waiting_ones(local, tmp_path):
+    order, gate = tmp_path / "order", tmp_path / "gate"
+    blockers = [local.submit(tasks.wait_for, gate, n) for n in range(2)]
+    late = [local.submit(tasks.note, n, order) for n in range(3)]
+    urgent = local.submit(tasks.note, "urgent", order, priority=True)
+    gate.touch()
+    local.fetch([*blockers, *late, urgent])
+    assert "urgent" in order.read_text().splitlines()[:2], "two processes take the first two tasks together"
+
+
+def test_updates_run_in_the_order_that_their_arguments_are_ready(local, tmp_path):
+    gate = tmp_path / "gate"
+    target = local.publish("")
+    slow = local.commute(target, tasks.plus, local.submit(tasks.wait_for, gate, "slow"))
+    fast = local.commute(target, tasks.plus, "fast")
+    assert local.fetch([fast]) == ["fast"]
+    gate.touch()
+    assert local.fetch([slow]) == ["fastslow"]
+
+
+def test_a_task_takes_as_many_cpus_as_it_asks_for(local, tmp_path):
+    gate, order = tmp_path / "gate", tmp_path / "order"
+    blocker = local.submit(tasks.wait_for, gate, 0)
+    wide = local.submit(tasks.note, "wide", order, resources=Resources(cpus=2))
+    narrow = local.submit(tasks.note, "narrow", order)
+    gate.touch()
+    local.fetch([blocker, wide, narrow])
+    assert order.read_text().splitlines() == ["wide", "narrow"]
+    with pytest.raises(ValueError, match="asks for 3 CPUs and this engine has 2"):
+        local.submit(tasks.add, 1, resources=Resources(cpus=3))
+
+
+def test_an_exception_carries_the_workers_traceback(local):
+    with pytest.raises(KeyError) as caught:
+        local.fetch([local.submit(tasks.fail, "broken")])
+    assert isinstance(caught.value.__cause__, WorkerTraceback)
+    assert "in fail" in str(caught.value.__cause__)
+    assert "raise KeyError(message)" in str(caught.value.__cause__)
+
+
+def test_a_failure_is_told_before_slower_tasks_end(local, tmp_path):
+    slow = local.submit(tasks.wait_for, tmp_path / "never", 0)
+    with pytest.raises(KeyError):
+        local.fetch([slow, local.submit(tasks.fail, "at once")])
+    (tmp_path / "never").touch()
+
+
+def test_a_killed_process_is_replaced_and_its_task_runs_again(local, tmp_path):
+    before = workers(local)
+    refs = [local.submit(tasks.die_once, tmp_path / "flag", np.ones(10_000))]
+    refs += [local.submit(tasks.add, n, n) for n in range(10)]
+    values = local.fetch(refs)
+    assert values[0].sum() == 10_000
+    assert values[1:] == [2 * n for n in range(10)]
+    assert not set(before) & set(workers(local))
+
+
+def test_a_process_killed_while_idle_is_replaced(local):
+    assert local.fetch([local.submit(tasks.add, 1)]) == [1]
+    victim = workers(local)[0]
+    os.kill(victim, 9)
+    wait_until(lambda: not psutil.pid_exists(victim) or psutil.Process(victim).status() == "zombie")
+    assert local.fetch([local.submit(tasks.add, n) for n in range(5)]) == list(range(5))
+
+
+def test_an_update_whose_process_dies_is_made_once(local, tmp_path):
+    target = local.publish(0)
+    made = [local.commute(target, _plus_but_die_once, n, tmp_path / f"flag{n % 2}") for n in range(4)]
+    local.fetch(made)
+    assert local.fetch([target]) == [6]
+
+
+def _plus_but_die_once(value, other, flag):
+    return tasks.die_once(flag, value + other)
+
+
+def test_a_task_that_always_kills_its_process_is_an_error(local):
+    with pytest.raises(
+        WorkerLostError, match=r"ran task 'die' died 4 times, with SIGKILL.* memory most likely ran out"
+    ):
+        local.fetch([local.submit(tasks.die)])
+    assert local.fetch([local.submit(tasks.add, 2)]) == [2]
+
+
+def test_shutdown_ends_running_tasks_and_whoever_waits(tmp_path):
+    engine = LocalEngine(processes=1)
+    paths, processes = list(engine._folders.paths), workers(engine)
+    ref = engine.submit(tasks.wait_for, tmp_path / "never", 0)
+    engine.shutdown(kill=True)
+    with pytest.raises(EngineClosedError):
+        ref.value.future.result(timeout=0)
+    assert not any(map(os.path.exists, paths))
+    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
+
+
+def test_a_forgotten_engine_ends_its_processes():
+    engine = LocalEngine(processes=1)
+    paths, processes = list(engine._folders.paths), workers(engine)
+    del engine
+    gc.collect()
+    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
+    assert not any(map(os.path.exists, paths))
+
+
+def test_sizes_must_be_positive():
+    with pytest.raises(ValueError, match="at least 1 process and thread, got 0 and 1"):
+        LocalEngine(0)

@@ -1,0 +1,52 @@
+"""Networks and data that the tests share."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor
+
+SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
+ADAM = {"optimizer": "adam", "lr": 0.01}
+
+
+def mlp(inputs: int = 6, outputs: int = 3) -> nn.Module:
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+def awkward_net() -> nn.Module:
+    """BatchNorm has floating and integer buffers, Dropout draws random numbers."""
+    torch.manual_seed(12)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3, bias=False)
+    )
+
+
+def classification(samples: int = 60, inputs: int = 6, classes: int = 3, seed: int = 5):
+    random = np.random.default_rng(seed)
+    y = random.integers(0, classes, samples)
+    centres = random.normal(size=(classes, inputs)) * 2
+    x = centres[y] + random.normal(size=(samples, inputs))
+    return x.astype(np.float32), y
+
+
+def blocked(x, y, blocks: int):
+    return BlockedTensor.from_array(x, (blocks, 1)), BlockedTensor.from_array(y, (blocks, 1))
+
+
+def assert_same_bits(ours, theirs) -> None:
+    assert list(ours) == list(theirs)
+    for name in ours:
+        assert ours[name].dtype == theirs[name].dtype, name
+        assert ours[name].tobytes() == theirs[name].tobytes(), name
+
+
+def assert_close(ours, theirs, tolerance: float = 1e-6) -> None:
+    assert list(ours) == list(theirs)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=tolerance, err_msg=name)
+
+
+def state_arrays(net: nn.Module):
+    return {name: tensor.numpy() for name, tensor in net.state_dict().items()}

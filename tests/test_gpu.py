@@ -1,0 +1,41 @@
+"""Training on GPUs; skipped where there is none."""
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import DistributedTrainer
+from tests.models import ADAM, assert_close, awkward_net, blocked, classification
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none"),
+]
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_gpus_train_what_cpus_train(engine, merge):
+    x, y = classification(samples=60)
+    results = []
+    for gpus in (0, 1):
+        with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:
+            net = awkward_net()
+            net[3].p = 0.0  # the generators of CPU and GPU differ
+            trainer.build(net, ADAM, "cross_entropy", "accuracy", num_gpu=gpus)
+            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge=merge, merge_every=0))
+            assert all(isinstance(array, np.ndarray) for array in results[-1].values())
+            assert next(trainer.model().parameters()).device.type == "cpu"
+            assert trainer.predict(x).shape == (60, 3)
+            assert set(trainer.evaluate(x, y)) == {"loss", "accuracy"}
+    assert_close(*results, tolerance=1e-3)
+
+
+def test_dropout_on_a_gpu_is_reproducible():
+    x, y = classification(samples=60)
+    results = []
+    for _ in range(2):
+        with DistributedTrainer(2, engine="local", seed=0) as trainer:
+            trainer.build(awkward_net(), ADAM, "cross_entropy", num_gpu=torch.cuda.device_count())
+            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge_unit="blocks"))
+    assert_close(*results, tolerance=1e-5)

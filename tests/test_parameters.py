@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import nn
+
+from compss_train import parameters as params
+from tests.models import assert_close, assert_same_bits, awkward_net, mlp
+
+floats = hnp.arrays(np.float32, (3, 2), elements=st.floats(-1e6, 1e6, width=32))
+counts = st.integers(1, 2**28)
+
+
+def version(array):
+    return {"w": array, "steps": np.array(int(abs(array.sum())) % 100), "on": array[0] > 0}
+
+
+@given(array=floats, count=counts)
+def test_the_mean_of_one_version_is_that_version_to_the_bit(array, count):
+    mean = params.mean([params.partial_sum([version(array)], [count])])
+    assert_same_bits(mean, version(array))
+    assert params.average([version(array)], [count])["w"] is array
+
+
+@given(arrays=st.lists(floats, min_size=2, max_size=6), data=st.data())
+def test_the_average_is_weighted_by_samples(arrays, data):
+    numbers = data.draw(st.lists(counts, min_size=len(arrays), max_size=len(arrays)))
+    average = params.average([version(a) for a in arrays], numbers)
+    expected = np.average(np.stack(arrays).astype(np.float64), axis=0, weights=numbers)
+    np.testing.assert_allclose(average["w"], expected, rtol=1e-6, atol=1e-3)
+    assert average["w"].dtype == np.float32
+    assert average["steps"] == max(version(a)["steps"] for a in arrays)
+    np.testing.assert_array_equal(average["on"], np.any([a[0] > 0 for a in arrays], axis=0))
+
+
+@given(arrays=st.lists(floats, min_size=4, max_size=4), data=st.data())
+def test_a_tree_of_sums_gives_the_average(arrays, data):
+    numbers = data.draw(st.lists(counts, min_size=4, max_size=4))
+    versions = [version(a) for a in arrays]
+    left, right = params.partial_sum(versions[:2], numbers[:2]), params.partial_sum(versions[2:], numbers[2:])
+    total = params.add([left, right])
+    assert total.count == sum(numbers)
+    flat = params.average(versions, numbers)
+    for name, array in params.mean([left, right]).items():
+        np.testing.assert_allclose(array, flat[name], rtol=1e-6)
+
+
+@given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
+def test_deltas_commute_and_add_up_to_the_average(arrays, data):
+    base, first, second = map(version, arrays)
+    a, b = data.draw(counts), data.draw(counts)
+    steps = [(first, a / (a + b)), (second, b / (a + b))]
+
+    def run(order):
+        current = base
+        for trained, share in order:
+            current = params.apply_delta(current, base, trained, share)
+        return current
+
+    average = params.average([base, first, second], [1, 1, 1])  # for the integers' maximum
+    expected = params.average([first, second], [a, b]) | {"steps": average["steps"], "on": average["on"]}
+    scale = max(1.0, *(np.abs(array).max() for array in arrays))
+    for order in (steps, steps[::-1]):
+        assert_close(run(order), expected, tolerance=1e-6 * scale)
+
+
+def test_halving_is_the_plain_mean_of_two():
+    current, trained = version(np.full((3, 2), 1.0, np.float32)), version(np.full((3, 2), 4.0, np.float32))
+    assert (params.halve(current, trained)["w"] == 2.5).all()
+
+
+def test_inputs_are_never_changed():
+    versions = [version(np.full((3, 2), v, np.float32)) for v in (1, 2)]
+    params.average(versions, [1, 2])
+    params.apply_delta(versions[0], versions[0], versions[1], 0.5)
+    params.mean([params.partial_sum(versions, [1, 1])])
+    assert [v["w"][0, 0] for v in versions] == [1, 2]
+
+
+@pytest.mark.parametrize("make", [mlp, awkward_net, lambda: nn.LSTM(3, 4)])
+def test_to_arrays_and_back(make):
+    source, target = make(), make()
+    with torch.no_grad():
+        for tensor in source.state_dict().values():
+            tensor.add_(1)
+    arrays = params.copy_of(params.from_module(source))
+    params.load_into(target, arrays)
+    assert list(arrays) == list(source.state_dict())
+    for name, tensor in target.state_dict().items():
+        assert torch.equal(tensor, source.state_dict()[name])
+
+
+def test_bfloat16_is_held_as_float32_and_comes_back_exactly():
+    source, target = mlp().bfloat16(), mlp().bfloat16()
+    nn.init.normal_(source[0].weight)
+    arrays = params.from_module(source)
+    assert arrays["0.weight"].dtype == np.float32
+    params.load_into(target, arrays)
+    assert torch.equal(target[0].weight, source[0].weight)
+
+
+def test_arrays_load_into_a_channels_last_module():
+    source, target = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    params.load_into(target, params.from_module(source))
+    assert torch.equal(source.weight, target.weight)
+    assert target.weight.is_contiguous(memory_format=torch.channels_last)
+    assert_same_bits(params.from_module(target), params.from_module(source))
+
+
+def test_names_and_shapes_must_agree():
+    arrays = params.from_module(mlp())
+    with pytest.raises(ValueError, match=r"lack \['0.bias'\]"):
+        params.load_into(mlp(), {name: array for name, array in arrays.items() if name != "0.bias"})
+    with pytest.raises(ValueError, match=r"\['extra'\] are not in the network"):
+        params.load_into(mlp(), {**arrays, "extra": np.zeros(1)})
+    with pytest.raises(ValueError, match=r"'0.bias' has shape \(2,\), the network's has \(16,\)"):
+        params.load_into(mlp(), {**arrays, "0.bias": np.zeros(2)})
+
+
+def test_entries_that_are_no_tensors_are_errors():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return {"anything": 1}
+
+    with pytest.raises(TypeError, match="'_extra_state' is a dict"):
+        params.from_module(Extra(1, 1))
+    with pytest.raises(ValueError, match="run one batch through the network first"):
+        params.from_module(nn.LazyLinear(3))
+
+
+def test_not_finite_values_are_found():
+    arrays = {"a": np.zeros(2), "b": np.array([1.0, np.nan, np.inf])}
+    with pytest.raises(ValueError, match="'b' has 2 NaN or infinite values of 3"):
+        params.check_finite(arrays)
+    params.check_finite({"a": np.zeros(2), "n": np.array(3)})
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_files(tmp_path, suffix):
+    arrays = params.from_module(awkward_net())
+    path = tmp_path / f"p{suffix}"
+    params.save(path, arrays)
+    loaded = params.load(path)
+    assert_same_bits({name: loaded[name] for name in arrays}, arrays)
+    with pytest.raises(ValueError, match=r"use the suffix \.safetensors or \.npz"):
+        params.save(tmp_path / "p.bin", arrays)
+    with pytest.raises(ValueError, match="use the suffix"):
+        params.load(tmp_path / "p.bin")
