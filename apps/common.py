@@ -262,9 +262,8 @@ def _write_row(cells: dict[str, str]) -> None:
 
 def _report(trainer: DistributedTrainer, test: dict[str, float], arguments: argparse.Namespace) -> None:
     print(f"test loss {test['loss']:.4f}, test accuracy {100 * test['accuracy']:.2f}%")
-    print(
-        f"{_speed(trainer.history)}; {_count(trainer.num_workers, 'worker')}, {_count(trainer.threads, 'thread')} each"
-    )
+    crew = f"{_count(trainer.num_workers, 'worker')}, {_count(trainer.threads, 'thread')} each"
+    print(f"{_speed(trainer.history)}; {crew}")
     print(f"history in {_history_file(arguments.output)}, parameters in {_parameters_file(arguments.output)}")
 
 

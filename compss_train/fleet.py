@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import Share
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.published import PublishedBlocks
 from compss_train.worker import Shard, WorkerState, train
+
+_Blocks: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], list[Ref], list[Ref] | None]"
+"""Numbers of blocks, of their first samples, and references to the blocks of x and y."""
 
 
 @dataclass
@@ -31,14 +36,15 @@ class Fleet:
 
     def train(self, worker: int, share: Share, parameters: Ref) -> tuple[Ref, Ref]:
         """Submit a worker's training on its share; returns references to its parameters and measurements."""
-        shard = self._shard(share)
+        blocks, starts, x, y = self._blocks(share)
+        shard = Shard(share, blocks, starts, self.batching, self.shuffle_seed, self.new_optimizer)
         trained, state, measured = self.engine.submit(
             train,
             self.recipe,
             parameters,
             self.states[worker],
-            self.x.select(shard.blocks),
-            None if self.y is None else self.y.select(shard.blocks),
+            x,
+            y,
             shard,
             self.devices[worker],
             returns=3,
@@ -53,13 +59,18 @@ class Fleet:
         if self.y is not None:
             self.y.delete()
 
-    def _shard(self, share: Share) -> Shard:
+    def _blocks(self, share: Share) -> _Blocks:
         if any(visit.samples is not None for visit in share):
-            blocks = tuple(range(len(self.x.sizes)))
-        else:
-            blocks = tuple(dict.fromkeys(visit.block for visit in share))
-        starts = tuple(self.x.starts[block] for block in blocks)
-        return Shard(share, blocks, starts, self.batching, self.shuffle_seed, self.new_optimizer)
+            return self._all_blocks  # a total shuffle takes samples from everywhere
+        return self._select(tuple(dict.fromkeys(visit.block for visit in share)))
+
+    @cached_property
+    def _all_blocks(self) -> _Blocks:
+        return self._select(tuple(range(len(self.x.sizes))))
+
+    def _select(self, numbers: tuple[int, ...]) -> _Blocks:
+        starts = tuple(self.x.starts[number] for number in numbers)
+        return numbers, starts, self.x.select(numbers), None if self.y is None else self.y.select(numbers)
 
     def _replace_state(self, worker: int, state: Ref) -> None:
         before, self.states[worker] = self.states[worker], state

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import torch
 
 from compss_train.engines.store import Stored, store
 from compss_train.engines.this_machine import intra_op_threads
@@ -77,6 +78,8 @@ def start(parent: int) -> None:
     """Prepare a new worker process: import what every task needs, and end with the coordinator."""
     import compss_train  # noqa: F401
 
+    # The first optimizer of a process makes torch import its compiler, which takes about a second.
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

@@ -25,23 +25,23 @@ def evaluate(
     device: str,
 ) -> dict[str, float]:
     """Return the sums of loss and metric over the samples of the blocks, with the network in evaluation mode."""
-    tally = Tally(recipe.metric is not None)
     with random_state(0, device), torch.no_grad():
         replica = recipe.replica(parameters, device, training=False)
+        tally = Tally(replica.recipe.metric)
         for number, block in enumerate(xs):
             x = as_tensor(block)
             y = None if ys is None else as_tensor(ys[number])
             for start, stop in Batching(size=batch_size).bounds(len(x)):
                 rows = slice(start, stop)
                 _measure(replica, x[rows], None if y is None else y[rows], tally)
-    return tally.sums()
+        return tally.sums()
 
 
 def _measure(replica: Replica, x: torch.Tensor, y: torch.Tensor | None, tally: Tally) -> None:
     x, y = x.to(replica.device), None if y is None else y.to(replica.device)
     with explained(x, replica), replica.autocast():
         output, target = replica.forward(x, y)
-        tally.add(len(x), replica.recipe.loss(output, target), output, target, replica.recipe.metric)
+        tally.add(len(x), replica.recipe.loss(output, target), output, target)
 
 
 def predict(

@@ -10,40 +10,61 @@ import torch
 from compss_train.losses import BatchFunction
 from compss_train.worker.recipe import Replica
 
+_FOLD = 1024  # batches after which values are summed, so that they do not pile up on the device
+
+
+class _WeightedSum:
+    """A sum of means times their batches' sizes, in double precision.
+
+    Values are kept as they come and summed later: arithmetic on single numbers costs as much as small layers do,
+    and reading one would wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._values: list[torch.Tensor] = []
+        self._weights: list[int] = []
+
+    def add(self, value: torch.Tensor | float, weight: int) -> None:
+        self._values.append(torch.as_tensor(value).detach())
+        self._weights.append(weight)
+        if len(self._values) == _FOLD:
+            self._fold()
+
+    def _fold(self) -> None:
+        if self._values:
+            values = torch.stack(self._values).double().cpu()
+            self._total += float(values @ torch.tensor(self._weights, dtype=torch.float64))
+        self._values, self._weights = [], []
+
+    def total(self) -> float:
+        self._fold()
+        return self._total
+
 
 class Tally:
-    """Sums over samples, kept on the device so that no batch waits for a transfer."""
+    """Sums over samples of what batches measure."""
 
-    def __init__(self, with_metric: bool) -> None:
+    def __init__(self, metric: BatchFunction | None) -> None:
+        self._function = metric
         self._samples = 0
         self._batches = 0
-        self._loss: torch.Tensor | float = 0.0
-        self._metric: torch.Tensor | float | None = 0.0 if with_metric else None
+        self._loss = _WeightedSum()
+        self._metric = _WeightedSum()
 
-    def add(
-        self,
-        samples: int,
-        loss: torch.Tensor,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        metric: BatchFunction | None,
-    ) -> None:
+    def add(self, samples: int, loss: torch.Tensor, output: torch.Tensor, target: torch.Tensor) -> None:
         """Add a batch, whose loss and metric are means over its samples."""
         self._samples += samples
         self._batches += 1
-        self._loss = self._loss + _double(loss) * samples
-        if metric is not None and self._metric is not None:
+        self._loss.add(loss, samples)
+        if self._function is not None:
             with torch.no_grad():
-                self._metric = self._metric + _double(metric(output.detach(), target)) * samples
+                self._metric.add(self._function(output.detach(), target), samples)
 
     def sums(self) -> dict[str, float]:
         """Return the sums; ``metric`` is there only where one was asked for."""
-        sums = {"samples": self._samples, "batches": self._batches, "loss": float(self._loss)}
-        return sums if self._metric is None else {**sums, "metric": float(self._metric)}
-
-
-def _double(value: torch.Tensor | float) -> torch.Tensor | float:
-    return value.detach().double() if isinstance(value, torch.Tensor) else value
+        sums = {"samples": self._samples, "batches": self._batches, "loss": self._loss.total()}
+        return sums if self._function is None else {**sums, "metric": self._metric.total()}
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def train(
     with random_state(state.random, device):
         replica = recipe.replica(parameters, device, training=True)
         optimizer = _optimizer(replica, None if shard.new_optimizer else state.optimizer)
-        tally = Tally(recipe.metric is not None)
+        tally = Tally(replica.recipe.metric)
         for x, y in batches(shard, xs, ys, device):
             with explained(x, replica):
                 _step(replica, optimizer, (x, y), tally)
@@ -71,7 +71,7 @@ def _step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tall
         loss = replica.recipe.loss(output, target)
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    tally.add(len(batch[0]), loss, output, target, replica.recipe.metric)
+    tally.add(len(batch[0]), loss, output, target)
 
 
 def _to_cpu(value: Any) -> Any:
