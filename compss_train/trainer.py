@@ -367,5 +367,5 @@ class DistributedTrainer(NamedFits):
             warnings.warn(
                 f"{self.num_workers} workers share {blocks} blocks, so that {self.num_workers - blocks} have "
                 f"nothing to train; cut the data into at least {self.num_workers} blocks",
-                stacklevel=4,
+                stacklevel=3,
             )

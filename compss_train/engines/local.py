@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import ONE_CPU, Ref, Resources
@@ -16,6 +16,10 @@ from compss_train.engines.store import Folders, store
 from compss_train.engines.tasks import Handle, Task, Updates, Value
 from compss_train.engines.this_machine import ThisMachineEngine, cores
 from compss_train.exceptions import EngineClosedError
+
+
+CHECK_SECONDS = 1.0
+"""How often a wait makes sure that there is still something to wait for."""
 
 
 class LocalEngine(ThisMachineEngine):
@@ -91,9 +95,10 @@ class LocalEngine(ThisMachineEngine):
         """Wait; large arrays of the values are mapped from shared memory, not copied."""
         self._check_open()
         futures = [self._read(ref).future for ref in refs]
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            if (error := future.exception()) is not None:
-                raise error
+        while (state := wait(futures, CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
+            _raise_first(state.done)
+            self._check_open()
+        _raise_first(state.done)
         return [future.result().load() for future in futures]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
@@ -117,7 +122,7 @@ class LocalEngine(ThisMachineEngine):
             _shut_down(self._scheduler, self._pool, self._folders, kill=kill)
 
     def _check_open(self) -> None:
-        if not self._close.alive:
+        if not (self._close.alive and self._scheduler.alive):
             raise EngineClosedError("this local engine was shut down; make a new one")
 
     def _resolve(self, argument: Any) -> Any:
@@ -136,6 +141,12 @@ class LocalEngine(ThisMachineEngine):
             handle.value = updates.result
             self._scheduler.post(self._scheduler.close, updates)
         return handle.value
+
+
+def _raise_first(futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        if (error := future.exception()) is not None:
+            raise error
 
 
 def _handle(ref: Ref) -> Handle:

@@ -32,8 +32,6 @@ class Pool:
 
     def _start(self) -> ProcessPoolExecutor:
         environment = {name: str(self._threads) for name in _THREAD_VARIABLES}
-        # Loky restarts processes that have grown by 300 MB; here growth is mapped blocks and models in use.
-        environment["LOKY_MAX_MEMORY_LEAK_SIZE"] = "1e18"
         executor = ProcessPoolExecutor(
             self.processes, initializer=remote.start, initargs=(os.getpid(),), env=environment
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+from loky import process_executor
 
 from compss_train.engines.store import Stored, store
 from compss_train.engines.this_machine import intra_op_threads
@@ -78,6 +80,9 @@ def start(parent: int) -> None:
     """Prepare a new worker process: import what every task needs, and end with the coordinator."""
     import compss_train  # noqa: F401
 
+    # After a task loky weighs the process by psutil, or collects garbage, to restart one that grew by 300 MB. That
+    # is tens of milliseconds in which the next task waits, and growth here is mapped blocks and models in use.
+    process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
     # The first optimizer of a process makes torch import its compiler, which takes about a second.
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import re
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, wait
 from functools import partial
@@ -38,6 +38,7 @@ class Scheduler:
         self._pool = pool
         self._free_cpus = cpus
         self._ready: list[Task] = []
+        self._woken: deque[Task] = deque()
         self._running: dict[Task, Future[list[Stored] | Failure]] = {}
         self._unresolved: set[Value] = set()
         self._holders: Counter[str] = Counter()
@@ -46,6 +47,11 @@ class Scheduler:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compss_train scheduler", daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody takes events."""
+        return self._thread.is_alive()
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have the scheduler's thread call one of the methods below."""
@@ -64,6 +70,7 @@ class Scheduler:
         try:
             while (event := self._events.get()) is not None:
                 event()
+                self._wake()
                 if not self._stopping:
                     self._start_ready()
         except BaseException as error:  # a fault of this file: nobody may be left waiting
@@ -138,6 +145,13 @@ class Scheduler:
         else:
             task.updates.ready.append(task)
             self._next_update(task.updates)
+
+    def _wake(self) -> None:
+        """Look at the tasks whose inputs have come; a loop, since a failure may pass through a long chain."""
+        while self._woken:
+            task = self._woken.popleft()
+            task.missing -= 1
+            self._advance(task)
 
     def _start_ready(self) -> None:
         while (
@@ -253,10 +267,8 @@ class Scheduler:
             value.future.set_result(outcome)
         else:
             value.future.set_exception(outcome)
-        waiting, value.waiting = value.waiting, []
-        for task in waiting:
-            task.missing -= 1
-            self._advance(task)
+        self._woken.extend(value.waiting)
+        value.waiting = []
 
     def _free(self, value: Value) -> None:
         free = value.deleted and not value.readers and value.future.done()

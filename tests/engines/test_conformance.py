@@ -120,6 +120,16 @@ def test_an_exception_comes_from_whatever_depends_on_the_task(engine):
     assert fetch(engine, engine.submit(tasks.add, 1, 1)) == 2
 
 
+def test_a_failure_passes_through_a_chain_longer_than_the_stack(engine):
+    if isinstance(engine, SerialEngine):
+        pytest.skip("the serial engine raises at once")
+    value = engine.submit(tasks.fail, "at the very start")
+    for _ in range(3000):
+        value = engine.submit(tasks.add, value, 1)
+    with pytest.raises(KeyError, match="at the very start"):
+        fetch(engine, value)
+
+
 def test_an_exception_in_an_update_comes_from_the_value(engine):
     def run():
         target = engine.publish(1)

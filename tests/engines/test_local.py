@@ -215,3 +215,20 @@ def test_a_forgotten_engine_ends_its_processes():
 def test_sizes_must_be_positive():
     with pytest.raises(ValueError, match="at least 1 process and thread, got 0 and 1"):
         LocalEngine(0)
+
+
+def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
+    with LocalEngine(processes=1) as engine:
+        failure = RuntimeError("a fault of the scheduler")
+        monkeypatch.setattr("threading.excepthook", lambda _: None)
+
+        def fault():
+            raise failure
+
+        waiting = engine.submit(tasks.wait_for, tasks.Path("/never"), 0)
+        engine._scheduler.post(fault)
+        with pytest.raises(RuntimeError, match="a fault of the scheduler"):
+            engine.fetch([waiting])
+        with pytest.raises(EngineClosedError):
+            engine.submit(tasks.add, 1)
+        engine.shutdown(kill=True)
