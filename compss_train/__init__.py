@@ -1,4 +1,4 @@
-"""compss_train: train any PyTorch model on many workers, with tasks on PyCOMPSs or on local processes."""
+"""compss_train: train any PyTorch model with many workers, whose tasks run on the processes of this machine."""
 
 from compss_train.data import BlockedTensor, shuffle
 from compss_train.engines import Engine, LocalEngine, SerialEngine

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import Any
 
 from compss_train.data.schedule import Shuffle
+from compss_train.options import check_choice, check_count
 from compss_train.parameters import Parameters
 
 
@@ -28,6 +29,8 @@ class NamedFits:
         """Train; see ``DistributedTrainer.fit``."""
 
     def _fit(self, x: Any, y: Any, num_batches_per_worker: int, num_epochs: int, **options: Any) -> Parameters:
+        check_count("num_batches_per_worker", num_batches_per_worker)
+        check_count("n_epocs_sync", options.get("merge_every", 1), least=0)
         return self.fit(x, y, num_batches_per_worker=num_batches_per_worker, num_epochs=num_epochs, **options)
 
     def fit_synchronous_with_GPU(
@@ -148,4 +151,5 @@ class NamedFits:
 
 
 def _by_blocks(shuffle_blocks: bool) -> Shuffle:
+    check_choice("shuffle_blocks", shuffle_blocks, (True, False))
     return "blocks" if shuffle_blocks else None

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from compss_train.data.batches import Batching
-from compss_train.data.schedule import Share
+from compss_train.data.schedule import Round, Share
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.published import PublishedBlocks
 from compss_train.worker import Shard, WorkerState, train
@@ -34,10 +34,12 @@ class Fleet:
     states: list[WorkerState | Ref]
     """Each worker's state, replaced by the reference to the new one whenever it trains."""
 
-    def train(self, worker: int, share: Share, parameters: Ref) -> tuple[Ref, Ref]:
-        """Submit a worker's training on its share; returns references to its parameters and measurements."""
+    def train(self, worker: int, round_: Round, parameters: Ref) -> tuple[Ref, Ref]:
+        """Submit a worker's training in a round; returns references to its parameters and measurements."""
+        share = round_.shares[worker]
         blocks, starts, x, y = self._blocks(share)
-        shard = Shard(share, blocks, starts, self.batching, self.shuffle_seed, self.new_optimizer)
+        name = f"round {round_.number} on worker {worker}"
+        shard = Shard(share, blocks, starts, self.batching, self.shuffle_seed, self.new_optimizer, name)
         trained, state, measured = self.engine.submit(
             train,
             self.recipe,

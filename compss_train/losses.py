@@ -18,16 +18,24 @@ _SMALLEST = 1e-7  # keeps log() finite; EDDL's own epsilon for probabilities is 
 
 def mean_squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Mean of (output - target)² over all elements; the target takes the output's shape and dtype."""
-    return functional.mse_loss(output, _like(output, target))
+    output = _full_precision(output)
+    return functional.mse_loss(output, like(output, target))
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross entropy of logits (N, C, ...) with class indices (N, ...) or (N, 1), or one-hot or soft targets."""
+    output = _full_precision(output)
+    if output.dim() < 2 or output.shape[1] < 2:
+        raise ValueError(
+            f"cross entropy needs one output a class, these have shape {tuple(output.shape)}; for a single output "
+            "use binary_cross_entropy after a sigmoid"
+        )
     return functional.cross_entropy(output, class_targets(output, target))
 
 
 def categorical_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross entropy of probabilities (N, C), as a softmax layer gives them, with indices or soft targets."""
+    output = _full_precision(output)
     target = class_targets(output, target)
     log = output.clamp(min=_SMALLEST).log()
     if target.shape == output.shape:
@@ -39,12 +47,13 @@ def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Binary cross entropy of probabilities, as a sigmoid layer gives them, with targets of 0 and 1."""
     # Autocast refuses the functional form, whose backward is unsafe in half precision.
     with torch.autocast(output.device.type, enabled=False):
-        return functional.binary_cross_entropy(output.float(), _like(output, target).float())
+        return functional.binary_cross_entropy(output.float(), like(output, target).float())
 
 
 def dice(output: Tensor, target: Tensor) -> Tensor:
     """Dice loss 1 - 2 Σ(p·t) / (Σp + Σt) of each sample, averaged: for overlaps of masks of any shape (N, ...)."""
-    output, target = output.flatten(1), _like(output, target).flatten(1)
+    output = _full_precision(output)
+    output, target = output.flatten(1), like(output, target).flatten(1)
     overlap = 2 * (output * target).sum(dim=1)
     return 1 - ((overlap + _SMALLEST) / ((output + target).sum(dim=1) + _SMALLEST)).mean()
 
@@ -66,7 +75,13 @@ def class_targets(output: Tensor, target: Tensor) -> Tensor:
     return target.long()
 
 
-def _like(output: Tensor, target: Tensor) -> Tensor:
+def _full_precision(output: Tensor) -> Tensor:
+    """Return half-precision outputs in float32: targets in so few digits would lose what they say."""
+    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+
+
+def like(output: Tensor, target: Tensor) -> Tensor:
+    """Return the target in the output's shape and dtype; raise ``ValueError`` where it has other elements."""
     if target.numel() != output.numel():
         raise ValueError(
             f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; they must agree"

@@ -8,9 +8,9 @@ weighted change to the global parameters when it arrives, so that no worker wait
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from compss_train import parameters as params
 from compss_train.data.schedule import Round
@@ -39,10 +39,16 @@ class Merge(ABC):
     """Keeps the global parameters' reference from round to round."""
 
     parameters: Ref
+    rounds_ahead: ClassVar[int] = 1
+    """Rounds submitted beyond the one whose measurements are waited for, so that no worker idles."""
 
     @abstractmethod
     def submit(self, fleet: Fleet, round_: Round) -> Submitted:
         """Submit a round's training and merging."""
+
+    @abstractmethod
+    def current(self, submitted: Submitted) -> params.Parameters:
+        """Return the global parameters after a round that is complete, waiting for its merge if need be."""
 
     @abstractmethod
     def retire(self, submitted: Submitted) -> None:
@@ -65,13 +71,18 @@ class Synchronous(Merge):
         """Train from the global parameters and average; a worker without samples has no vote."""
         counts = round_.counts
         active = [worker for worker, count in enumerate(counts) if count]
-        results = [fleet.train(worker, round_.shares[worker], self.parameters) for worker in active]
+        results = [fleet.train(worker, round_, self.parameters) for worker in active]
         trained = [result[0] for result in results]
         if self.parameters is self._initial:
             self._engine.delete([self._initial])
         self.parameters = tree_average(self._engine, trained, [counts[worker] for worker in active])
         measured = {worker: result[1] for worker, result in zip(active, results, strict=True)}
         return Submitted(round_, measured, self.parameters)
+
+    def current(self, submitted: Submitted) -> params.Parameters:
+        """Return that round's average."""
+        average: params.Parameters = self._engine.fetch([submitted.parameters])[0]
+        return average
 
     def retire(self, submitted: Submitted) -> None:
         """Free the average of that round."""
@@ -85,8 +96,18 @@ class Synchronous(Merge):
 class Commutative(Merge):
     """Every worker adds its change to the global parameters and goes on from what it just made."""
 
-    def __init__(self, engine: Engine, initial: params.Parameters, num_workers: int, rule: Rule) -> None:
+    rounds_ahead = 8
+
+    def __init__(
+        self,
+        engine: Engine,
+        initial: params.Parameters,
+        num_workers: int,
+        rule: Rule = "weighted",
+        buffers: Collection[str] = (),
+    ) -> None:
         self._engine = engine
+        self._buffers = frozenset(buffers)
         self._rule = rule
         self._initial = engine.publish(initial)
         self._bases = [self._initial] * num_workers
@@ -98,17 +119,24 @@ class Commutative(Merge):
         measured = {}
         for worker, count in enumerate(counts):
             if count:
-                trained, measured[worker] = fleet.train(worker, round_.shares[worker], self._bases[worker])
-                self._update(worker, trained, count / sum(counts))
+                trained, measured[worker] = fleet.train(worker, round_, self._bases[worker])
+                self._update(worker, trained, count, sum(counts))
         return Submitted(round_, measured, self.parameters)
 
-    def _update(self, worker: int, trained: Ref, share: float) -> None:
+    def _update(self, worker: int, trained: Ref, count: int, total: int) -> None:
         base = self._bases[worker]
         if self._rule == "halving":
             self._bases[worker] = self._engine.commute(self.parameters, params.halve, trained)
         else:
-            self._bases[worker] = self._engine.commute(self.parameters, params.apply_delta, base, trained, share)
+            self._bases[worker] = self._engine.commute(
+                self.parameters, params.apply_delta, base, trained, count, total, self._buffers
+            )
         self._engine.delete([trained] if base is self._initial else [trained, base])
+
+    def current(self, submitted: Submitted) -> params.Parameters:
+        """Return the newest value, with whatever has been added to it: waiting would hold the others up."""
+        newest: params.Parameters | None = self._engine.peek(self.parameters)
+        return self._engine.fetch([self.parameters])[0] if newest is None else newest
 
     def retire(self, submitted: Submitted) -> None:
         """Nothing: all rounds share one value."""
@@ -118,11 +146,17 @@ class Commutative(Merge):
         self._engine.delete([*{self.parameters, self._initial, *self._bases}])
 
 
-def make_merge(options: FitOptions, engine: Engine, initial: params.Parameters, num_workers: int) -> Merge:
-    """Return the merge that the options name, beginning with these parameters."""
+def make_merge(
+    options: FitOptions,
+    engine: Engine,
+    initial: params.Parameters,
+    num_workers: int,
+    buffers: Collection[str],
+) -> Merge:
+    """Return the merge that the options name, beginning with these parameters; ``buffers`` names statistics."""
     if options.merge == "synchronous":
         return Synchronous(engine, initial)
-    return Commutative(engine, initial, num_workers, options.rule)
+    return Commutative(engine, initial, num_workers, options.rule, buffers)
 
 
 def tree_average(engine: Engine, versions: Sequence[Ref], counts: Sequence[int]) -> Ref:

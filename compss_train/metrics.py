@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compss_train.losses import BatchFunction, class_targets, mean_squared_error
+from compss_train.losses import BatchFunction, class_targets, like, mean_squared_error
 from compss_train.registry import resolve
 
 
@@ -24,13 +24,13 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
     """Mean of |output - target|."""
-    return (output - target.reshape(output.shape)).abs().mean()
+    return (output - like(output, target)).abs().mean()
 
 
 def mean_relative_error(output: Tensor, target: Tensor) -> Tensor:
     """Mean of |output - target| / |target|; targets of 0 count by their absolute error."""
-    target = target.reshape(output.shape)
-    scale = torch.where(target == 0, torch.ones_like(output), target.abs().to(output.dtype))
+    target = like(output, target)
+    scale = torch.where(target == 0, torch.ones_like(output), target.abs())
     return ((output - target).abs() / scale).mean()
 
 
@@ -46,6 +46,10 @@ METRICS: dict[str, BatchFunction] = {
 }
 
 
+RESERVED = ("loss", "round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker")
+"""Names that a record of the history has in any case."""
+
+
 def resolve_metric(metric: str | BatchFunction | None) -> tuple[str, BatchFunction] | None:
     """Return the metric's name in the history and its function; ``None`` for no metric.
 
@@ -55,4 +59,6 @@ def resolve_metric(metric: str | BatchFunction | None) -> tuple[str, BatchFuncti
         return None
     function = resolve("metric", metric, METRICS)
     name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+    if name in RESERVED:
+        raise ValueError(f"metric name {name!r} stands for something else in the history; rename the function")
     return name, function

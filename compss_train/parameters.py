@@ -8,7 +8,7 @@ held as float32, which represents them exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,17 +141,38 @@ def average(versions: Sequence[Parameters], counts: Sequence[int]) -> Parameters
     return versions[0] if len(versions) == 1 else mean([partial_sum(versions, counts)])
 
 
-def apply_delta(current: Parameters, base: Parameters, trained: Parameters, share: float) -> Parameters:
-    """Return current + share · (trained - base); integers take the maximum of current and trained.
+class Merged(Parameters):
+    """Parameters under commutative merging, which remember how many samples have been merged into them."""
 
-    Additions of several workers' deltas commute, so the order in which workers arrive changes rounding only.
+    samples: int = 0
+
+
+def apply_delta(
+    current: Parameters,
+    base: Parameters,
+    trained: Parameters,
+    count: int,
+    total: int,
+    buffers: Collection[str] = (),
+) -> Merged:
+    """Return the global parameters after a worker that trained ``count`` of a round's ``total`` samples.
+
+    Weights become current + count/total · (trained - base): additions of several workers' changes commute, so
+    that their order changes rounding only. The names in ``buffers`` are statistics, which shrink faster than a
+    stale base allows for (a variance would turn negative), so they are moved towards the worker's instead: with
+    one update a worker to the weighted mean in any order, later by count/total. Integers take the maximum.
     """
-    return {
-        name: _shifted(array, base[name], trained[name], share)
-        if array.dtype.kind in "fc"
-        else np.maximum(array, trained[name])
-        for name, array in current.items()
-    }
+    samples = getattr(current, "samples", 0) + count
+    merged = Merged()
+    merged.samples = samples
+    for name, array in current.items():
+        if array.dtype.kind not in "fc":
+            merged[name] = np.maximum(array, trained[name])
+        elif name in buffers:
+            merged[name] = _between(array, trained[name], count / min(samples, total))
+        else:
+            merged[name] = _shifted(array, base[name], trained[name], count / total)
+    return merged
 
 
 def _shifted(array: NDArray[Any], base: NDArray[Any], trained: NDArray[Any], share: float) -> NDArray[Any]:
@@ -161,9 +182,18 @@ def _shifted(array: NDArray[Any], base: NDArray[Any], trained: NDArray[Any], sha
     return np.asarray(shift).astype(array.dtype, copy=False)
 
 
+def _between(array: NDArray[Any], trained: NDArray[Any], share: float) -> NDArray[Any]:
+    mean = np.multiply(array, 1 - share, dtype=np.result_type(array.dtype, np.float64))
+    mean += np.multiply(trained, share, dtype=mean.dtype)
+    return np.asarray(mean).astype(array.dtype, copy=False)
+
+
 def halve(current: Parameters, trained: Parameters) -> Parameters:
     """Return (current + trained) / 2, dislib's commutative rule: the last to arrive counts half."""
-    return apply_delta(current, current, trained, 0.5)
+    return {
+        name: _between(array, trained[name], 0.5) if array.dtype.kind in "fc" else np.maximum(array, trained[name])
+        for name, array in current.items()
+    }
 
 
 def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,16 +11,13 @@ from typing import Any
 
 from compss_train.data.schedule import Round
 from compss_train.engines import Engine, Ref
-from compss_train.exceptions import DivergedError, EngineClosedError
+from compss_train.exceptions import EngineClosedError
 from compss_train.fleet import Fleet
 from compss_train.inference import Inference, means
 from compss_train.merging import Merge, Submitted
 from compss_train.parameters import Parameters
 
 Record = dict[str, Any]
-
-ROUNDS_AHEAD = 1
-"""Rounds submitted beyond the one that is waited for, so that no worker idles while metrics travel."""
 
 MERGE_SECONDS = 1.0
 """How long an interrupted fit waits for the merge of a round whose training is complete."""
@@ -44,7 +40,7 @@ class Rounds:
 
     def run(self, rounds: Iterable[Round]) -> Parameters:
         """Submit and collect all rounds and return the final parameters; an exception of a task is raised here."""
-        ahead = ROUNDS_AHEAD if self.engine.asynchronous else 0
+        ahead = self.merge.rounds_ahead if self.engine.asynchronous else 0
         for round_ in rounds:
             submitted = self.merge.submit(self.fleet, round_)
             validation = self.validation.evaluate(submitted.parameters) if self.validation else []
@@ -58,9 +54,13 @@ class Rounds:
             self.merge.retire(self._complete.popleft())
         return final
 
+    def current(self) -> Parameters | None:
+        """Return the global parameters after the last complete round, ``None`` before there is one."""
+        return self.merge.current(self._complete[-1]) if self._complete else None
+
     def newest(self) -> Parameters | None:
         """Return the parameters after the last complete round, or ``None`` where they cannot be had soon."""
-        with contextlib.suppress(OSError, EngineClosedError):
+        with contextlib.suppress(OSError, EngineClosedError):  # whatever ended the fit is what is told
             for submitted in reversed(self._complete):
                 newest: Parameters | None = self.engine.peek(submitted.parameters, MERGE_SECONDS)
                 if newest is not None:
@@ -72,7 +72,6 @@ class Rounds:
         values = self.engine.fetch(refs)
         self.engine.delete(refs)
         measured = dict(zip(submitted.measured, values, strict=False))
-        _check_finite(submitted.round.number, measured)
         self._complete.append(submitted)
         if len(self._complete) > 2:
             self.merge.retire(self._complete.popleft())
@@ -98,12 +97,3 @@ class Rounds:
                 for worker, sums in measured.items()
             ],
         }
-
-
-def _check_finite(number: int, measured: dict[int, dict[str, float]]) -> None:
-    for worker, sums in measured.items():
-        if not math.isfinite(sums["loss"]):
-            raise DivergedError(
-                f"the loss became {sums['loss'] / sums['samples']} in round {number} on worker {worker}; lower the "
-                "learning rate, or check the data for NaN and for values that are far too large"
-            )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 from compss_train.data import BlockedTensor
 from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources
+from compss_train.exceptions import EngineClosedError
 from compss_train.fleet import Fleet
 from compss_train.inference import Inference
 from compss_train.options import FitOptions
+from compss_train.parameters import Parameters
 from compss_train.published import PublishedBlocks
 from compss_train.worker import Recipe, WorkerState
 
@@ -17,6 +22,7 @@ class Session:
 
     def __init__(self, engine: Engine, recipe: Recipe, devices: list[str], seed: int, threads: int) -> None:
         self.engine = engine
+        self.net = recipe.net
         self.recipe = engine.publish(recipe)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
@@ -48,6 +54,21 @@ class Session:
         blocks = self.publish(x, y)
         return Inference(self.engine, self.recipe, *blocks, batch_size, self.resources, self.devices)
 
+    @contextmanager
+    def inferring(
+        self, x: BlockedTensor, y: BlockedTensor | None, batch_size: int, parameters: Parameters
+    ) -> Iterator[tuple[Inference, Ref]]:
+        """Give what evaluates or predicts, and the published parameters; free both afterwards."""
+        inference = self.inference(x, y, batch_size)
+        published = self.engine.publish(parameters)
+        try:
+            yield inference, published
+        finally:
+            with suppress(EngineClosedError):
+                self.engine.delete([published])
+                inference.delete_blocks()
+
     def close(self) -> None:
-        """Free what the engine holds for the model."""
-        self.engine.delete([self.recipe, *(state for state in self.states if isinstance(state, Ref))])
+        """Free what the engine holds for the model, if it is still there."""
+        with suppress(EngineClosedError):
+            self.engine.delete([self.recipe, *(state for state in self.states if isinstance(state, Ref))])

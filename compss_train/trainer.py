@@ -16,15 +16,14 @@ from torch import nn
 
 from compss_train import parameters as params
 from compss_train.callbacks import Callback
-from compss_train.checks import check_network, check_picklable
+from compss_train.checks import check_network, check_optimizer, check_picklable
 from compss_train.data import BlockedTensor
 from compss_train.data.schedule import MergeUnit, Shuffle
 from compss_train.data.shuffle import check_paired
-from compss_train.engines import Engine, engine_class
-from compss_train.engines.this_machine import cores, thread_share
-from compss_train.exceptions import NotBuiltError
+from compss_train.engines import Engine, Ref, engine_class
+from compss_train.exceptions import EngineClosedError, NotBuiltError
 from compss_train.fits import NamedFits
-from compss_train.inference import means
+from compss_train.inference import Inference, means
 from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.merging import make_merge
 from compss_train.metrics import resolve_metric
@@ -59,7 +58,7 @@ class DistributedTrainer(NamedFits):
         Model copies, at least 1. Each trains its share of the blocks in tasks.
     engine:
         ``"auto"`` (default), ``"serial"`` (in this process, for debugging), ``"local"`` (processes on this
-        machine), or an ``Engine``, which stays the caller's to shut down.
+        machine), or an ``Engine``, which is the caller's to shut down (an exception in a fit does, too).
     seed:
         Integer from 0 to 2**63 - 1 that fixes the order of samples and every random number in the workers; ``None``
         (default) draws one, which ``trainer.seed`` tells.
@@ -67,8 +66,8 @@ class DistributedTrainer(NamedFits):
         Intra-op threads of each task; by default the machine's cores shared among the workers, or what a
         given engine has. Another number of threads may round differently.
 
-    The worker processes start with the first call that needs them and are kept for the next; ``close()`` or a
-    ``with`` block ends them, and so does an exception.
+    The worker processes start with the first call that needs them and are kept for the next, with each worker's
+    optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
 
     Attributes: ``history``, a list of dicts, one a round; ``seed``, ``num_workers``, ``threads``.
     """
@@ -88,11 +87,12 @@ class DistributedTrainer(NamedFits):
         self._engine = engine if isinstance(engine, Engine) else None
         if threads is None:
             given = None if self._engine is None else self._engine.threads
-            threads = given or thread_share(min(num_workers, cores()))
+            threads = given or self._engine_class.thread_share(num_workers)
         self.threads = check_count("threads", threads)
         self._session: Session | None = None
         self._built: _Built | None = None
         self._parameters: Parameters = {}
+        self._rounds: Rounds | None = None
         self._epochs = 0
         self.history: list[Record] = []
 
@@ -132,8 +132,9 @@ class DistributedTrainer(NamedFits):
         Raises ``ValueError`` for unknown names, optimizer parameters, a network without trainable parameters, and
         GPUs that are not there; ``TypeError`` for what is of another kind, or cannot be pickled.
         """
+        self._require_idle("build")
         factory = optimizer_factory(optimizer)
-        check_network(net, factory)
+        check_network(net)
         loss_function, named_metric = resolve_loss(loss), resolve_metric(metric)
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
@@ -143,6 +144,7 @@ class DistributedTrainer(NamedFits):
         check_picklable(net=net, optimizer=factory, loss=loss_function, metric=metric_function, transform=transform)
         self._engine_class.check_gpus(num_gpu, num_nodes)
         own = copy.deepcopy(net).cpu()
+        check_optimizer(own, factory)
         self._parameters = params.copy_of(params.from_module(own))
         recipe = Recipe(own, factory, loss_function, metric_function, transform, precision, memory_format)
         self._built = _Built(recipe, name, num_gpu)
@@ -194,7 +196,8 @@ class DistributedTrainer(NamedFits):
         shuffle_block_data:
             Whether the samples within each block are shuffled every time that it is trained on.
         validation_data:
-            (x, y) to evaluate the global parameters on after every round, as ``val_loss`` and so on.
+            (x, y) to evaluate the global parameters on after every round, as ``val_loss`` and so on. Commutative
+            merging then waits for all updates of a round before those of the next.
         callbacks:
             ``Callback`` objects, called in this process.
         rule:
@@ -205,7 +208,8 @@ class DistributedTrainer(NamedFits):
         Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
         ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
         again, and whatever the model raises, with the worker's traceback. Warns where there are more workers
-        than blocks. After an exception or Ctrl-C the parameters are those of the last complete round.
+        than blocks. After an exception or Ctrl-C the parameters are those after the last complete round (with
+        what workers have added since, where they merge commutatively).
         """
         options = FitOptions(
             num_epochs=num_epochs,
@@ -220,12 +224,16 @@ class DistributedTrainer(NamedFits):
             optimizer_state=optimizer_state,
         )
         built = self._require_built()
+        self._require_idle("fit")
         data = self._data(x, y)
         held_out = None if validation_data is None else self._data(*validation_data)
         options.batching(data[0].sizes)  # raises where a block has too few rows
         params.check_finite(self._parameters)
         self._warn_of_idle_workers(data[0])
-        with self._working(built) as session, self._telling(callbacks, num_epochs * data[0].number_samples):
+        with (
+            self._working(built, fitting=True) as session,
+            self._telling(callbacks, num_epochs * data[0].number_samples),
+        ):
             self._run(session, options, data, held_out, callbacks)
         return self.get_parameters()
 
@@ -246,13 +254,17 @@ class DistributedTrainer(NamedFits):
         schedule = options.schedule(data[0].sizes, self.num_workers, self.seed, self._epochs, len(self.history))
         fleet = session.fleet(*data, options, self.seed)
         validation = None if held_out is None else session.inference(*held_out, EVALUATION_BATCH)
-        merge = make_merge(options, session.engine, self._parameters, self.num_workers)
+        buffers = [name for name, _ in session.net.named_buffers()]
+        merge = make_merge(options, session.engine, self._parameters, self.num_workers, buffers)
         rounds = Rounds(session.engine, fleet, merge, self._require_built().metric, validation, on_round)
+        self._rounds = rounds
         try:
             self._parameters = params.copy_of(rounds.run(schedule.rounds()))
         except BaseException:
             self._parameters = params.copy_of(rounds.newest() or self._parameters)
             raise
+        finally:
+            self._rounds = None
         merge.close()
         fleet.delete_blocks()
         if validation is not None:
@@ -263,13 +275,10 @@ class DistributedTrainer(NamedFits):
         built = self._require_built()
         data = self._data(x, y)
         check_count("batch_size", batch_size)
-        with self._working(built) as session:
-            inference = session.inference(*data, batch_size)
-            parameters = session.engine.publish(self._parameters)
+        with self._inferring(built, data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
-            sums = session.engine.fetch(refs)
-            session.engine.delete([*refs, parameters])
-            inference.delete_blocks()
+            sums = inference.engine.fetch(refs)
+            inference.engine.delete(refs)
         return means(sums, built.metric)
 
     def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:
@@ -277,28 +286,24 @@ class DistributedTrainer(NamedFits):
         built = self._require_built()
         data = self._data(x, None)
         check_count("batch_size", batch_size)
-        with self._working(built) as session:
-            inference = session.inference(*data, batch_size)
-            parameters = session.engine.publish(self._parameters)
-            outputs = inference.predict(parameters)
-            session.engine.delete([parameters])
-            inference.delete_blocks()
-        return outputs
+        with self._inferring(built, data, batch_size) as (inference, parameters):
+            return inference.predict(parameters)
 
     def model(self) -> nn.Module:
         """Return a new copy of the network with the global parameters, on the CPU."""
         net = copy.deepcopy(self._require_built().recipe.net)
-        params.load_into(net, self._parameters)
+        params.load_into(net, self._current())
         return net
 
     def get_parameters(self) -> Parameters:
         """Return the global parameters as arrays of the caller's own, in state_dict order."""
         self._require_built()
-        return params.copy_of(self._parameters)
+        return params.copy_of(self._current())
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
         """Replace the global parameters; raises ``ValueError`` where names or shapes differ."""
         net = copy.deepcopy(self._require_built().recipe.net)
+        self._require_idle("set_parameters")
         params.load_into(net, parameters)
         self._parameters = params.from_module(net)
 
@@ -321,14 +326,27 @@ class DistributedTrainer(NamedFits):
         if self._own_engine:
             self._engine = None
 
+    def _current(self) -> Parameters:
+        """Return the global parameters; to a callback, those after the round that it is told of."""
+        current = None if self._rounds is None else self._rounds.current()
+        return self._parameters if current is None else current
+
+    def _require_idle(self, method: str) -> None:
+        if self._rounds is not None:
+            raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
+
     def _require_built(self) -> _Built:
         if self._built is None:
             raise NotBuiltError("this trainer has no network yet; call build(net, optimizer, loss) first")
         return self._built
 
     @contextmanager
-    def _working(self, built: _Built) -> Iterator[Session]:
-        """Give the session, started if need be; an exception ends it with all that runs in it."""
+    def _working(self, built: _Built, *, fitting: bool = False) -> Iterator[Session]:
+        """Give the session, started if need be.
+
+        An exception that leaves tasks running ends it with them: one in a fit, Ctrl-C, or a dead engine. One in
+        ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
+        """
         try:
             if self._engine is None:
                 self._engine = self._engine_class.start(self.num_workers, self.threads)
@@ -336,9 +354,18 @@ class DistributedTrainer(NamedFits):
                 devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
                 self._session = Session(self._engine, built.recipe, devices, self.seed, self.threads)
             yield self._session
-        except BaseException:
-            self._end(kill=True)
+        except BaseException as error:
+            if fitting or not isinstance(error, Exception) or isinstance(error, EngineClosedError):
+                self._end(kill=True)
             raise
+
+    @contextmanager
+    def _inferring(self, built: _Built, data: _Data, batch_size: int) -> Iterator[tuple[Inference, Ref]]:
+        with (
+            self._working(built) as session,
+            session.inferring(*data, batch_size, self._current()) as published,
+        ):
+            yield published
 
     @contextmanager
     def _telling(self, callbacks: Sequence[Callback], total_samples: int) -> Iterator[None]:

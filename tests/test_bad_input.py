@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, NotBuiltError, SerialEngine
+from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, NotBuiltError, SerialEngine
 from tests.models import SGD, blocked, classification, mlp
 
 
@@ -55,6 +55,16 @@ def test_options_of_a_fit(trainer, options, message):
         trainer.fit(*blocked(X, Y, 4), **options)
 
 
+def test_named_fits_speak_of_their_own_keywords(trainer):
+    data = blocked(X, Y, 4)
+    with pytest.raises(ValueError, match="n_epocs_sync=-1: give an integer of at least 0"):
+        trainer.fit_asynchronous_n_epochs_with_GPU(*data, 2, 1, n_epocs_sync=-1)
+    with pytest.raises(ValueError, match="num_batches_per_worker=None: give an integer"):
+        trainer.fit_synchronous_with_GPU(*data, None, 1)
+    with pytest.raises(ValueError, match="shuffle_blocks='yes': choose one of True, False"):
+        trainer.fit_synchronous_with_GPU(*data, 2, 1, shuffle_blocks="yes")
+
+
 def test_x_and_y_must_go_together(trainer):
     by = BlockedTensor.from_array(Y, (4, 1))
     for call in (lambda x: trainer.fit(x, by, **GOOD), lambda x: trainer.evaluate(x, by)):
@@ -97,6 +107,9 @@ def test_engines(monkeypatch):
     with pytest.raises(ValueError, match="COMPSS_TRAIN_ENGINE=dask is no engine"):
         DistributedTrainer(2)
     assert DistributedTrainer(2, engine="serial")._engine_class is SerialEngine
+    for unset in ("", "auto"):
+        monkeypatch.setenv("COMPSS_TRAIN_ENGINE", unset)
+        assert DistributedTrainer(2)._engine_class is LocalEngine
 
 
 def test_nothing_works_before_build():
@@ -114,6 +127,13 @@ def test_nothing_works_before_build():
             call()
 
 
+STRANGE = list(mlp().parameters())
+
+
+def loss(output, target):
+    return output.mean()
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -126,6 +146,10 @@ def test_nothing_works_before_build():
         ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "unknown optimizer 'lion'"),
         ({"optimizer": {**SGD, "beta": 1}}, ValueError, r"no parameter \['beta'\]"),
         ({"loss": "hinge"}, ValueError, "unknown loss 'hinge'; choose one of"),
+        ({"metric": loss}, ValueError, "metric name 'loss' stands for something else"),
+        ({"optimizer": lambda _: None}, TypeError, "returned a NoneType"),
+        ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "uses other parameters than those"),
+        ({"optimizer": {"optimizer": torch.optim.LBFGS}}, ValueError, "LBFGS evaluates the loss several times"),
         ({"metric": "f1"}, ValueError, "unknown metric 'f1'; choose one of"),
         ({"precision": "fp16"}, ValueError, "precision='fp16': choose one of 'fp32', 'bf16'"),
         ({"memory_format": "nhwc"}, ValueError, "choose one of 'contiguous', 'channels_last'"),
@@ -162,14 +186,23 @@ class WithLock(nn.Module):
         self.body[0].guard = {"inner": threading.Lock()}
 
 
+def with_back_reference():
+    net = nn.Module()
+    net.l = nn.Linear(2, 2)
+    net.l.owner = [net]
+    net.l.lock = threading.Lock()
+    return net
+
+
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
         ({"net": WithLock()}, r"net.body.0.guard\['inner'\] \(_thread.lock\)"),
         ({"loss": lambda output, target, lock=threading.Lock(): output.sum()}, r"loss \(builtins.function\)"),  # noqa: B008
         ({"transform": WithLock()}, r"transform.body.0.guard"),
+        ({"net": with_back_reference()}, r"net.l.lock \(_thread.lock\)"),
     ],
-    ids=["net", "loss", "transform"],
+    ids=["net", "loss", "transform", "back reference"],
 )
 def test_what_cannot_be_pickled_is_named(changes, where):
     arguments = {"net": mlp(), "optimizer": SGD, "loss": "mse", **changes}

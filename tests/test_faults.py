@@ -54,7 +54,10 @@ def test_a_model_that_always_kills_its_process_is_an_error(tmp_path):
     x, y = classification()
     with DistributedTrainer(1, engine="local", seed=1) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy", transform=die)
-        with pytest.raises(WorkerLostError, match="task 'train' died 4 times, with SIGKILL"):
+        with pytest.raises(
+            WorkerLostError,
+            match="task 'train' was running 4 times when a process died, the last time with SIGKILL",
+        ):
             trainer.fit(x, y, num_epochs=1, batch_size=5)
 
 
@@ -126,20 +129,40 @@ def test_types_that_do_not_fit_are_explained(engine):
     assert "dtype float64 went through a network with float32 parameters" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_loss_that_turns_nan_names_round_and_worker(ahead):
+def test_a_loss_that_turns_nan_names_round_and_worker(ahead, merge):
     x, y = classification()
     bad = x.copy()
     bad[:30] = np.nan
     trainer = DistributedTrainer(2, engine="serial", seed=1)
     trainer.build(mlp(), SGD, "cross_entropy")
-    options = {"batch_size": 5, "shuffle": None}
+    options = {"batch_size": 5, "shuffle": None, "merge": merge}
     if ahead:
         trainer.fit(*blocked(x, y, 2), num_epochs=ahead, **options)
     good = trainer.get_parameters()
-    with pytest.raises(DivergedError, match=f"loss became nan in round {ahead} on worker 0; lower the learning"):
+    with pytest.raises(DivergedError, match=f"loss became nan in round {ahead} on worker 0; lower the"):
         trainer.fit(*blocked(bad, y, 2), num_epochs=1, **options)
     assert_same_bits(trainer.get_parameters(), good)
+
+
+def test_nan_is_never_merged_into_the_parameters_of_others(shared_local):
+    """The bad block comes in the second round: what the first made is kept, also where merging is commutative."""
+    x, y = classification()
+    x[50:] = np.nan
+    with LocalEngine(2) as engine:
+        trainer = DistributedTrainer(2, engine=engine, seed=1)
+        trainer.build(mlp(), SGD, "cross_entropy")
+        with pytest.raises(DivergedError, match="round 2 on worker 1"):
+            trainer.fit(
+                *blocked(x, y, 6),
+                num_epochs=1,
+                batch_size=5,
+                merge="commutative",
+                merge_unit="blocks",
+                shuffle=None,
+            )
+    assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
 
 
 def test_an_engine_that_was_shut_down_is_an_error_not_a_hang():

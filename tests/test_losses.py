@@ -63,6 +63,16 @@ def test_gradients_reach_the_outputs(name):
     assert output.grad.abs().sum() > 0
 
 
+def test_half_precision_outputs_are_measured_in_full():
+    output = torch.tensor([[1000.0]], dtype=torch.bfloat16)
+    assert LOSSES["mse"](output, torch.tensor([[1001.5]])).item() == pytest.approx(2.25)
+
+
+def test_cross_entropy_of_a_single_output_is_an_error():
+    with pytest.raises(ValueError, match="needs one output a class"):
+        LOSSES["ce"](LOGITS[:, :1], torch.ones(7, 1))
+
+
 def test_targets_that_do_not_fit_are_errors():
     with pytest.raises(ValueError, match=r"targets of torch.float32 \(7,\) do not go with outputs \(7, 4\)"):
         LOSSES["ce"](LOGITS, INDICES.float())

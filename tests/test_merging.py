@@ -93,7 +93,7 @@ def test_the_order_of_arrival_changes_rounding_only(shared_local, tmp_path, late
     for worker, result in enumerate(trained):
         ref = shared_local.submit(tasks.wait_for, gate, result) if worker == late else shared_local.publish(result)
         made.append(
-            shared_local.commute(target, params.apply_delta, shared_local.publish(base), ref, (worker + 1) / 6)
+            shared_local.commute(target, params.apply_delta, shared_local.publish(base), ref, worker + 1, 6, {"b"})
         )
     others = [ref for worker, ref in enumerate(made) if worker != late]
     shared_local.fetch(others)
@@ -113,6 +113,42 @@ def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine):
     alone = [fitted(engine, 1, x[cut], y[cut], net=net, num_epochs=1, batch_size=5, **STILL) for cut in cuts]
     mean = (10 * alone[0]["1.running_mean"].astype(np.float64) + 20 * alone[1]["1.running_mean"]) / 30
     np.testing.assert_allclose(merged["1.running_mean"], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"merge_unit": "blocks"}])
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_batch_norm_survives_commutative_rounds(engine, workers, options):
+    """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
+    x, y = classification(samples=320)
+    net = awkward_net()
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(net, ADAM, "cross_entropy")
+    data = blocked(x / 100, y, 16)
+    trained = trainer.fit(*data, num_epochs=3, batch_size=5, merge="commutative", validation_data=data, **options)
+    assert (trained["1.running_var"] > 0).all()
+    assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
+
+
+def test_commutative_workers_do_not_wait_for_each_other(shared_local, tmp_path):
+    """One worker ends all its rounds while the other is held in its first."""
+    gate = tmp_path / "gate"
+    x = np.zeros((8, 6), np.float32)
+    x[1::2] = 1  # the second worker's blocks
+
+    def hold_second(batch):
+        if batch[0, 0] == 1:
+            tasks.wait_for(gate, None)
+        else:
+            tasks.note("first", tmp_path / "order")
+            if len((tmp_path / "order").read_text().split()) == 4:
+                gate.touch()
+        return batch
+
+    trainer = DistributedTrainer(2, engine=shared_local, seed=0, threads=1)
+    trainer.build(mlp(), PLAIN_SGD, "cross_entropy", transform=hold_second)
+    y = np.zeros(8, np.int64)
+    trainer.fit(*blocked(x, y, 8), num_epochs=4, batch_size=1, merge="commutative", merge_every=1, **STILL)
+    assert gate.exists()
 
 
 def test_halving_is_dislibs_rule(engine):

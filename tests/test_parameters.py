@@ -51,19 +51,30 @@ def test_a_tree_of_sums_gives_the_average(arrays, data):
 def test_deltas_commute_and_add_up_to_the_average(arrays, data):
     base, first, second = map(version, arrays)
     a, b = data.draw(counts), data.draw(counts)
-    steps = [(first, a / (a + b)), (second, b / (a + b))]
+    steps = [(first, a), (second, b)]
 
-    def run(order):
+    def run(order, buffers):
         current = base
-        for trained, share in order:
-            current = params.apply_delta(current, base, trained, share)
+        for trained, count in order:
+            current = params.apply_delta(current, base, trained, count, a + b, buffers)
         return current
 
     average = params.average([base, first, second], [1, 1, 1])  # for the integers' maximum
     expected = params.average([first, second], [a, b]) | {"steps": average["steps"], "on": average["on"]}
     scale = max(1.0, *(np.abs(array).max() for array in arrays))
     for order in (steps, steps[::-1]):
-        assert_close(run(order), expected, tolerance=1e-6 * scale)
+        for buffers in ((), ("w",)):
+            assert_close(run(order, buffers), expected, tolerance=1e-6 * scale)
+
+
+@given(data=st.data())
+def test_merged_variances_stay_positive_however_stale_the_bases(data):
+    variances = st.floats(0, 100)
+    current = {"v": np.array([data.draw(variances)], np.float32)}
+    for _ in range(6):
+        base, trained = ({"v": np.array([data.draw(variances)], np.float32)} for _ in range(2))
+        current = params.apply_delta(current, base, trained, data.draw(st.integers(1, 9)), 9, {"v"})
+        assert current["v"] >= 0
 
 
 def test_halving_is_the_plain_mean_of_two():
@@ -74,7 +85,7 @@ def test_halving_is_the_plain_mean_of_two():
 def test_inputs_are_never_changed():
     versions = [version(np.full((3, 2), v, np.float32)) for v in (1, 2)]
     params.average(versions, [1, 2])
-    params.apply_delta(versions[0], versions[0], versions[1], 0.5)
+    params.apply_delta(versions[0], versions[0], versions[1], 1, 2)
     params.mean([params.partial_sum(versions, [1, 1])])
     assert [v["w"][0, 0] for v in versions] == [1, 2]
 

@@ -295,6 +295,97 @@ def test_a_callback_that_raises_ends_the_fit_and_keeps_the_last_complete_round(e
     assert_close(trainer.get_parameters(), built(engine, 2).fit(x, y, num_epochs=2, batch_size=5))
 
 
+def test_callbacks_see_the_parameters_of_their_round(engine):
+    x, y = classification()
+    seen = []
+
+    class Looking(Callback):
+        def on_round_end(self, trainer, record):
+            evaluated = trainer.evaluate(x, y)
+            seen.append((trainer.get_parameters(), evaluated["loss"], trainer.predict(x)))
+            for forbidden in (
+                lambda: trainer.set_parameters(trainer.get_parameters()),
+                lambda: trainer.fit(x, y, num_epochs=1, batch_size=5),
+                lambda: trainer.build(mlp(), SGD, "mse"),
+            ):
+                with pytest.raises(RuntimeError, match="during a fit"):
+                    forbidden()
+
+    trainer = built(engine, 2)
+    trainer.fit(x, y, num_epochs=3, batch_size=5, callbacks=[Looking()])
+    for rounds, (parameters, loss, outputs) in enumerate(seen, 1):
+        alone = built(engine, 2)
+        assert_same_bits(alone.fit(x, y, num_epochs=rounds, batch_size=5), parameters)
+        assert alone.evaluate(x, y)["loss"] == loss
+        np.testing.assert_array_equal(alone.predict(x), outputs)
+
+
+@pytest.mark.parametrize("shuffle", [None, "total"])
+def test_what_a_network_does_in_place_does_not_reach_the_blocks(engine, shuffle):
+    x, y = classification(samples=3000)
+    results = []
+    for merge_every in (1, 0):
+        trainer = built(engine, 1, net=mlp, transform=lambda batch: batch.mul_(0.5))
+        data = blocked(x, y, 2)
+        results.append(
+            trainer.fit(
+                *data,
+                num_epochs=2,
+                batch_size=500,
+                merge_every=merge_every,
+                shuffle=shuffle,
+                shuffle_block_data=False,
+            )
+        )
+        assert trainer.evaluate(*data) == trainer.evaluate(*data)
+        np.testing.assert_array_equal(trainer.predict(data[0]), trainer.predict(data[0]))
+        np.testing.assert_array_equal(data[0].collect(), x)
+    assert_same_bits(*results)
+
+
+def test_a_failed_evaluation_loses_nothing(engine):
+    x, y = classification()
+    options = {"batch_size": 5}
+    expected = built(engine, 2, optimizer=ADAM).fit(x, y, num_epochs=4, **options)
+    trainer = built(engine, 2, optimizer=ADAM)
+    trainer.fit(x, y, num_epochs=2, **options)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        trainer.evaluate(x[:, :3], y)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        trainer.predict(x[:, :3])
+    assert_same_bits(trainer.fit(x, y, num_epochs=2, **options), expected)
+
+
+def test_networks_with_several_outputs_train_and_say_that_they_do_not_predict(engine):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x), x
+
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(Two(), SGD, lambda output, target: nn.functional.cross_entropy(output[0], target))
+    trainer.fit(x, y, num_epochs=1, batch_size=5)
+    assert trainer.evaluate(x, y)["loss"] > 0
+    with pytest.raises(TypeError, match="returns one tensor, this one returns a tuple"):
+        trainer.predict(x)
+
+
+def test_a_loss_of_one_element_will_do_and_one_of_many_is_an_error(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(mlp(), SGD, lambda output, target: nn.functional.cross_entropy(output, target).reshape(1))
+    trainer.fit(x, y, num_epochs=1, batch_size=5)
+    own = SerialEngine() if isinstance(engine, SerialEngine) else "local"
+    trainer = DistributedTrainer(1, engine=own, seed=0, threads=1)
+    trainer.build(mlp(), SGD, nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(ValueError, match=r"loss must be one number a batch, this one has shape \(5,\)"):
+        trainer.fit(x, y, num_epochs=1, batch_size=5)
+
+
 def test_own_engines_start_when_needed_and_can_be_closed_and_started_again(monkeypatch):
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "local")
     x, y = classification()

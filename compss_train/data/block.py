@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 Block: TypeAlias = "NDArray[Any] | torch.Tensor"
 DType: TypeAlias = "np.dtype[Any] | torch.dtype"
 
-_ALIGNMENT = 64  # bytes; what torch's own allocator gives
-
 
 def as_block(value: object) -> Block:
     """Return ``value`` as a block: tensors on the CPU and detached, anything else as a numpy array.
@@ -37,13 +35,8 @@ def _check_dtype(dtype: np.dtype[Any]) -> None:
 
 
 def as_tensor(block: Block) -> torch.Tensor:
-    """Return the block as a tensor that shares its memory, at the alignment of torch's own allocations.
-
-    Kernels may add up in another order for other alignments; a fixed one gives the same bits wherever the
-    block's bytes came from.
-    """
-    tensor = block if isinstance(block, torch.Tensor) else torch.from_numpy(_writable(block))
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+    """Return the block as a tensor that shares its memory, or a copy where the memory is read-only."""
+    return block if isinstance(block, torch.Tensor) else torch.from_numpy(_writable(block))
 
 
 def _writable(array: NDArray[Any]) -> NDArray[Any]:
@@ -53,7 +46,7 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def own_copy(block: Block) -> Block:
-    """Return a contiguous, aligned copy; a memory-mapped array is returned as it is, being a file's already."""
+    """Return a contiguous copy; a memory-mapped array is returned as it is, being a file's already."""
     if isinstance(block, np.memmap):
         return block
     if isinstance(block, torch.Tensor):

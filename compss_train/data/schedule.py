@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -105,7 +105,7 @@ def _groups(epochs: range, size: int) -> Iterator[range]:
 
 
 def _join_shares(epochs: list[list[Share]]) -> tuple[Share, ...]:
-    return tuple(sum(shares, ()) for shares in zip(*epochs, strict=True))
+    return tuple(tuple(chain.from_iterable(shares)) for shares in zip(*epochs, strict=True))
 
 
 def _cut_shares(shares: list[Share], size: int) -> Iterator[tuple[Share, ...]]:

@@ -22,8 +22,9 @@ def engine_class(name: str) -> type[Engine]:
     """
     source = f"engine={name!r}"
     if name == "auto":
-        name = os.environ.get(ENGINE_VARIABLE) or LocalEngine.name
+        name = os.environ.get(ENGINE_VARIABLE, "auto")
         source = f"{ENGINE_VARIABLE}={name}"
+        name = LocalEngine.name if name in ("", "auto") else name
     if name not in ENGINES:
-        raise ValueError(f"{source} is no engine; choose one of auto, {', '.join(ENGINES)}")
+        raise ValueError(f"{source} is no engine; choose one of auto, {', '.join(ENGINES)}, or give an Engine")
     return ENGINES[name]

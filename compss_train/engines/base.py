@@ -32,12 +32,45 @@ class Resources:
 ONE_CPU = Resources()
 
 
+def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, ...]:
+    """Return a task's arguments with every reference replaced by ``function(reference)``.
+
+    References are looked for where every engine finds them: as arguments, and in lists that are arguments.
+    Raises ``TypeError`` for one that is anywhere else in tuples, lists or dicts.
+    """
+    return tuple(
+        [_map_ref(item, function) for item in argument]
+        if isinstance(argument, list)
+        else _map_ref(argument, function)
+        for argument in args
+    )
+
+
+def _map_ref(value: Any, function: Callable[[Ref], Any]) -> Any:
+    if isinstance(value, Ref):
+        return function(value)
+    if _holds_ref(value):
+        raise TypeError(
+            f"a reference is hidden in a {type(value).__name__}; pass references as arguments of their own or in "
+            "a plain list that is an argument"
+        )
+    return value
+
+
+def _holds_ref(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return False
+    return any(isinstance(item, Ref) or _holds_ref(item) for item in value)
+
+
 class Engine(ABC):
     """Runs plain module-level functions as tasks.
 
     A task is a pure function: it does not change its arguments, and run again it gives the same results, so
     that an engine may run it again after a fault. Arguments are plain values, references, or lists that hold
-    references; a task starts when every reference it takes has its value. One thread drives an engine.
+    references (not deeper); a task starts when every reference it takes has its value. One thread drives an engine.
 
     A task's exception is raised by ``fetch`` of anything that depends on it (by ``submit`` where tasks run at
     once), with the worker's traceback. After ``shutdown`` every call raises ``EngineClosedError``.
@@ -52,7 +85,10 @@ class Engine(ABC):
 
     @abstractmethod
     def publish(self, value: object) -> Ref:
-        """Put a value where every task can read it, once; called for blocks and for what all tasks share."""
+        """Put a value where every task can read it, once; called for blocks and for what all tasks share.
+
+        Each call makes a value of its own, even for the same object.
+        """
 
     @abstractmethod
     def submit(
@@ -86,7 +122,8 @@ class Engine(ABC):
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the newest value behind the reference, or ``None`` where none came within ``timeout`` seconds.
 
-        Unlike ``fetch`` it does not wait for commutative updates that are still to come.
+        Unlike ``fetch`` it does not wait for commutative updates that are still to come. An engine that cannot
+        look at values without waiting may always return ``None``.
         """
 
     @abstractmethod
@@ -101,6 +138,11 @@ class Engine(ABC):
     @abstractmethod
     def start(cls, num_workers: int, threads: int) -> Self:
         """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time."""
+
+    @classmethod
+    @abstractmethod
+    def thread_share(cls, num_workers: int) -> int:
+        """Return the intra-op threads that a task has where nobody says how many."""
 
     @classmethod
     @abstractmethod

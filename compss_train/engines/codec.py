@@ -85,7 +85,10 @@ def map_file(path: str | os.PathLike[str]) -> Bytes:
     ``torch.from_file`` because, unlike ``mmap.mmap``, it keeps no file descriptor open a mapping.
     """
     size = os.stat(path).st_size
-    return torch.from_file(os.fspath(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    try:
+        return torch.from_file(os.fspath(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    except RuntimeError as error:  # removed since
+        raise FileNotFoundError(os.fspath(path)) from error
 
 
 def encode(value: object) -> list[memoryview]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
-from compss_train.engines.base import ONE_CPU, Ref, Resources
+from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
 from compss_train.engines.pool import Pool
 from compss_train.engines.scheduler import Scheduler
 from compss_train.engines.store import Folders, store
 from compss_train.engines.tasks import Handle, Task, Updates, Value
 from compss_train.engines.this_machine import ThisMachineEngine, cores
 from compss_train.exceptions import EngineClosedError
-
 
 CHECK_SECONDS = 1.0
 """How often a wait makes sure that there is still something to wait for."""
@@ -39,10 +39,16 @@ class LocalEngine(ThisMachineEngine):
         self.threads = threads
         self.cpus = processes * threads
         self._numbers = itertools.count()
-        self._folders = Folders()
-        self._pool = Pool(processes, threads, self._folders.paths)
-        self._scheduler = Scheduler(self._pool, self.cpus)
-        self._close = weakref.finalize(self, _shut_down, self._scheduler, self._pool, self._folders)
+        with contextlib.ExitStack() as undo:  # of a start that is interrupted
+            self._folders = Folders()
+            undo.callback(self._folders.remove)
+            self._pool = Pool(processes, threads, self._folders.paths)
+            undo.callback(self._pool.close)
+            self._scheduler = Scheduler(self._pool, self.cpus)
+            self._close = weakref.finalize(
+                self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
+            )
+            undo.pop_all()
 
     @classmethod
     def start(cls, num_workers: int, threads: int) -> Self:
@@ -74,7 +80,8 @@ class LocalEngine(ThisMachineEngine):
         if resources.cpus > self.cpus:
             raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
         outputs = [Value() for _ in range(returns)]
-        task = Task(next(self._numbers), function, self._resolve(args), outputs, resources.cpus, priority)
+        arguments = map_refs(args, self._read)
+        task = Task(next(self._numbers), function, arguments, outputs, resources.cpus, priority)
         self._scheduler.post(self._scheduler.admit, task)
         handles = [Handle(value) for value in outputs]
         return handles[0] if returns == 1 else handles
@@ -86,7 +93,7 @@ class LocalEngine(ThisMachineEngine):
         if handle.updates is None:
             handle.updates = Updates(handle.value)
         output, updates = Value(), handle.updates
-        arguments = (updates, *self._resolve(args))
+        arguments = (updates, *map_refs(args, self._read))
         task = Task(next(self._numbers), function, arguments, [output], 1, True, updates)
         self._scheduler.post(self._scheduler.admit, task)
         return Handle(output)
@@ -103,6 +110,7 @@ class LocalEngine(ThisMachineEngine):
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return what is there; of a value under commutative update, the newest."""
+        self._check_open()
         handle = _handle(ref)
         while handle.updates is not None and (newest := handle.updates.current) is not None:
             with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
@@ -113,24 +121,19 @@ class LocalEngine(ThisMachineEngine):
 
     def delete(self, refs: Sequence[Ref]) -> None:
         """Remove the values' files once no submitted task has to read them."""
+        self._check_open()
         for ref in refs:
             self._scheduler.post(self._scheduler.delete, self._read(ref))
 
     def shutdown(self, *, kill: bool = False) -> None:
         """End the processes and remove everything from shared memory; a second call does nothing."""
-        if self._close.detach() is not None:
-            _shut_down(self._scheduler, self._pool, self._folders, kill=kill)
+        if self._close.alive and not kill:
+            self._scheduler.finish_running()
+        self._close()
 
     def _check_open(self) -> None:
         if not (self._close.alive and self._scheduler.alive):
             raise EngineClosedError("this local engine was shut down; make a new one")
-
-    def _resolve(self, argument: Any) -> Any:
-        if isinstance(argument, Handle):
-            return self._read(argument)
-        if isinstance(argument, list | tuple):
-            return type(argument)(map(self._resolve, argument))
-        return argument
 
     def _read(self, ref: Ref) -> Value:
         """Return the value that a reader sees from now on: after all updates submitted so far."""
@@ -155,7 +158,13 @@ def _handle(ref: Ref) -> Handle:
     return ref
 
 
-def _shut_down(scheduler: Scheduler, pool: Pool, folders: Folders, kill: bool = True) -> None:
-    scheduler.stop(wait_for_running=not kill)
-    pool.close()
-    folders.remove()
+def _shut_down(scheduler: Scheduler, pool: Pool, folders: Folders, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child of the program forgets its copy of the engine
+        return
+    try:
+        scheduler.stop()
+    finally:
+        try:
+            pool.close()
+        finally:
+            folders.remove()

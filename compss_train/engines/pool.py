@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 from loky import ProcessPoolExecutor
 
@@ -26,8 +28,8 @@ class Pool:
 
     def __init__(self, processes: int, threads: int, folders: list[str]) -> None:
         self.processes = processes
+        self.folders = folders
         self._threads = threads
-        self._folders = folders
         self._executor = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
@@ -35,6 +37,8 @@ class Pool:
         executor = ProcessPoolExecutor(
             self.processes, initializer=remote.start, initargs=(os.getpid(),), env=environment
         )
+        # Loky starts this for each process, and it would unblock the signal.
+        resource_tracker.ensure_running()
         with _interrupts_blocked():
             executor.submit(os.getpid)
         return executor
@@ -42,7 +46,7 @@ class Pool:
     def submit(self, call: Call) -> Future[list[Stored] | Failure]:
         """Send a task to a process that is free."""
         with _interrupts_blocked():
-            future: Future[list[Stored] | Failure] = self._executor.submit(remote.run, call, self._folders)
+            future: Future[list[Stored] | Failure] = self._executor.submit(remote.run, call, self.folders)
         return future
 
     def restart(self) -> None:
@@ -52,7 +56,8 @@ class Pool:
 
     def close(self) -> None:
         """End the processes at once: they hold nothing that is needed again."""
-        self._executor.shutdown(wait=True, kill_workers=True)
+        with contextlib.suppress(RuntimeError):  # called by garbage collection in loky's own thread, which it joins
+            self._executor.shutdown(wait=True, kill_workers=True)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import signal
 import threading
 import time
 import traceback
@@ -16,7 +17,7 @@ import cloudpickle
 import torch
 from loky import process_executor
 
-from compss_train.engines.store import Stored, store
+from compss_train.engines.store import Stored, discard_all, store
 from compss_train.engines.this_machine import intra_op_threads
 from compss_train.exceptions import WorkerTraceback
 
@@ -65,6 +66,7 @@ def run(call: Call, folders: Sequence[str]) -> list[Stored] | Failure:
         results = (result,) if len(call.outputs) == 1 else result
         return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
+        discard_all(call.outputs, folders)
         return Failure.of(error)
 
 
@@ -78,6 +80,8 @@ def _load(argument: Any) -> Any:
 
 def start(parent: int) -> None:
     """Prepare a new worker process: import what every task needs, and end with the coordinator."""
+    # From now on even if the program handles Ctrl-C itself and goes on: it alone decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import compss_train  # noqa: F401
 
     # After a task loky weighs the process by psutil, or collects garbage, to restart one that grew by 300 MB. That

@@ -21,9 +21,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from loky.process_executor import TerminatedWorkerError
+
 from compss_train.engines.pool import Pool
 from compss_train.engines.remote import Call, Failure
-from compss_train.engines.store import Stored, discard
+from compss_train.engines.store import Stored, discard, discard_all
 from compss_train.engines.tasks import Task, Updates, Value
 from compss_train.exceptions import EngineClosedError, WorkerLostError
 
@@ -57,13 +59,17 @@ class Scheduler:
         """Have the scheduler's thread call one of the methods below."""
         self._events.put(partial(function, *args))
 
-    def stop(self, *, wait_for_running: bool) -> None:
-        """End the thread; whoever waits for a value that no running task makes gets ``EngineClosedError``."""
+    def finish_running(self) -> None:
+        """Start nothing more and wait for the tasks that run."""
         self._stopping = True
-        if wait_for_running:
-            wait(list(self._running.values()))
+        wait(list(self._running.values()))
+
+    def stop(self) -> None:
+        """End the thread; whoever waits for a value gets ``EngineClosedError``."""
+        self._stopping = True
         self._events.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # which may collect garbage, the engine among it
+            self._thread.join()
         self._abandon(EngineClosedError("the engine was shut down before this task had run"))
 
     def _run(self) -> None:
@@ -117,9 +123,10 @@ class Scheduler:
         del self._running[task]
         self._free_cpus += task.cpus
         error = future.exception()
-        if isinstance(error, BrokenExecutor):
+        if isinstance(error, TerminatedWorkerError):
             self._run_again(task, error)
         elif error is not None:
+            self._broken = self._broken or isinstance(error, BrokenExecutor)
             self._fail(task, error)
         else:
             self._take(task, future.result())
@@ -187,6 +194,7 @@ class Scheduler:
         return tuple(f"{task.number}-{place}-{task.deaths}" for place in range(len(task.outputs)))
 
     def _run_again(self, task: Task, error: BaseException) -> None:
+        discard_all(self._names(task), self._pool.folders)
         task.deaths += 1
         self._broken = True
         if task.deaths < RUNS:
@@ -195,9 +203,9 @@ class Scheduler:
         name = getattr(task.function, "__name__", repr(task.function))
         codes = re.search(r"{(.*?)}", str(error))  # loky says {SIGKILL(-9)}, say, amid its own advice
         lost = WorkerLostError(
-            f"the process that ran task {name!r} died {RUNS} times, with {codes[1] if codes else error}. If "
-            "the system killed it (SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer "
-            "workers."
+            f"task {name!r} was running {RUNS} times when a process died, the last time with "
+            f"{codes[1] if codes else error}. If the system killed it (SIGKILL), memory most likely ran out: use "
+            "smaller blocks or batches, or fewer workers."
         )
         self._fail(task, lost)
 
@@ -248,9 +256,12 @@ class Scheduler:
     def _settle(self, updates: Updates) -> None:
         """Give a closed group's value to its readers after its last update."""
         done = updates.closed and not updates.unfinished
-        if done and updates.current is not None and not updates.result.future.done():
+        if not done or updates.current is None:
+            return
+        if not updates.result.future.done():
             self._resolve(updates.result, updates.current)
-            self._drop(updates.current)
+        self._drop(updates.current)
+        updates.current = None
 
     # -- values --------------------------------------------------------------------------------------------
 

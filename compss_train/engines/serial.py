@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
-from compss_train.engines.base import ONE_CPU, Ref, Resources
+from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
 from compss_train.engines.this_machine import ThisMachineEngine, intra_op_threads
 from compss_train.exceptions import EngineClosedError
 
@@ -47,8 +47,12 @@ class SerialEngine(ThisMachineEngine):
         """Run the task now."""
         self._check_open()
         with intra_op_threads(resources.cpus):
-            result = function(*map(_resolve, args))
-        return _Value(result) if returns == 1 else [_Value(item) for item in result]
+            result = function(*map_refs(args, lambda ref: _value(ref).value))
+        if returns == 1:
+            return _Value(result)
+        if len(result) != returns:
+            raise ValueError(f"{function.__name__} returned {len(result)} results where {returns} were announced")
+        return [_Value(item) for item in result]
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update now: the order of submission is the order of updates."""
@@ -62,10 +66,12 @@ class SerialEngine(ThisMachineEngine):
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value."""
+        self._check_open()
         return _value(ref).value
 
     def delete(self, refs: Sequence[Ref]) -> None:
         """Forget the values."""
+        self._check_open()
         for ref in refs:
             _value(ref).value = None
 
@@ -82,11 +88,3 @@ def _value(ref: Ref) -> _Value:
     if not isinstance(ref, _Value):
         raise TypeError(f"{ref!r} is not a reference of the serial engine")
     return ref
-
-
-def _resolve(argument: Any) -> Any:
-    if isinstance(argument, _Value):
-        return argument.value
-    if isinstance(argument, list):
-        return [_resolve(item) for item in argument]
-    return argument

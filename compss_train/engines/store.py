@@ -46,7 +46,12 @@ def store(value: object, name: str, folders: Sequence[str]) -> Stored:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-    return _write(chunks, os.path.join(folders[-1], name))
+    try:
+        return _write(chunks, os.path.join(folders[-1], name))
+    except OSError as error:
+        needed = sum(chunk.nbytes for chunk in chunks)
+        error.add_note(f"{needed:,} bytes had to be written to one of {', '.join(folders)}; make room there")
+        raise
 
 
 def _write(chunks: Sequence[memoryview], path: str) -> Stored:
@@ -70,6 +75,13 @@ def discard(path: str | None) -> None:
     """Remove a file if it is there; whoever has mapped it keeps the contents."""
     if path is not None:
         Path(path).unlink(missing_ok=True)
+
+
+def discard_all(names: Sequence[str], folders: Sequence[str]) -> None:
+    """Remove what a task that did not end well has stored so far."""
+    for folder in folders:
+        for name in names:
+            discard(os.path.join(folder, name))
 
 
 class Folders:

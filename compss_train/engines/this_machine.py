@@ -16,11 +16,6 @@ def cores() -> int:
     return int(cpu_count())
 
 
-def thread_share(num_workers: int) -> int:
-    """Return the intra-op threads of a task when ``num_workers`` share this machine's cores, at least one."""
-    return max(1, cores() // num_workers)
-
-
 def place(worker: int, num_gpu: int) -> str:
     """Return the device of a worker: round-robin over the GPUs, the CPU where there are none."""
     return f"cuda:{worker % num_gpu}" if num_gpu else "cpu"
@@ -45,7 +40,12 @@ def intra_op_threads(count: int) -> Iterator[None]:
 
 
 class ThisMachineEngine(Engine):
-    """Places tasks on this machine's devices."""
+    """Shares this machine's cores and devices among the workers."""
+
+    @classmethod
+    def thread_share(cls, num_workers: int) -> int:
+        """Return each worker's share of the cores, at least one."""
+        return max(1, cores() // num_workers)
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:

@@ -13,6 +13,7 @@ from compss_train.data.block import Block, as_tensor
 from compss_train.parameters import Parameters
 from compss_train.worker.random_state import random_state
 from compss_train.worker.recipe import Recipe, Replica
+from compss_train.worker.samples import own_rows
 from compss_train.worker.tally import Tally, explained
 
 
@@ -32,8 +33,8 @@ def evaluate(
             x = as_tensor(block)
             y = None if ys is None else as_tensor(ys[number])
             for start, stop in Batching(size=batch_size).bounds(len(x)):
-                rows = slice(start, stop)
-                _measure(replica, x[rows], None if y is None else y[rows], tally)
+                targets = None if y is None else own_rows(y, start, stop)
+                _measure(replica, own_rows(x, start, stop), targets, tally)
         return tally.sums()
 
 
@@ -56,9 +57,14 @@ def predict(
 def _outputs(replica: Replica, x: torch.Tensor, batch_size: int) -> NDArray[np.generic]:
     outputs = []
     for start, stop in Batching(size=batch_size).bounds(len(x)):
-        batch = x[start:stop].to(replica.device)
+        batch = own_rows(x, start, stop).to(replica.device)
         with explained(batch, replica), replica.autocast():
             output, _ = replica.forward(batch, None)
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(
+                f"predict needs a network that returns one tensor, this one returns a {type(output).__name__}; "
+                "wrap it in a module that returns what you want, or use model()"
+            )
         outputs.append(output.float() if output.dtype == torch.bfloat16 else output)
     array: NDArray[np.generic] = torch.cat(outputs).cpu().numpy()
     return array

@@ -38,6 +38,14 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, device)
 
 
+def _seed(seed: int, device: str) -> None:
+    # Not torch.manual_seed, which would seed every GPU, whoever uses it.
+    torch.default_generator.manual_seed(seed)
+    if device.startswith("cuda"):
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 @contextmanager
 def random_state(start: RandomState | int, device: str) -> Iterator[None]:
     """Go on from ``start`` (a state, or a seed as for ``torch.manual_seed``), and put back what was before.
@@ -47,7 +55,7 @@ def random_state(start: RandomState | int, device: str) -> Iterator[None]:
     before = RandomState.now(device)
     try:
         if isinstance(start, int):
-            torch.manual_seed(start)
+            _seed(start, device)
             np.random.seed(start % 2**32)
             random.seed(start)
         else:

@@ -33,6 +33,8 @@ class Shard:
     """Seed that rows are shuffled by within a visit, ``None`` to keep their order."""
     new_optimizer: bool = False
     """Begin with a new optimizer instead of the one in the worker's state."""
+    name: str = "training"
+    """Which round and worker this is, for messages."""
 
 
 def batches(shard: Shard, xs: Sequence[Block], ys: Sequence[Block] | None, device: str) -> Iterator[Batch]:
@@ -47,12 +49,21 @@ def _cut(visit: Visit, shard: Shard, x: torch.Tensor, y: torch.Tensor | None) ->
     bounds = shard.batching.bounds(len(x))
     if shard.shuffle_seed is None or visit.samples is not None:
         for start, stop in bounds:
-            yield x[start:stop], None if y is None else y[start:stop]
+            yield own_rows(x, start, stop), None if y is None else own_rows(y, start, stop)
         return
     order = torch.from_numpy(row_order(shard.shuffle_seed, visit.epoch, visit.block, len(x))).to(x.device)
     for start, stop in bounds:
         rows = order[start:stop]
         yield x.index_select(0, rows), None if y is None else y.index_select(0, rows)
+
+
+def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Return some rows as a copy: what the network does to them in place must not reach the block.
+
+    A copy also has the alignment of torch's own memory wherever the block's bytes came from; kernels may add up in
+    another order for other alignments.
+    """
+    return samples[start:stop].clone()
 
 
 def _load(visit: Visit, shard: Shard, blocks: Sequence[Block]) -> torch.Tensor:

@@ -26,7 +26,7 @@ class _WeightedSum:
         self._weights: list[int] = []
 
     def add(self, value: torch.Tensor | float, weight: int) -> None:
-        self._values.append(torch.as_tensor(value).detach())
+        self._values.append(torch.as_tensor(value).detach().reshape(()))
         self._weights.append(weight)
         if len(self._values) == _FOLD:
             self._fold()
@@ -59,7 +59,8 @@ class Tally:
         self._loss.add(loss, samples)
         if self._function is not None:
             with torch.no_grad():
-                self._metric.add(self._function(output.detach(), target), samples)
+                detached = output.detach() if isinstance(output, torch.Tensor) else output
+                self._metric.add(self._function(detached, target), samples)
 
     def sums(self) -> dict[str, float]:
         """Return the sums; ``metric`` is there only where one was asked for."""

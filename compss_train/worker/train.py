@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 
 from compss_train import parameters as params
 from compss_train.data.block import Block
+from compss_train.exceptions import DivergedError
 from compss_train.parameters import Parameters
 from compss_train.worker.random_state import RandomState, random_state
 from compss_train.worker.recipe import Recipe, Replica
@@ -51,9 +53,20 @@ def train(
         for x, y in batches(shard, xs, ys, device):
             with explained(x, replica):
                 _step(replica, optimizer, (x, y), tally)
+        sums = tally.sums()
+        _check_finite(sums, shard.name)
         after = WorkerState(_to_cpu(optimizer.state_dict()), RandomState.now(device))
         trained = params.from_module(replica.recipe.net)
-        return trained, after, {**tally.sums(), "seconds": time.perf_counter() - began}
+        return trained, after, {**sums, "seconds": time.perf_counter() - began}
+
+
+def _check_finite(sums: dict[str, float], name: str) -> None:
+    """Raise here rather than in the coordinator, so that nothing of it is ever merged."""
+    if not math.isfinite(sums["loss"]):
+        raise DivergedError(
+            f"the loss became {sums['loss'] / sums['samples']} in {name}; lower the learning rate, or check the "
+            "data for NaN and for values that are far too large"
+        )
 
 
 def _optimizer(replica: Replica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
@@ -69,6 +82,10 @@ def _step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tall
     with replica.autocast():
         output, target = replica.forward(*batch)
         loss = replica.recipe.loss(output, target)
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
+        )
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     tally.add(len(batch[0]), loss, output, target)

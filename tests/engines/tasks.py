@@ -66,6 +66,21 @@ def wait_for(path: Path, value):
     return value
 
 
+def good_and_bad():
+    return np.ones(20_000), threading.Lock()
+
+
+def _refuse():
+    raise ImportError("this cannot be loaded")
+
+
+class Unloadable:
+    """Can be pickled, not unpickled: like a class whose module the worker lacks."""
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
 def die(_value=None):
     os.kill(os.getpid(), 9)
 

@@ -82,6 +82,27 @@ def test_a_chain_of_tasks_runs_in_order(engine):
     assert fetch(engine, value) == sum(range(50))
 
 
+def test_references_that_are_hidden_are_errors(engine):
+    ref = engine.publish(1)
+    for hidden in ([[ref]], (ref, 1), {"key": ref}, [(1, ref)], [{"key": [ref]}]):
+        with pytest.raises(TypeError, match="a reference is hidden in a"):
+            engine.submit(tasks.add, hidden)
+    with pytest.raises(TypeError, match="a reference is hidden in a"):
+        engine.commute(engine.publish(1), tasks.plus, (ref,))
+
+
+def test_the_same_object_published_twice_is_two_values(engine):
+    array = np.zeros(20_000)
+    first, second = engine.publish(array), engine.publish(array)
+    engine.commute(first, tasks.plus, 1)
+    assert [value.sum() for value in engine.fetch([first, second])] == [20_000, 0]
+
+
+def test_the_number_of_results_must_be_as_announced(engine):
+    with pytest.raises(ValueError, match=r"3 results|zip"):
+        engine.fetch(engine.submit(tasks.split, np.arange(5), returns=2))
+
+
 def test_commutative_updates_lose_nothing(engine):
     target = engine.publish(np.zeros(1000))
     made = [engine.commute(target, tasks.plus, engine.submit(tasks.add, n)) for n in range(1, 21)]
@@ -179,6 +200,8 @@ def test_after_shutdown_every_call_is_an_error(make):
         lambda: engine.submit(tasks.add, 1),
         lambda: engine.commute(ref, tasks.plus, 1),
         lambda: engine.fetch([ref]),
+        lambda: engine.peek(ref),
+        lambda: engine.delete([ref]),
     ):
         with pytest.raises(EngineClosedError, match="shut down"):
             call()

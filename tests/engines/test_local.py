@@ -3,7 +3,9 @@
 import errno
 import gc
 import os
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -186,10 +188,57 @@ def _plus_but_die_once(value, other, flag):
 
 def test_a_task_that_always_kills_its_process_is_an_error(local):
     with pytest.raises(
-        WorkerLostError, match=r"ran task 'die' died 4 times, with SIGKILL.* memory most likely ran out"
+        WorkerLostError, match=r"task 'die' was running 4 times .* with SIGKILL.* memory most likely ran out"
     ):
         local.fetch([local.submit(tasks.die)])
     assert local.fetch([local.submit(tasks.add, 2)]) == [2]
+
+
+def test_workers_leave_ctrl_c_to_the_coordinator(local):
+    """Also in the first engine of a process, whose workers are started with loky's own helpers."""
+    local.fetch([local.submit(tasks.add, n) for n in range(4)])
+    for pid in workers(local):
+        status = Path(f"/proc/{pid}/status").read_text()
+        lines = dict(line.split(":\t") for line in status.splitlines() if "Sig" in line)
+        blocked_or_ignored = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16)
+        assert blocked_or_ignored >> (signal.SIGINT - 1) & 1
+
+
+def test_what_a_failed_task_has_stored_is_removed(local):
+    before = files(local)
+    with pytest.raises(TypeError, match="pickle"):
+        local.fetch(local.submit(tasks.good_and_bad, returns=2))
+    assert files(local) == before
+
+
+def test_a_task_that_cannot_be_loaded_is_an_error_at_once(local):
+    with pytest.raises(Exception, match="un-serialize"):
+        local.fetch([local.submit(tasks.add, tasks.Unloadable())])
+    assert local.fetch([local.submit(tasks.add, 1)]) == [1]
+
+
+def test_an_interrupted_shutdown_can_be_repeated(monkeypatch):
+    engine = LocalEngine(processes=1)
+    paths, processes = list(engine._folders.paths), workers(engine)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._scheduler, "finish_running", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.shutdown()
+    engine.shutdown(kill=True)
+    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
+    assert not any(map(os.path.exists, paths))
+
+
+def test_a_forked_child_does_not_end_the_engine(local):
+    child = os.fork()
+    if child == 0:
+        local._close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert local.fetch([local.submit(tasks.add, 1)]) == [1]
 
 
 def test_shutdown_ends_running_tasks_and_whoever_waits(tmp_path):

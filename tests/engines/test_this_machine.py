@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from compss_train import LocalEngine, SerialEngine
-from compss_train.engines.this_machine import cores, intra_op_threads, thread_share
+from compss_train.engines.this_machine import cores, intra_op_threads
 
 
 @pytest.mark.parametrize("engine", [SerialEngine, LocalEngine])
@@ -23,7 +23,7 @@ def test_gpus_are_checked_against_what_torch_sees(engine, monkeypatch):
 
 def test_threads_are_shared_and_never_none(monkeypatch):
     monkeypatch.setattr("compss_train.engines.this_machine.cpu_count", lambda: 8)
-    assert [thread_share(workers) for workers in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
+    assert [SerialEngine.thread_share(workers) for workers in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
     assert cores() == 8
 
 
