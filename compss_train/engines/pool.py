@@ -18,8 +18,8 @@ from compss_train.engines.store import Stored
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
-# glibc gives memory back to the system whenever the top of the heap is free, and takes it again page by page for the
-# next batch: a small CNN spent a tenth of its time so. Worker processes keep up to a gigabyte for their next batch.
+# glibc gives memory back to the system whenever the top of the heap is free, and takes it again page by page for
+# the next batch: a small CNN spent a tenth of its time so. Worker processes keep up to a gigabyte for it.
 _ALLOCATOR_VARIABLES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 
 
