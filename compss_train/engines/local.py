@@ -27,8 +27,8 @@ class LocalEngine(ThisMachineEngine):
 
     Values are files in shared memory that workers map, so that a block exists once however many tasks read
     it. A process that dies is replaced and its task runs again, 4 times in all. The processes are no main
-    script's children to import: models from notebooks and from ``__main__`` work without a main guard. The program's
-    end waits for tasks that still run; ``shutdown(kill=True)`` does not.
+    script's children to import: models from notebooks and from ``__main__`` work without a main guard. The end of
+    the program waits for tasks that still run; ``shutdown(kill=True)`` does not.
     """
 
     name: ClassVar[str] = "local"
