@@ -96,7 +96,7 @@ class NamedFits:
         shuffle_blocks: bool = True,
         shuffle_block_data: bool = True,
     ) -> Parameters:
-        """Each worker adds its change to the global parameters after every epoch and waits for nobody."""
+        """Each worker adds its change to the global parameters after every epoch and goes on at once."""
         return self._fit(
             x_train,
             y_train,

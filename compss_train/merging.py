@@ -97,6 +97,7 @@ class Commutative(Merge):
     """Every worker adds its change to the global parameters and goes on from what it just made."""
 
     rounds_ahead = 8
+    """How far the fastest worker may get ahead of the slowest before no more rounds are submitted."""
 
     def __init__(
         self,

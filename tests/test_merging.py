@@ -84,7 +84,7 @@ def test_commutative_with_one_merge_at_the_end_is_synchronous(engine, workers, n
 
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_the_order_of_arrival_changes_rounding_only(shared_local, tmp_path, late):
-    """Three updates arrive in every order that a gate can force; the sum stays the same."""
+    """Each of three workers is held back in turn until the others have been merged; the sum stays the same."""
     rng = np.random.default_rng(1)
     base, *trained = ({"w": rng.normal(size=50).astype(np.float32)} for _ in range(4))
     target = shared_local.publish(base)
