@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm.auto import tqdm
 
+from compss_train.metrics import BOOKKEEPING
+
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer
 
@@ -73,9 +75,6 @@ class JsonLines(Callback):
             file.write(json.dumps(record) + "\n")
 
 
-_BOOKKEEPING = ("round", "epoch", "samples", "seconds", "samples_per_second", "workers")
-
-
 def measured_names(record: dict[str, Any]) -> list[str]:
     """Return the names of a record's losses and metrics, those of validation last."""
-    return [name for name in record if name not in _BOOKKEEPING]
+    return [name for name in record if name not in BOOKKEEPING]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import Round, Share
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.published import PublishedBlocks
+from compss_train.published import PublishedData
 from compss_train.worker import Shard, WorkerState, train
 
 _Blocks: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], list[Ref], list[Ref] | None]"
@@ -22,8 +22,7 @@ class Fleet:
 
     engine: Engine
     recipe: Ref
-    x: PublishedBlocks
-    y: PublishedBlocks | None
+    data: PublishedData
     batching: Batching
     shuffle_seed: int | None
     """Seed that rows are shuffled by within a block, ``None`` for no such shuffle."""
@@ -55,12 +54,6 @@ class Fleet:
         self._replace_state(worker, state)
         return trained, measured
 
-    def delete_blocks(self) -> None:
-        """Free the published blocks."""
-        self.x.delete()
-        if self.y is not None:
-            self.y.delete()
-
     def _blocks(self, share: Share) -> _Blocks:
         if any(visit.samples is not None for visit in share):
             return self._all_blocks  # a total shuffle takes samples from everywhere
@@ -68,11 +61,11 @@ class Fleet:
 
     @cached_property
     def _all_blocks(self) -> _Blocks:
-        return self._select(tuple(range(len(self.x.sizes))))
+        return self._select(tuple(range(len(self.data.sizes))))
 
     def _select(self, numbers: tuple[int, ...]) -> _Blocks:
-        starts = tuple(self.x.starts[number] for number in numbers)
-        return numbers, starts, self.x.select(numbers), None if self.y is None else self.y.select(numbers)
+        starts = tuple(self.data.starts[number] for number in numbers)
+        return numbers, starts, *self.data.select(numbers)
 
     def _replace_state(self, worker: int, state: Ref) -> None:
         before, self.states[worker] = self.states[worker], state

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.order import split_points
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.published import PublishedBlocks
+from compss_train.published import PublishedData
 from compss_train.worker import evaluate, predict
 
 
@@ -22,14 +22,14 @@ class Inference:
 
     engine: Engine
     recipe: Ref
-    x: PublishedBlocks
-    y: PublishedBlocks | None
+    data: PublishedData
     batch_size: int
     resources: Resources
     devices: list[str]
 
     def _runs(self) -> Iterator[tuple[str, list[int]]]:
-        points = split_points(len(self.x.refs), min(len(self.devices), len(self.x.refs)))
+        blocks = len(self.data.sizes)
+        points = split_points(blocks, min(len(self.devices), blocks))
         for device, (start, stop) in zip(self.devices, pairwise(points), strict=False):
             yield device, list(range(start, stop))
 
@@ -40,8 +40,7 @@ class Inference:
                 evaluate,
                 self.recipe,
                 parameters,
-                self.x.select(numbers),
-                None if self.y is None else self.y.select(numbers),
+                *self.data.select(numbers),
                 self.batch_size,
                 device,
                 resources=self.resources,
@@ -56,7 +55,7 @@ class Inference:
                 predict,
                 self.recipe,
                 parameters,
-                self.x.select(numbers),
+                self.data.select(numbers)[0],
                 self.batch_size,
                 device,
                 resources=self.resources,
@@ -66,12 +65,6 @@ class Inference:
         outputs = [block for run in self.engine.fetch(refs) for block in run]
         self.engine.delete(refs)
         return np.concatenate(outputs)
-
-    def delete_blocks(self) -> None:
-        """Free the published blocks."""
-        self.x.delete()
-        if self.y is not None:
-            self.y.delete()
 
 
 def means(sums: Sequence[dict[str, float]], metric: str | None, prefix: str = "") -> dict[str, float]:

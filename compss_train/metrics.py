@@ -46,8 +46,8 @@ METRICS: dict[str, BatchFunction] = {
 }
 
 
-RESERVED = ("loss", "round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker")
-"""Names that a record of the history has in any case."""
+BOOKKEEPING = ("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker")
+"""Names in a record of the history that are no losses or metrics."""
 
 
 def resolve_metric(metric: str | BatchFunction | None) -> tuple[str, BatchFunction] | None:
@@ -59,6 +59,6 @@ def resolve_metric(metric: str | BatchFunction | None) -> tuple[str, BatchFuncti
         return None
     function = resolve("metric", metric, METRICS)
     name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-    if name in RESERVED:
+    if name == "loss" or name in BOOKKEEPING:
         raise ValueError(f"metric name {name!r} stands for something else in the history; rename the function")
     return name, function

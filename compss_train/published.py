@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -47,10 +47,30 @@ class PublishedBlocks:
                 held = None if isinstance(block, np.memmap) else engine.peek(ref)
                 row[column] = block if held is None else held
 
-    def select(self, numbers: Iterable[int]) -> list[Ref]:
+    def select(self, numbers: Sequence[int]) -> list[Ref]:
         """Return the references of these blocks."""
         return [self.refs[number] for number in numbers]
 
     def delete(self) -> None:
         """Free the published blocks."""
         self._engine.delete(self.refs)
+
+
+class PublishedData:
+    """The published blocks of x, and of y where there is one."""
+
+    def __init__(self, engine: Engine, x: BlockedTensor, y: BlockedTensor | None) -> None:
+        self._x = PublishedBlocks(engine, x)
+        self._y = None if y is None else PublishedBlocks(engine, y)
+        self.sizes = self._x.sizes
+        self.starts = self._x.starts
+
+    def select(self, numbers: Sequence[int]) -> tuple[list[Ref], list[Ref] | None]:
+        """Return the references of these blocks of x and of y."""
+        return self._x.select(numbers), None if self._y is None else self._y.select(numbers)
+
+    def delete(self) -> None:
+        """Free the published blocks."""
+        self._x.delete()
+        if self._y is not None:
+            self._y.delete()

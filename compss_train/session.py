@@ -13,7 +13,7 @@ from compss_train.fleet import Fleet
 from compss_train.inference import Inference
 from compss_train.options import FitOptions
 from compss_train.parameters import Parameters
-from compss_train.published import PublishedBlocks
+from compss_train.published import PublishedData
 from compss_train.worker import Recipe, WorkerState
 
 
@@ -30,17 +30,12 @@ class Session:
             WorkerState(None, worker_seed(seed, worker)) for worker in range(len(devices))
         ]
 
-    def publish(self, x: BlockedTensor, y: BlockedTensor | None) -> tuple[PublishedBlocks, PublishedBlocks | None]:
-        """Publish the blocks of x, and of y where there is one."""
-        return PublishedBlocks(self.engine, x), None if y is None else PublishedBlocks(self.engine, y)
-
     def fleet(self, x: BlockedTensor, y: BlockedTensor | None, options: FitOptions, seed: int) -> Fleet:
         """Publish blocks to train on."""
-        blocks = self.publish(x, y)
         return Fleet(
             self.engine,
             self.recipe,
-            *blocks,
+            PublishedData(self.engine, x, y),
             batching=options.batching(x.sizes),
             shuffle_seed=seed if options.shuffle_block_data else None,
             new_optimizer=options.optimizer_state == "reset",
@@ -51,8 +46,8 @@ class Session:
 
     def inference(self, x: BlockedTensor, y: BlockedTensor | None, batch_size: int) -> Inference:
         """Publish blocks to evaluate or predict on."""
-        blocks = self.publish(x, y)
-        return Inference(self.engine, self.recipe, *blocks, batch_size, self.resources, self.devices)
+        data = PublishedData(self.engine, x, y)
+        return Inference(self.engine, self.recipe, data, batch_size, self.resources, self.devices)
 
     @contextmanager
     def inferring(
@@ -66,7 +61,7 @@ class Session:
         finally:
             with suppress(EngineClosedError):
                 self.engine.delete([published])
-                inference.delete_blocks()
+                inference.data.delete()
 
     def close(self) -> None:
         """Free what the engine holds for the model, if it is still there."""

@@ -266,9 +266,9 @@ class DistributedTrainer(NamedFits):
         finally:
             self._rounds = None
         merge.close()
-        fleet.delete_blocks()
+        fleet.data.delete()
         if validation is not None:
-            validation.delete_blocks()
+            validation.data.delete()
 
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, float]:
         """Return ``{"loss": ..., "<metric>": ...}``, means over all samples with the global parameters."""
