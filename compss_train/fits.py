@@ -7,15 +7,16 @@ shuffled by blocks or in total. They train on the CPU where ``num_gpu`` is 0.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from compss_train.data.schedule import Shuffle
 from compss_train.options import check_choice, check_count
-from compss_train.parameters import Parameters
+
+Fitted = TypeVar("Fitted")
 
 
-class NamedFits:
-    """The eight fits over an abstract ``fit``.
+class NamedFits(Generic[Fitted]):
+    """The eight fits over an abstract ``fit``, whose result is ``Fitted``.
 
     Common to all: ``x_train`` and ``y_train`` are blocked tensors (samples and targets; y may be ``None``),
     ``num_batches_per_worker`` the batches that each block is cut into, ``num_epochs`` how often all samples are
@@ -25,10 +26,10 @@ class NamedFits:
     """
 
     @abstractmethod
-    def fit(self, *args: Any, **kwargs: Any) -> Parameters:
+    def fit(self, *args: Any, **kwargs: Any) -> Fitted:
         """Train; see ``DistributedTrainer.fit``."""
 
-    def _fit(self, x: Any, y: Any, num_batches_per_worker: int, num_epochs: int, **options: Any) -> Parameters:
+    def _fit(self, x: Any, y: Any, num_batches_per_worker: int, num_epochs: int, **options: Any) -> Fitted:
         check_count("num_batches_per_worker", num_batches_per_worker)
         check_count("n_epocs_sync", options.get("merge_every", 1), least=0)
         return self.fit(x, y, num_batches_per_worker=num_batches_per_worker, num_epochs=num_epochs, **options)
@@ -41,7 +42,7 @@ class NamedFits:
         num_epochs: int,
         shuffle_blocks: bool = True,
         shuffle_block_data: bool = True,
-    ) -> Parameters:
+    ) -> Fitted:
         """Average all workers at the end of every epoch."""
         return self._fit(
             x_train,
@@ -54,7 +55,7 @@ class NamedFits:
 
     def fit_synchronous_shuffle_with_GPU(
         self, x_train: Any, y_train: Any, num_batches_per_worker: int, num_epochs: int
-    ) -> Parameters:
+    ) -> Fitted:
         """Average all workers at the end of every epoch; all samples are shuffled together before each."""
         return self._fit(x_train, y_train, num_batches_per_worker, num_epochs, shuffle="total")
 
@@ -67,7 +68,7 @@ class NamedFits:
         n_epocs_sync: int = 1,
         shuffle_blocks: bool = True,
         shuffle_block_data: bool = True,
-    ) -> Parameters:
+    ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
         return self._fit(
             x_train,
@@ -81,7 +82,7 @@ class NamedFits:
 
     def fit_synchronous_shuffle_every_n_epochs_with_GPU(
         self, x_train: Any, y_train: Any, num_batches_per_worker: int, num_epochs: int, n_epocs_sync: int = 1
-    ) -> Parameters:
+    ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
         return self._fit(
             x_train, y_train, num_batches_per_worker, num_epochs, merge_every=n_epocs_sync, shuffle="total"
@@ -95,7 +96,7 @@ class NamedFits:
         num_epochs: int,
         shuffle_blocks: bool = True,
         shuffle_block_data: bool = True,
-    ) -> Parameters:
+    ) -> Fitted:
         """Each worker adds its change to the global parameters after every epoch and goes on at once."""
         return self._fit(
             x_train,
@@ -109,7 +110,7 @@ class NamedFits:
 
     def fit_asynchronous_shuffle_with_GPU(
         self, x_train: Any, y_train: Any, num_batches_per_worker: int, num_epochs: int
-    ) -> Parameters:
+    ) -> Fitted:
         """Merge commutatively after every epoch; all samples are shuffled together before each."""
         return self._fit(x_train, y_train, num_batches_per_worker, num_epochs, merge="commutative", shuffle="total")
 
@@ -122,7 +123,7 @@ class NamedFits:
         n_epocs_sync: int = 0,
         shuffle_blocks: bool = True,
         shuffle_block_data: bool = True,
-    ) -> Parameters:
+    ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs, by default once at the end."""
         return self._fit(
             x_train,
@@ -137,7 +138,7 @@ class NamedFits:
 
     def fit_asynchronous_shuffle_n_epochs_with_GPU(
         self, x_train: Any, y_train: Any, num_batches_per_worker: int, num_epochs: int, n_epocs_sync: int = 0
-    ) -> Parameters:
+    ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
         return self._fit(
             x_train,

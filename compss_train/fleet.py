@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from itertools import accumulate
 
 from compss_train.data.batches import Batching
+from compss_train.data.pieces import needed_samples, renumbered, rows_by_block
 from compss_train.data.schedule import Round, Share
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.published import PublishedData
-from compss_train.worker import Shard, WorkerState, train
+from compss_train.worker import Shard, WorkerState, split_rows, train
 
-_Blocks: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], list[Ref], list[Ref] | None]"
-"""Numbers of blocks, of their first samples, and references to the blocks of x and y."""
+
+@dataclass(frozen=True)
+class Supply:
+    """What a worker trains on in a round: its visits, and references to the blocks or pieces that they name."""
+
+    share: Share
+    blocks: tuple[int, ...]
+    """Numbers of the blocks."""
+    starts: tuple[int, ...]
+    """Number of the first sample of each."""
+    x: list[Ref]
+    y: list[Ref] | None
+    pieces: bool = False
+    """Whether ``x`` holds pieces, which belong to this round and bring their rows of y with them."""
 
 
 @dataclass
@@ -32,40 +45,88 @@ class Fleet:
     devices: list[str]
     states: list[WorkerState | Ref]
     """Each worker's state, replaced by the reference to the new one whenever it trains."""
+    _cut: tuple[Round | None, dict[int, Supply]] = field(default=(None, {}), repr=False)
+    """The round whose blocks have been cut into pieces, and what each worker gets of them."""
 
     def train(self, worker: int, round_: Round, parameters: Ref) -> tuple[Ref, Ref]:
         """Submit a worker's training in a round; returns references to its parameters and measurements."""
-        share = round_.shares[worker]
-        blocks, starts, x, y = self._blocks(share)
-        name = f"round {round_.number} on worker {worker}"
-        shard = Shard(share, blocks, starts, self.batching, self.shuffle_seed, self.new_optimizer, name)
+        supply = self._supply(worker, round_)
+        shard = Shard(
+            supply.share,
+            supply.blocks,
+            supply.starts,
+            self.batching,
+            self.shuffle_seed,
+            self.new_optimizer,
+            f"round {round_.number} on worker {worker}",
+            supply.pieces,
+        )
         trained, state, measured = self.engine.submit(
             train,
             self.recipe,
             parameters,
             self.states[worker],
-            x,
-            y,
+            supply.x,
+            supply.y,
             shard,
             self.devices[worker],
             returns=3,
             resources=self.resources,
         )
+        if supply.pieces:
+            self.engine.delete(supply.x)
         self._replace_state(worker, state)
         return trained, measured
 
-    def _blocks(self, share: Share) -> _Blocks:
-        if any(visit.samples is not None for visit in share):
-            return self._all_blocks  # a total shuffle takes samples from everywhere
-        return self._select(tuple(dict.fromkeys(visit.block for visit in share)))
+    def _supply(self, worker: int, round_: Round) -> Supply:
+        share = round_.shares[worker]
+        if all(visit.samples is None for visit in share):
+            return self._whole_blocks(share, tuple(dict.fromkeys(visit.block for visit in share)))
+        active = [number for number, other in enumerate(round_.shares) if other]
+        if self.data.mapped or len(active) == 1:
+            return Supply(share, *self._everything)
+        if self._cut[0] is not round_:
+            self._cut = round_, self._cut_into_pieces(round_, active)
+        return self._cut[1].pop(worker)
+
+    def _whole_blocks(self, share: Share, numbers: tuple[int, ...]) -> Supply:
+        starts = tuple(self.data.starts[number] for number in numbers)
+        return Supply(share, numbers, starts, *self.data.select(numbers))
 
     @cached_property
-    def _all_blocks(self) -> _Blocks:
-        return self._select(tuple(range(len(self.data.sizes))))
+    def _everything(self) -> tuple[tuple[int, ...], tuple[int, ...], list[Ref], list[Ref] | None]:
+        numbers = tuple(range(len(self.data.sizes)))
+        return numbers, self.data.starts, *self.data.select(numbers)
 
-    def _select(self, numbers: tuple[int, ...]) -> _Blocks:
-        starts = tuple(self.data.starts[number] for number in numbers)
-        return numbers, starts, *self.data.select(numbers)
+    def _cut_into_pieces(self, round_: Round, active: list[int]) -> dict[int, Supply]:
+        """Submit a task a block that cuts it into a piece for each worker that trains on some of its rows."""
+        samples = {worker: needed_samples(round_.shares[worker]) for worker in active}
+        rows = {worker: rows_by_block(samples[worker], self.data.starts) for worker in active}
+        pieces: dict[int, list[Ref]] = {worker: [] for worker in active}
+        sizes: dict[int, list[int]] = {worker: [] for worker in active}
+        for block in range(len(self.data.sizes)):
+            takers = [worker for worker in active if len(rows[worker][block])]
+            for worker, piece in zip(takers, self._split(block, [rows[w][block] for w in takers]), strict=True):
+                pieces[worker].append(piece)
+                sizes[worker].append(len(rows[worker][block]))
+        return {
+            worker: Supply(
+                renumbered(round_.shares[worker], samples[worker]),
+                tuple(range(len(pieces[worker]))),
+                tuple(accumulate(sizes[worker][:-1], initial=0)),
+                pieces[worker],
+                None,
+                pieces=True,
+            )
+            for worker in active
+        }
+
+    def _split(self, block: int, parts: list[object]) -> list[Ref]:
+        if not parts:
+            return []
+        x, y = self.data.select([block])
+        made = self.engine.submit(split_rows, x[0], None if y is None else y[0], parts, returns=len(parts))
+        return list(made) if len(parts) > 1 else [made]
 
     def _replace_state(self, worker: int, state: Ref) -> None:
         before, self.states[worker] = self.states[worker], state

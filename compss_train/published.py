@@ -9,6 +9,7 @@ import numpy as np
 
 from compss_train.data import BlockedTensor
 from compss_train.data.block import as_block
+from compss_train.data.remote import RemoteBlock, loaded
 from compss_train.engines import Engine, Ref
 
 
@@ -21,7 +22,7 @@ def as_blocked(value: object, num_workers: int) -> BlockedTensor:
     if isinstance(value, BlockedTensor):
         return value
     if hasattr(value, "tensors"):
-        return BlockedTensor(value.tensors)
+        return BlockedTensor.from_dislib(value)
     block = as_block(value)
     if len(block) == 0:
         raise ValueError("the array has no samples")
@@ -38,13 +39,15 @@ class PublishedBlocks:
     def __init__(self, engine: Engine, tensor: BlockedTensor) -> None:
         self._engine = engine
         self.sizes = tensor.sizes
+        self.on_file = all(isinstance(block, np.memmap) for block in tensor.blocks())
         self.starts = tuple(accumulate(self.sizes[:-1], initial=0))
         self.refs: list[Ref] = []
         for row in tensor.tensors:
             for column, block in enumerate(row):
-                ref = engine.publish(block)
+                foreign = isinstance(block, RemoteBlock) and block.home != engine.name
+                ref = engine.publish(loaded(block) if foreign else block)
                 self.refs.append(ref)
-                held = None if isinstance(block, np.memmap) else engine.peek(ref)
+                held = None if isinstance(block, np.memmap | RemoteBlock) else engine.peek(ref)
                 row[column] = block if held is None else held
 
     def select(self, numbers: Sequence[int]) -> list[Ref]:
@@ -64,6 +67,8 @@ class PublishedData:
         self._y = None if y is None else PublishedBlocks(engine, y)
         self.sizes = self._x.sizes
         self.starts = self._x.starts
+        self.mapped = engine.shared_memory or (self._x.on_file and (self._y is None or self._y.on_file))
+        """Whether a task that takes a block reads only the rows that it uses."""
 
     def select(self, numbers: Sequence[int]) -> tuple[list[Ref], list[Ref] | None]:
         """Return the references of these blocks of x and of y."""

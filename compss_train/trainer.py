@@ -49,7 +49,7 @@ class _Built:
     num_gpu: int
 
 
-class DistributedTrainer(NamedFits):
+class DistributedTrainer(NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters

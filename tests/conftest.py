@@ -5,6 +5,23 @@ from collections.abc import Iterator
 import pytest
 
 from compss_train import Engine, LocalEngine, SerialEngine
+from compss_train.engines import CompssEngine
+
+ENGINES = ("serial", "local")
+
+# Its assertions are checked even by python -O, with which COMPSs runs programs.
+pytest.register_assert_rewrite("tests.models")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that does."""
+    parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes an ``engine`` on each of the engines asked for."""
+    if "engine" in metafunc.fixturenames:
+        metafunc.parametrize("engine", metafunc.config.getoption("--engines").split(","), indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +31,9 @@ def shared_local() -> Iterator[LocalEngine]:
         yield engine
 
 
-@pytest.fixture(params=["serial", "local"])
+@pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Every engine in turn."""
-    return SerialEngine() if request.param == "serial" else request.getfixturevalue("shared_local")
+    if request.param == "serial":
+        return SerialEngine()
+    return CompssEngine() if request.param == "compss" else request.getfixturevalue("shared_local")

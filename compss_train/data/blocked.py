@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from compss_train.data.block import Block, DType, as_block, concatenate, own_copy
 from compss_train.data.order import split_points
+from compss_train.data.remote import RemoteBlock, loaded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+AnyBlock: TypeAlias = "Block | RemoteBlock"
 
 
 class BlockedTensor:
     """A grid of blocks; the samples are the blocks' rows, counted row of the grid by row of the grid.
 
-    ``tensors[i][j]`` is a block: a numpy array or a torch tensor whose first dimension counts samples. All
-    blocks have one dtype and one sample shape, and no block is empty.
+    ``tensors[i][j]`` is a block: a numpy array or a torch tensor whose first dimension counts samples, or a
+    ``RemoteBlock`` that stands for one elsewhere. All blocks have one dtype and one sample shape, none is empty.
 
     Raises ``ValueError`` for a grid that is empty or ragged, and for blocks that do not fit together.
     """
 
     def __init__(self, tensors: Sequence[Sequence[object]]) -> None:
-        self.tensors: list[list[Block]] = [[as_block(block) for block in row] for row in tensors]
+        self.tensors: list[list[AnyBlock]] = [[_as_cell(block) for block in row] for row in tensors]
+        self.source: object = None
+        """What must live as long as the blocks do, where they belong to something else."""
         if not self.tensors or not self.tensors[0]:
             raise ValueError("a blocked tensor needs at least one block, the grid given is empty")
         if len({len(row) for row in self.tensors}) > 1:
@@ -53,7 +64,32 @@ class BlockedTensor:
         cells = iter(cut(whole, rows * columns))
         return cls([[own_copy(next(cells)) for _ in range(columns)] for _ in range(rows)])
 
-    def blocks(self) -> Iterator[Block]:
+    @classmethod
+    def from_files(cls, paths: Sequence[str | os.PathLike[str]]) -> BlockedTensor:
+        """Make a block of each ``.npy`` file, one below the other, in the order given.
+
+        The files are mapped, not read: only their paths go to the workers, which must find them there (on a
+        cluster: in a shared file system). Raises ``ValueError`` for other files and what cannot be mapped.
+        """
+        return cls([[_mapped(Path(path))] for path in paths])
+
+    @classmethod
+    def from_dislib(cls, tensor: Any) -> BlockedTensor:
+        """Return a dislib ``Tensor`` as a blocked tensor with the same grid, whose blocks stay where they are.
+
+        Blocks that tasks have still to make, or that lie on other nodes, are not collected: tasks tell their sizes.
+        """
+        from compss_train.compat.tensors import from_dislib  # it knows dislib, which this layer does not
+
+        return from_dislib(tensor)
+
+    def to_dislib(self) -> Any:
+        """Return a dislib ``Tensor`` of the same blocks; needs dislib. Its blocks are this tensor's to delete."""
+        from compss_train.compat.tensors import to_dislib
+
+        return to_dislib(self)
+
+    def blocks(self) -> Iterator[AnyBlock]:
         """Iterate over the blocks, row by row: the order that block numbers count in."""
         for row in self.tensors:
             yield from row
@@ -84,8 +120,8 @@ class BlockedTensor:
         return self.tensors[0][0].dtype
 
     def collect(self) -> Block:
-        """Return all samples as one array or tensor, in the order of ``blocks``."""
-        return concatenate(list(self.blocks()))
+        """Return all samples as one array or tensor, in the order of ``blocks``; remote blocks are fetched."""
+        return concatenate([loaded(block) for block in self.blocks()])
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -93,6 +129,19 @@ class BlockedTensor:
             f"BlockedTensor({rows} x {columns} blocks, {self.number_samples} samples "
             f"of {self.dtype} {self.sample_shape})"
         )
+
+
+def _as_cell(block: object) -> AnyBlock:
+    return block if isinstance(block, RemoteBlock) else as_block(block)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    if path.suffix != ".npy":
+        raise ValueError(f"{path} is no .npy file; write blocks with numpy.save, or give loaded arrays")
+    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{path} is in Fortran order; save numpy.ascontiguousarray(array) instead")
+    return array
 
 
 def cut(whole: Block, parts: int) -> list[Block]:

@@ -1,22 +1,26 @@
-"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes of this machine."""
+"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes, ``compss`` under COMPSs."""
 
 from __future__ import annotations
 
 import os
 
 from compss_train.engines.base import Engine, Ref, Resources
+from compss_train.engines.compss import CompssEngine, under_compss
 from compss_train.engines.local import LocalEngine
 from compss_train.engines.serial import SerialEngine
 
-__all__ = ["ENGINES", "Engine", "LocalEngine", "Ref", "Resources", "SerialEngine", "engine_class"]
+__all__ = ["ENGINES", "CompssEngine", "Engine", "LocalEngine", "Ref", "Resources", "SerialEngine", "engine_class"]
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (SerialEngine, LocalEngine)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (SerialEngine, LocalEngine, CompssEngine)}
 ENGINE_VARIABLE = "COMPSS_TRAIN_ENGINE"
 """Environment variable that says which engine ``auto`` is."""
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Return the engine of that name; ``auto`` is the one that the environment variable names, else local.
+    """Return the engine of that name.
+
+    ``auto`` is the one that the environment variable names, else ``compss`` in an application of COMPSs, else
+    ``local``.
 
     Raises ``ValueError`` for an unknown name, listing the known ones.
     """
@@ -24,7 +28,8 @@ def engine_class(name: str) -> type[Engine]:
     if name == "auto":
         name = os.environ.get(ENGINE_VARIABLE, "auto")
         source = f"{ENGINE_VARIABLE}={name}"
-        name = LocalEngine.name if name in ("", "auto") else name
+        if name in ("", "auto"):
+            name = CompssEngine.name if under_compss() else LocalEngine.name
     if name not in ENGINES:
         raise ValueError(f"{source} is no engine; choose one of auto, {', '.join(ENGINES)}, or give an Engine")
     return ENGINES[name]

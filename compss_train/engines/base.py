@@ -80,6 +80,9 @@ class Engine(ABC):
     asynchronous: ClassVar[bool] = True
     """Whether ``submit`` returns before the task has run, so that submitting ahead keeps workers busy."""
 
+    shared_memory: ClassVar[bool] = False
+    """Whether tasks map what is published, so that taking a large value costs nothing by itself."""
+
     threads: int | None = None
     """Intra-op threads that tasks have where the user names none; ``None`` for a share of the cores."""
 

@@ -91,12 +91,18 @@ def map_file(path: str | os.PathLike[str]) -> Bytes:
         raise FileNotFoundError(os.fspath(path)) from error
 
 
-def encode(value: object) -> list[memoryview]:
-    """Return the chunks whose concatenation holds the value; array chunks share the value's memory."""
+def dumps(value: object) -> tuple[memoryview, list[memoryview]]:
+    """Return a pickle of the value and the buffers left out of it, which share the value's memory."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    return stream.getbuffer(), [buffer.raw() for buffer in buffers]
+
+
+def encode(value: object) -> list[memoryview]:
+    """Return the chunks whose concatenation holds the value; array chunks share the value's memory."""
+    data, buffers = dumps(value)
+    parts = [data, *buffers]
     header = np.array([len(parts), *(part.nbytes for part in parts)], _LENGTH).tobytes()
     chunks = [memoryview(header)]
     end = len(header)

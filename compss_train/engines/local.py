@@ -32,6 +32,7 @@ class LocalEngine(ThisMachineEngine):
     """
 
     name: ClassVar[str] = "local"
+    shared_memory: ClassVar[bool] = True
 
     def __init__(self, processes: int, threads: int = 1) -> None:
         if processes < 1 or threads < 1:

@@ -13,7 +13,8 @@ from multiprocessing import resource_tracker
 from loky import ProcessPoolExecutor
 
 from compss_train.engines import remote
-from compss_train.engines.remote import Call, Failure
+from compss_train.engines.failure import Failure
+from compss_train.engines.remote import Call
 from compss_train.engines.store import Stored
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")

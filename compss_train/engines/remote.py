@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import torch
 from loky import process_executor
 
+from compss_train.engines.failure import Failure
 from compss_train.engines.store import Stored, discard_all, store
 from compss_train.engines.this_machine import intra_op_threads
-from compss_train.exceptions import WorkerTraceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +28,6 @@ class Call:
     outputs: tuple[str, ...]
     """A file name for each result."""
     cpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception of a task, made safe to send: one that cannot be pickled becomes a ``RuntimeError``."""
-
-    pickled: bytes
-    text: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Describe the exception that is being handled."""
-        text = "".join(traceback.format_exception(error))
-        try:
-            pickled = cloudpickle.dumps(error)
-            pickle.loads(pickled)
-        except Exception:
-            pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-        return cls(pickled, text)
-
-    def exception(self) -> BaseException:
-        """Return the exception with the worker's traceback as its cause."""
-        error: BaseException = pickle.loads(self.pickled)
-        error.__cause__ = WorkerTraceback(self.text)
-        return error
 
 
 def run(call: Call, folders: Sequence[str]) -> list[Stored] | Failure:

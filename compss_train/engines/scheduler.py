@@ -23,8 +23,9 @@ from typing import Any
 
 from loky.process_executor import TerminatedWorkerError
 
+from compss_train.engines.failure import Failure
 from compss_train.engines.pool import Pool
-from compss_train.engines.remote import Call, Failure
+from compss_train.engines.remote import Call
 from compss_train.engines.store import Stored, discard, discard_all
 from compss_train.engines.tasks import Task, Updates, Value
 from compss_train.exceptions import EngineClosedError, WorkerLostError

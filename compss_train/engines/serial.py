@@ -22,6 +22,7 @@ class SerialEngine(ThisMachineEngine):
 
     name: ClassVar[str] = "serial"
     asynchronous: ClassVar[bool] = False
+    shared_memory: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._open = True

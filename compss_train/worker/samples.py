@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from compss_train.data.order import row_order
 from compss_train.data.schedule import Share, Visit
 
 Batch = tuple[torch.Tensor, torch.Tensor | None]
+Piece: TypeAlias = "tuple[Block, Block | None]"
+"""Some rows of a block of x, and the same rows of y."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,14 +37,36 @@ class Shard:
     """Begin with a new optimizer instead of the one in the worker's state."""
     name: str = "training"
     """Which round and worker this is, for messages."""
+    pieces: bool = False
+    """Whether the task is given pieces of blocks, each with its rows of x and y, instead of blocks."""
+
+
+def split_rows(x: Block, y: Block | None, parts: Sequence[NDArray[Any]]) -> tuple[Piece, ...] | Piece:
+    """Return a piece of a block for each array of row numbers: the task of a total shuffle where data move.
+
+    One piece comes as it is, several as a tuple.
+    """
+    pieces = tuple((_rows(x, part), None if y is None else _rows(y, part)) for part in parts)
+    return pieces if len(pieces) > 1 else pieces[0]
+
+
+def _rows(block: Block, rows: NDArray[Any]) -> Block:
+    return block[torch.from_numpy(rows)] if isinstance(block, torch.Tensor) else block[rows]
 
 
 def batches(shard: Shard, xs: Sequence[Block], ys: Sequence[Block] | None, device: str) -> Iterator[Batch]:
     """Iterate over the batches of a shard, on the device, in training order."""
+    if shard.pieces:
+        xs, ys = _unzipped(xs)
     for visit in shard.share:
         x = _load(visit, shard, xs).to(device)
         y = _load(visit, shard, ys).to(device) if ys is not None else None
         yield from _cut(visit, shard, x, y)
+
+
+def _unzipped(pieces: Sequence[Any]) -> tuple[list[Block], list[Block] | None]:
+    xs, ys = zip(*pieces, strict=True)
+    return list(xs), None if ys[0] is None else list(ys)
 
 
 def _cut(visit: Visit, shard: Shard, x: torch.Tensor, y: torch.Tensor | None) -> Iterator[Batch]:

@@ -4,7 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import BlockedTensor
+from compss_train import BlockedTensor, SerialEngine
+from compss_train.data.remote import RemoteBlock, describe
+from compss_train.published import PublishedBlocks
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))
@@ -79,3 +81,53 @@ def test_blocks_that_do_not_fit_together_are_errors():
 def test_repr_says_what_it_is():
     text = repr(BlockedTensor.from_array(np.zeros((6, 4), np.uint8), (3, 2)))
     assert text == "BlockedTensor(3 x 2 blocks, 6 samples of uint8 (4,))"
+
+
+def test_files_become_blocks_that_are_mapped(tmp_path):
+    paths = []
+    for number, rows in enumerate((3, 2)):
+        paths.append(tmp_path / f"{number}.npy")
+        np.save(paths[-1], np.full((rows, 4), number, np.float32))
+    tensor = BlockedTensor.from_files(paths)
+    assert (tensor.shape, tensor.sizes, tensor.sample_shape) == ((2, 1), (3, 2), (4,))
+    assert all(isinstance(block, np.memmap) for block in tensor.blocks())
+    assert tensor.collect()[:, 0].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_files_that_cannot_be_mapped_are_errors(tmp_path):
+    np.save(tmp_path / "f.npy", np.asfortranarray(np.ones((3, 2))))
+    with pytest.raises(ValueError, match="Fortran order"):
+        BlockedTensor.from_files([tmp_path / "f.npy"])
+    with pytest.raises(ValueError, match=r"x\.csv is no \.npy file"):
+        BlockedTensor.from_files([tmp_path / "x.csv"])
+    with pytest.raises(FileNotFoundError):
+        BlockedTensor.from_files([tmp_path / "none.npy"])
+
+
+class Elsewhere(RemoteBlock):
+    home = "elsewhere"
+
+    def __init__(self, block):
+        super().__init__(*describe(block))
+        self.block = block
+        self.loads = 0
+
+    def load(self):
+        self.loads += 1
+        return self.block
+
+
+def test_remote_blocks_are_known_without_being_loaded():
+    blocks = [Elsewhere(np.arange(6.0).reshape(3, 2)), Elsewhere(np.ones((2, 2)))]
+    tensor = BlockedTensor([[block] for block in blocks])
+    assert (tensor.sizes, tensor.sample_shape, tensor.dtype) == ((3, 2), (2,), np.float64)
+    assert [block.loads for block in blocks] == [0, 0]
+    assert tensor.collect().tolist() == [[0, 1], [2, 3], [4, 5], [1, 1], [1, 1]]
+    with pytest.raises(ValueError, match="all blocks must agree"):
+        BlockedTensor([[blocks[0]], [np.ones((2, 3))]])
+
+
+def test_an_engine_that_is_not_their_home_gets_remote_blocks_loaded():
+    block = Elsewhere(np.ones((4, 2), np.float32))
+    published = PublishedBlocks(engine := SerialEngine(), BlockedTensor([[block]]))
+    assert engine.fetch(published.refs)[0] is block.block

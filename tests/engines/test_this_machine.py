@@ -5,20 +5,20 @@ from compss_train import LocalEngine, SerialEngine
 from compss_train.engines.this_machine import cores, intra_op_threads
 
 
-@pytest.mark.parametrize("engine", [SerialEngine, LocalEngine])
-def test_workers_are_spread_round_robin_over_the_gpus(engine):
-    assert [engine.device(worker, 2) for worker in range(5)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
-    assert {engine.device(worker, 0) for worker in range(5)} == {"cpu"}
+@pytest.mark.parametrize("machine", [SerialEngine, LocalEngine])
+def test_workers_are_spread_round_robin_over_the_gpus(machine):
+    assert [machine.device(worker, 2) for worker in range(5)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
+    assert {machine.device(worker, 0) for worker in range(5)} == {"cpu"}
 
 
-@pytest.mark.parametrize("engine", [SerialEngine, LocalEngine])
-def test_gpus_are_checked_against_what_torch_sees(engine, monkeypatch):
+@pytest.mark.parametrize("machine", [SerialEngine, LocalEngine])
+def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for enough in (0, 1, 2):
-        engine.check_gpus(enough, 1)
+        machine.check_gpus(enough, 1)
     with pytest.raises(ValueError, match="num_gpu=3, but torch sees 2 GPUs on this machine; use num_gpu=2"):
-        engine.check_gpus(3, 1)
+        machine.check_gpus(3, 1)
 
 
 def test_threads_are_shared_and_never_none(monkeypatch):

@@ -1,0 +1,43 @@
+"""Blocks that tasks of a COMPSs application have made, such as dislib's: this process has futures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from compss_train.data.block import Block
+from compss_train.data.remote import Description, RemoteBlock, describe
+from compss_train.engines.compss.engine import CompssEngine
+
+
+class CompssBlock(RemoteBlock):
+    """A future of PyCOMPSs whose value is a block."""
+
+    home: ClassVar[str] = CompssEngine.name
+
+    def __init__(self, future: Any, description: Description) -> None:
+        super().__init__(*description)
+        self.future = future
+
+    def load(self) -> Block:
+        """Wait for the value and return a copy; the future stays its owner's."""
+        engine = CompssEngine()
+        block: Block = engine.fetch([engine.publish(self)])[0]
+        return block
+
+
+def is_future(value: object) -> bool:
+    """Return whether PyCOMPSs gave this object in place of a value that a task makes.
+
+    That is one of its own classes for what tasks return, and a bare ``object()`` in a COLLECTION_OUT.
+    """
+    return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
+
+
+def described(futures: Sequence[object]) -> list[CompssBlock]:
+    """Return the futures as blocks; a task each tells their dtypes and shapes, so that none comes here."""
+    engine = CompssEngine()
+    refs = [engine.submit(describe, engine.adopt(future)) for future in futures]
+    descriptions = engine.fetch(refs)
+    engine.delete(refs)
+    return [CompssBlock(future, description) for future, description in zip(futures, descriptions, strict=True)]

@@ -1,0 +1,227 @@
+"""The COMPSs engine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, Self
+
+from compss_train.data.remote import RemoteBlock
+from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, map_refs
+from compss_train.engines.compss.context import declared_nodes, thread_share, under_compss
+from compss_train.engines.compss.exits import exit_at_once
+from compss_train.engines.compss.packed import Packed
+from compss_train.engines.compss.perform import Call, Slot, lost
+from compss_train.engines.failure import Failure
+from compss_train.engines.this_machine import ThisMachineEngine
+from compss_train.exceptions import EngineClosedError
+
+
+class _Handle(Ref):
+    """The COMPSs engine's reference."""
+
+    __slots__ = ("foreign", "held", "stale")
+
+    def __init__(self, held: Any, *, foreign: bool = False) -> None:
+        self.held = held
+        """What stands for the value in the main program: PyCOMPSs's future, or the value packed."""
+        self.foreign = foreign
+        """Whether it is somebody else's, so that it is neither deleted nor taken out of the runtime."""
+        self.stale = False
+        """Whether tasks have changed what is packed here."""
+
+
+class CompssEngine(Engine):
+    """Runs tasks on the nodes of a COMPSs application that ``runcompss`` (or a notebook) has started.
+
+    Values stay with the nodes, as files that COMPSs moves; the coordinator gets what it fetches. Started by plain
+    ``python`` where pycompss is installed, tasks run at once in this process, as all of PyCOMPSs does then.
+
+    The runtime belongs to the application: ``shutdown`` frees what this engine holds in it and leaves it running. A
+    task that is running cannot be stopped, nor can waiting be cut short, as PyCOMPSs has no call for either.
+    """
+
+    name: ClassVar[str] = "compss"
+
+    def __init__(self) -> None:
+        self._api = _import_pycompss()
+        self.asynchronous = under_compss()  # type: ignore[misc]  # the one engine that knows when it starts
+        self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
+        self._units = max((node.cpus for node in declared_nodes()), default=0) if self.asynchronous else 0
+        self._handles: set[_Handle] = set()
+        self._open = True
+        if self.asynchronous:
+            exit_at_once()
+
+    @classmethod
+    def start(cls, num_workers: int, threads: int) -> Self:
+        """Return an engine; the runtime has been sized by whoever started it."""
+        return cls()
+
+    @classmethod
+    def thread_share(cls, num_workers: int) -> int:
+        """Return ``ComputingUnits`` where that is set, else a worker's share of its node's computing units."""
+        if not under_compss():
+            return ThisMachineEngine.thread_share(num_workers)
+        return thread_share(num_workers, declared_nodes())
+
+    @classmethod
+    def device(cls, worker: int, num_gpu: int) -> str:
+        """Return the CPU or the GPU that COMPSs binds a task to."""
+        return "cuda" if num_gpu else "cpu"
+
+    @classmethod
+    def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
+        """Raise ``ValueError`` where the nodes have fewer GPUs: COMPSs would wait for more for ever."""
+        if not under_compss():
+            ThisMachineEngine.check_gpus(num_gpu, num_nodes)
+            return
+        nodes = declared_nodes()
+        available = sum(node.gpus for node in nodes)
+        if nodes and num_gpu > available:
+            raise ValueError(
+                f"num_gpu={num_gpu}, but the resources that COMPSs was started with have {available} GPUs on "
+                f"{len(nodes)} nodes; use num_gpu={available}, or start with resources that declare more"
+            )
+
+    def publish(self, value: object) -> Ref:
+        """Hold the value until a task takes it, and COMPSs writes it to a file; its own blocks are only named."""
+        self._check_open()
+        if isinstance(value, RemoteBlock) and value.home == self.name:
+            return self.adopt(value.future)  # type: ignore[attr-defined]
+        return self._handle(Packed.of(value))
+
+    def adopt(self, future: object) -> Ref:
+        """Return a reference to what a future of PyCOMPSs stands for; it remains its owner's to delete."""
+        self._check_open()
+        return self._handle(future, foreign=True)
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        returns: int = 1,
+        resources: Resources = ONE_CPU,
+        priority: bool = False,
+    ) -> Any:
+        """Submit a task of PyCOMPSs.
+
+        Raises ``ValueError`` where it asks for more CPUs than any node has, as COMPSs would never run it.
+        """
+        self._check_open()
+        if self._units and resources.cpus > self._units:
+            raise ValueError(f"a task asks for {resources.cpus} CPUs and the largest node has {self._units}")
+        call, inputs = self._call(function, args, bool(resources.gpus))
+        task = self._tasks.task_for(function, bool(resources.gpus), priority)
+        futures = task(resources.cpus, returns, call, inputs, returns=returns)
+        return self._handle(futures) if returns == 1 else [self._handle(future) for future in futures]
+
+    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
+        """Submit an update as a COMMUTATIVE task, which runs before waiting tasks."""
+        self._check_open()
+        handle = _handle(target)
+        call, inputs = self._call(function, (Slot(0), *args), gpu=False, first=1)
+        made = self._tasks.commute(1, call, handle.held, inputs, returns=1)
+        handle.stale = True
+        return self._handle(made)
+
+    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
+        """Wait for one value after the other."""
+        self._check_open()
+        return [self._fetch(_handle(ref)) for ref in refs]
+
+    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
+        """Return what the coordinator has; with a ``timeout`` it waits for other values, however long.
+
+        ``None`` for a value that tasks update, as COMPSs would wait for all updates submitted.
+        """
+        self._check_open()
+        handle = _handle(ref)
+        if isinstance(handle.held, Packed) and not handle.stale:
+            value = handle.held.value()
+            return None if isinstance(value, Failure) else value
+        if timeout == 0 or handle.stale or handle.foreign:
+            return None
+        try:
+            return self._fetch(handle)
+        except Exception:  # of the task that made it
+            return None
+
+    def delete(self, refs: Sequence[Ref]) -> None:
+        """Have COMPSs remove the values' files once no submitted task has to read them."""
+        self._check_open()
+        for ref in refs:
+            self._delete(_handle(ref))
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        """Free what this engine holds; tasks that run end in their own time."""
+        for handle in list(self._handles):
+            self._delete(handle)
+        self._open = False
+
+    def _handle(self, held: Any, *, foreign: bool = False) -> _Handle:
+        handle = _Handle(held, foreign=foreign)
+        self._handles.add(handle)
+        return handle
+
+    def _call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], gpu: bool, first: int = 0
+    ) -> tuple[Packed, list[Any]]:
+        """Return the call, and the inputs that its slots stand for, counted from ``first``."""
+        inputs: list[Any] = []
+
+        def slot(ref: Ref) -> Slot:
+            inputs.append(self._input(_handle(ref).held))
+            return Slot(first + len(inputs) - 1)
+
+        return Packed.of(Call(function, map_refs(args, slot), gpu)), inputs
+
+    def _input(self, held: Any) -> Any:
+        """Return what a task takes: without the runtime that is a copy, which the task may spoil as elsewhere."""
+        return held.copy() if isinstance(held, Packed) and not self.asynchronous else held
+
+    def _fetch(self, handle: _Handle) -> Any:
+        if handle.foreign:  # waiting would take it out of the runtime, and its owner would lose it
+            copy = self.submit(_same, handle)
+            value = self._fetch(copy)
+            self._delete(copy)
+            return value
+        handle.held = self._api.compss_wait_on(handle.held)
+        handle.stale = False
+        if handle.held is None:
+            raise lost()
+        value = handle.held.value()
+        if isinstance(value, Failure):
+            raise value.exception()
+        return value
+
+    def _delete(self, handle: _Handle) -> None:
+        if not handle.foreign:
+            self._api.compss_delete_object(handle.held)
+        handle.held = None
+        self._handles.discard(handle)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise EngineClosedError("this COMPSs engine was shut down; make a new one")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _handle(ref: Ref) -> _Handle:
+    if not isinstance(ref, _Handle):
+        raise TypeError(f"{ref!r} is not a reference of the compss engine")
+    return ref
+
+
+def _import_pycompss() -> ModuleType:
+    try:
+        return importlib.import_module("pycompss.api.api")
+    except ImportError as error:
+        raise ImportError(
+            "the compss engine needs PyCOMPSs, which is not installed in this Python; start the program with "
+            "runcompss, install pycompss (docs/compss.md says how), or use engine='local'"
+        ) from error

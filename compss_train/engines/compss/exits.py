@@ -1,0 +1,20 @@
+"""How the main program of a COMPSs application ends."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+
+@cache
+def exit_at_once() -> None:
+    """Have the process end without C++ destructors once ``exit`` is called; a second call does nothing.
+
+    When COMPSs gives an application up, the JVM calls ``exit`` while Python's main thread waits inside the binding
+    and holds the interpreter's lock. A destructor of libtorch then waits for that lock, for ever. Nothing needs the
+    destructors: Python has finalized in a normal exit, and the JVM runs its shutdown hooks before. The exit code
+    stays as it is. Where libc has no ``on_exit`` (it is glibc's), nothing changes.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)

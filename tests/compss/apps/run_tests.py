@@ -1,0 +1,28 @@
+"""Runs tests on the COMPSs engine, inside an application of COMPSs; the arguments are pytest's.
+
+The application runs with python -O, where pytest still checks the assertions of modules that it rewrites; that it
+does is seen first by a test that must fail.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+OPTIONS = [
+    # The JVM in this process uses the signals that faulthandler would take from it.
+    *("-p", "no:faulthandler", "-p", "no:cacheprovider"),
+    *("-W", "ignore::pytest.PytestConfigWarning", "--engines", "compss"),
+]
+
+
+def main() -> int:
+    must_fail = str(Path(sys.argv[0]).with_name("must_fail.py"))  # __file__ is PyCOMPSs's launcher
+    if pytest.main([*OPTIONS, "-q", must_fail]) != pytest.ExitCode.TESTS_FAILED:
+        print("assertions are not checked here")
+        return 1
+    return int(pytest.main([*OPTIONS, *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

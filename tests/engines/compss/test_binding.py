@@ -1,0 +1,54 @@
+import os
+import threading
+
+import pytest
+import torch
+
+from compss_train.engines.compss import binding
+from compss_train.engines.compss.binding import bound, visible_index
+
+
+def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
+    before = os.sched_getaffinity(0)
+    stop, helper = threading.Event(), []
+    thread = threading.Thread(target=lambda: (helper.append(threading.get_native_id()), stop.wait(30)))
+    thread.start()
+    core = min(before)
+    monkeypatch.setenv("COMPSS_BINDED_CPUS", str(core))
+    try:
+        with bound(2, gpu=False):
+            assert os.sched_getaffinity(helper[0]) == {core}
+    finally:
+        stop.set()
+        thread.join()
+        monkeypatch.setenv("COMPSS_BINDED_CPUS", ",".join(map(str, before)))
+        binding._move_threads()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_bound_gpu_is_found_among_the_visible_ones():
+    assert visible_index("2", visible=4) == 2
+    assert visible_index("1,3", visible=4) == 1
+    assert visible_index("3", visible=1) == 0  # CUDA was initialised with one device before
+
+
+def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(seen))
+    monkeypatch.setattr(torch.cuda, "init", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    for gpu in ("3", "1"):  # two tasks of one process
+        monkeypatch.setenv("COMPSS_BINDED_GPUS", gpu)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
+        with bound(1, gpu=True):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu  # which COMPSs deletes after the task
+    assert seen == [None, 3, 1]
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_threads_are_as_before_afterwards(cpus):
+    before = torch.get_num_threads()
+    with bound(cpus, gpu=False):
+        assert torch.get_num_threads() == cpus
+    assert torch.get_num_threads() == before

@@ -1,0 +1,69 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from compss_train import launch
+from compss_train.engines import CompssEngine, LocalEngine, engine_class
+from compss_train.engines.compss import context
+from compss_train.engines.compss.context import Node, declared_nodes, thread_share, under_compss
+
+
+@pytest.fixture
+def as_main_program(monkeypatch):
+    """Let this process look like the main program of an application."""
+    monkeypatch.delenv("COMPSS_TRAIN_ENGINE", raising=False)
+    where = SimpleNamespace(CONTEXT=SimpleNamespace(in_master=lambda: True))
+    monkeypatch.setitem(sys.modules, "pycompss.util.context", where)
+
+
+def configured(monkeypatch, folder, *nodes):
+    project, resources = launch.write(folder, [launch.Node(*node) for node in nodes])
+    options = folder / "jvm_options"
+    options.write_text(f"-Xms1024m\n-Dcompss.project.file={project}\n-Dcompss.resources.file={resources}\n")
+    monkeypatch.setenv(context.JVM_OPTIONS, str(options))
+
+
+def test_auto_is_compss_in_its_main_program_only(as_main_program, monkeypatch):
+    assert engine_class("auto") is CompssEngine
+    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "local")
+    assert engine_class("auto") is LocalEngine
+    monkeypatch.delenv("COMPSS_TRAIN_ENGINE")
+    monkeypatch.delitem(sys.modules, "pycompss.util.context")
+    assert not under_compss()
+    assert engine_class("auto") is LocalEngine
+
+
+def test_nodes_are_those_of_the_configuration(monkeypatch, tmp_path):
+    configured(monkeypatch, tmp_path, ("first", 4), ("second", 2, 3))
+    assert declared_nodes() == [Node("first", 4, 0), Node("second", 2, 3)]
+
+
+def test_without_a_configuration_no_nodes_are_known(monkeypatch, tmp_path):
+    monkeypatch.delenv(context.JVM_OPTIONS, raising=False)
+    assert declared_nodes() == []
+    monkeypatch.setenv(context.JVM_OPTIONS, str(tmp_path / "nothing"))
+    assert declared_nodes() == []
+
+
+def test_workers_share_the_units_of_their_nodes(monkeypatch):
+    monkeypatch.delenv("ComputingUnits", raising=False)
+    nodes = [Node("a", 48, 0), Node("b", 48, 0)]
+    assert [thread_share(workers, nodes) for workers in (1, 2, 8, 96, 200)] == [48, 48, 12, 1, 1]
+    assert thread_share(2, [Node("a", 48, 0), Node("b", 4, 0)]) == 4
+    assert thread_share(2, []) == 1
+    monkeypatch.setenv("ComputingUnits", "6")
+    assert thread_share(2, nodes) == 6
+
+
+def test_more_gpus_than_declared_are_an_error_before_any_task(as_main_program, monkeypatch, tmp_path):
+    configured(monkeypatch, tmp_path, ("first", 4, 2))
+    CompssEngine.check_gpus(2, 1)
+    with pytest.raises(ValueError, match="num_gpu=3, but the resources that COMPSs was started with have 2 GPUs"):
+        CompssEngine.check_gpus(3, 1)
+
+
+def test_without_pycompss_the_engine_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycompss.api.api", None)
+    with pytest.raises(ImportError, match=r"needs PyCOMPSs.*runcompss.*engine='local'"):
+        CompssEngine()
