@@ -123,6 +123,19 @@ def test_readers_of_a_commuted_value_see_the_updates_before_them_only(engine):
     assert engine.peek(target) == 111
 
 
+def test_readers_wait_for_all_updates_before_them_in_whatever_order_they_run(engine, tmp_path):
+    if isinstance(engine, SerialEngine):
+        pytest.skip("updates of the serial engine run in the order of submission")
+    target, gate = engine.publish(1), tmp_path / "gate"
+    engine.commute(target, tasks.plus, engine.submit(tasks.wait_for, gate, 10))
+    second = engine.commute(target, tasks.plus, 100)
+    reader = engine.submit(tasks.add, target, 0)
+    assert fetch(engine, second) == 101
+    gate.touch()
+    assert fetch(engine, target) == 111
+    assert fetch(engine, reader) == 111
+
+
 def test_tasks_do_not_see_each_others_changes_of_arguments(engine):
     if isinstance(engine, SerialEngine):
         pytest.skip("the serial engine hands out the values themselves")

@@ -183,15 +183,26 @@ class CompssEngine(Engine):
 
     def _fetch(self, handle: _Handle) -> Any:
         if handle.foreign:  # waiting would take it out of the runtime, and its owner would lose it
-            copy = self.submit(_same, handle)
-            value = self._fetch(copy)
-            self._delete(copy)
-            return value
-        handle.held = self._api.compss_wait_on(handle.held)
-        handle.stale = False
-        if handle.held is None:
+            return self._unpacked(self._copied(handle))
+        if handle.stale:  # waiting would be for the last update submitted, while others may still run
+            copy = self._copied(handle)
+            self._api.compss_delete_object(handle.held)
+            handle.held, handle.stale = copy, False
+        else:
+            handle.held = self._api.compss_wait_on(handle.held)
+        return self._unpacked(handle.held)
+
+    def _copied(self, handle: _Handle) -> Any:
+        """Return what a task makes of the value by passing it on; like any task it sees all updates."""
+        copy = self.submit(_same, handle)
+        self._handles.discard(copy)
+        return self._api.compss_wait_on(copy.held)
+
+    @staticmethod
+    def _unpacked(held: Any) -> Any:
+        if held is None:
             raise lost()
-        value = handle.held.value()
+        value = held.value()
         if isinstance(value, Failure):
             raise value.exception()
         return value

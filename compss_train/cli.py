@@ -1,0 +1,117 @@
+"""The command ``compss-train``: a table of subcommands, and what reads their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compss_train import __version__, doctor, launch
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: its arguments, and what it does with them, which returns the exit code."""
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the subcommand that the arguments name (by default those of this process); return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ValueError, OSError) as error:
+        print(f"compss-train {options.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="compss-train", description="Tools around compss_train and COMPSs.")
+    parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--project", type=Path, help="the project.xml that runcompss will be given")
+    parser.add_argument("--resources", type=Path, help="the resources.xml that runcompss will be given")
+    parser.add_argument(
+        "--nodes",
+        type=_names,
+        default=(),
+        metavar="HOST,...",
+        help="hosts to look at (those of --project)",
+    )
+    parser.add_argument("--python", default=sys.executable, help="the Python of the nodes (this one)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    findings = doctor.examine(
+        doctor.Request(options.project, options.resources, tuple(options.nodes), options.python)
+    )
+    print(doctor.as_json(findings) if options.json else doctor.as_text(findings))
+    return 0 if doctor.ready(findings) else 1
+
+
+def _configure_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--nodes", type=int, default=1, help="workers on this machine, by loopback addresses (1)")
+    where.add_argument("--hosts", type=_names, metavar="HOST,...", help="one worker on each of these machines")
+    parser.add_argument("--units", type=int, help="CPU units of a worker (its share of the physical cores)")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a worker (0)")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where the two files go (here)")
+    parser.add_argument("--install-dir", type=Path, help="where COMPSs is on the workers (as here)")
+    parser.add_argument("--working-dir", type=Path, help="where workers keep files (a folder of yours in /tmp)")
+    parser.add_argument("--first-port", type=int, help="of the first worker (here: free ones; hosts: 44001)")
+
+
+def _run_configure(options: argparse.Namespace) -> int:
+    nodes = _nodes(options)
+    launch.write(options.folder, nodes, install_dir=options.install_dir, working_dir=options.working_dir)
+    for node in nodes:
+        print(f"{node.name}: {node.units} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
+    print(f"project.xml and resources.xml are in {options.folder.absolute()}")
+    return 0
+
+
+def _nodes(options: argparse.Namespace) -> tuple[launch.Node, ...]:
+    if options.hosts is not None:
+        first_port = options.first_port or launch.FIRST_PORT
+        return launch.host_nodes(options.hosts, options.units, options.gpus, first_port)
+    first_port = options.first_port or launch.free_first_port(max(1, options.nodes))
+    return launch.loopback_nodes(options.nodes, options.units, options.gpus, first_port)
+
+
+def _names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"give names with commas between them, not {text!r}")
+    return names
+
+
+COMMANDS = (
+    Command(
+        "doctor",
+        "look for what the compss engine needs, here and on the nodes, and say how to get what is missing",
+        _doctor_arguments,
+        _run_doctor,
+    ),
+    Command(
+        "configure",
+        "write project.xml and resources.xml for runcompss: workers, their units, GPUs and ports",
+        _configure_arguments,
+        _run_configure,
+    ),
+)

@@ -1,0 +1,63 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# What laptop.sh and slurm.sh share; sourced by them, after `script` has the script's own name.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+fail() {
+    printf '%s: %s\n' "$script" "$1" >&2
+    exit "${2:-2}"
+}
+
+# The usage text is the comment at the top of a script.
+usage() {
+    sed -n '2,/^$/ s/^# \{0,1\}//p' "$1"
+}
+
+# The path of a program of COMPSs, from the PATH or COMPSS_HOME.
+find_compss() {
+    local installed=${COMPSS_HOME:+$COMPSS_HOME/Runtime/scripts/user/$1}
+    if command -v "$1"; then
+        return
+    elif [ -x "$installed" ]; then
+        printf '%s\n' "$installed"
+    else
+        fail "there is no $1 on the PATH and COMPSS_HOME names none. Install COMPSs
+(https://compss-doc.readthedocs.io) and source its environment script; compss-train doctor says what else is missing.
+Without COMPSs the same program trains on this machine's processes: python ${app:-APP}" 127
+    fi
+}
+
+# The Python to use: $PYTHON, or the active one, by an absolute path as workers start elsewhere.
+find_python() {
+    local wanted=${1:-${PYTHON:-}} candidate
+    for candidate in ${wanted:-python python3}; do
+        if candidate=$(command -v "$candidate"); then
+            case $candidate in
+                /*) printf '%s\n' "$candidate" ;;
+                *) printf '%s\n' "$PWD/$candidate" ;;
+            esac
+            return
+        fi
+    done
+    fail "there is no Python ${wanted:-on the PATH}; name one with --python_interpreter=PATH"
+}
+
+# COMPSs's scripts hand arguments on unquoted: blanks split them, a job script would run what $( ) holds.
+check_words() {
+    local word
+    for word in "$@"; do
+        case $word in
+            '' | '#'*) fail "the argument '$word' would be lost in COMPSs's scripts; leave it out" ;;
+            *[!A-Za-z0-9_@%+=:,./#-]*)
+                fail "the argument '$word' would not survive COMPSs's scripts, which hand arguments on unquoted; \
+use letters, digits and _@%+=:,./#- (for anything else, let the application read a file)" ;;
+        esac
+    done
+}
+
+# The application as an absolute path; it must be there now, as a misspelt flag is taken for it otherwise.
+find_app() {
+    [ $# -gt 0 ] || fail "which application? Give the path of a Python file; $script --help tells more"
+    [ -f "$1" ] || fail "there is no file $1 (flags with a value are written --flag=VALUE, before the application)"
+    printf '%s\n' "$(cd "$(dirname "$1")" && pwd)/$(basename "$1")"
+}
