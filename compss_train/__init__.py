@@ -1,9 +1,14 @@
-"""compss_train: train any PyTorch model with many workers, whose tasks run on the processes of this machine."""
+"""compss_train: train any PyTorch model with many workers, whose tasks run on the processes of this machine.
 
-from compss_train.data import BlockedTensor, shuffle
-from compss_train.engines import Engine, LocalEngine, SerialEngine
-from compss_train.exceptions import DivergedError, EngineClosedError, NotBuiltError, WorkerLostError
-from compss_train.trainer import DistributedTrainer
+Names and submodules are imported when they are asked for: the command ``compss-train`` needs no torch, and its
+doctor must run where there is none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -19,3 +24,36 @@ __all__ = [
     "WorkerLostError",
     "shuffle",
 ]
+
+_HOMES = {
+    "data": ("BlockedTensor", "shuffle"),
+    "engines": ("Engine", "LocalEngine", "SerialEngine"),
+    "exceptions": ("DivergedError", "EngineClosedError", "NotBuiltError", "WorkerLostError"),
+    "trainer": ("DistributedTrainer",),
+}
+"""The submodules that the public names are in."""
+
+if TYPE_CHECKING:
+    from compss_train.data import BlockedTensor, shuffle
+    from compss_train.engines import Engine, LocalEngine, SerialEngine
+    from compss_train.exceptions import DivergedError, EngineClosedError, NotBuiltError, WorkerLostError
+    from compss_train.trainer import DistributedTrainer
+else:  # a type checker that saw this would take any name for one of the package's
+
+    def __getattr__(name: str) -> object:
+        for home, names in _HOMES.items():
+            if name in names:
+                value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+                globals()[name] = value  # the next time it is found without coming here
+                return value
+        if name in _submodules():
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_submodules()})
+
+
+def _submodules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]

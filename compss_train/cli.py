@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compss_train import __version__, doctor, launch
+from compss_train import __version__, configuration, doctor
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ def _configure_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_configure(options: argparse.Namespace) -> int:
     nodes = _nodes(options)
-    launch.write(options.folder, nodes, install_dir=options.install_dir, working_dir=options.working_dir)
+    configuration.write(options.folder, nodes, install_dir=options.install_dir, working_dir=options.working_dir)
     for node in nodes:
         print(f"{node.name}: {node.units} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
     print(f"project.xml and resources.xml are in {options.folder.absolute()}")
     return 0
 
 
-def _nodes(options: argparse.Namespace) -> tuple[launch.Node, ...]:
+def _nodes(options: argparse.Namespace) -> tuple[configuration.Node, ...]:
     if options.hosts is not None:
-        first_port = options.first_port or launch.FIRST_PORT
-        return launch.host_nodes(options.hosts, options.units, options.gpus, first_port)
-    first_port = options.first_port or launch.free_first_port(max(1, options.nodes))
-    return launch.loopback_nodes(options.nodes, options.units, options.gpus, first_port)
+        first_port = options.first_port or configuration.FIRST_PORT
+        return configuration.host_nodes(options.hosts, options.units, options.gpus, first_port)
+    first_port = options.first_port or configuration.free_first_port(max(1, options.nodes))
+    return configuration.loopback_nodes(options.nodes, options.units, options.gpus, first_port)
 
 
 def _names(text: str) -> list[str]:

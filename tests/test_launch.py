@@ -1,22 +1,16 @@
+"""The scripts that start applications under COMPSs."""
+
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from compss_train import launch
-from compss_train.cli import main
-from compss_train.launch import Node, host_nodes, loopback_nodes, project_xml, resources_xml
-
 SCRIPTS = Path(__file__).parent.parent / "runcompss"
-HOME = Path(os.environ.get("COMPSS_HOME", launch.DEFAULT_HOME))
 
 
 def entries(xml):
@@ -40,120 +34,6 @@ def app(tmp_path):
     path = tmp_path / "app.py"
     path.write_text("")
     return path
-
-
-def test_one_node_has_the_physical_cores():
-    (node,) = loopback_nodes(1)
-    assert (node.name, node.units, node.gpus) == ("localhost", launch.physical_cores(), 0)
-
-
-def test_loopback_nodes_share_the_cores_and_have_ports_of_their_own(monkeypatch):
-    monkeypatch.setattr(launch, "physical_cores", lambda: 8)
-    nodes = loopback_nodes(3)
-    assert [node.name for node in nodes] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    assert [node.units for node in nodes] == [2, 2, 2]
-    assert all(before.last_port < after.first_port for before, after in pairwise(nodes))
-    assert [node.units for node in loopback_nodes(9)] == [1] * 9
-
-
-def test_free_ports():
-    first = launch.free_first_port(3)
-    assert launch.FIRST_PORT <= first <= launch.LAST_PORT - 3 * launch.PORTS
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        assert not launch._is_free(listener.getsockname()[1])
-
-
-def test_no_free_ports(monkeypatch):
-    monkeypatch.setattr(launch, "_is_free", lambda port: False)
-    with pytest.raises(OSError, match="no 10 free ports in a row"):
-        launch.free_first_port(1)
-
-
-def test_hosts():
-    assert host_nodes(["a", "b"], units=4, gpus=2) == (Node("a", 4, 2), Node("b", 4, 2))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: loopback_nodes(0), "nodes=0: give 1 to 254"),
-        (lambda: loopback_nodes(2, gpus=1), "gpus=1 with nodes=2.*use one node"),
-        (lambda: loopback_nodes(1, units=0), "units=0 for localhost: give at least 1"),
-        (lambda: loopback_nodes(1, gpus=-1), "gpus=-1 for localhost"),
-        (lambda: loopback_nodes(9, first_port=65500), "127.0.0.4 would listen on port 65530"),
-        (lambda: host_nodes(["a", "a"]), "each of them once"),
-        (lambda: Node(" ", 1), "needs the name of a host"),
-    ],
-)
-def test_bad_nodes(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_project_file():
-    first, second = entries(project_xml(loopback_nodes(2, 1), install_dir=Path("/c"), working_dir=Path("/w")))
-    assert [entry.get("Name") for entry in (first, second)] == ["127.0.0.1", "127.0.0.2"]
-    assert (first.findtext("InstallDir"), first.findtext("WorkingDir")) == ("/c/", "/w/127.0.0.1/")
-    assert second.findtext("WorkingDir") == "/w/127.0.0.2/"
-
-
-def test_resources_file():
-    (entry,) = entries(resources_xml(loopback_nodes(1, units=6, gpus=2)))
-    processors = {
-        item.get("Name"): (item.findtext("ComputingUnits"), item.findtext("Type"))
-        for item in entry.findall("Processor")
-    }
-    assert processors == {"MainProcessor": ("6", "CPU"), "GPUs": ("2", "GPU")}
-    adaptor = entry.find("Adaptors/Adaptor")
-    assert adaptor.get("Name").endswith("NIOAdaptor")
-    assert adaptor.find("SubmissionSystem/Interactive") is not None
-    assert int(adaptor.findtext("Ports/MinPort")) == launch.FIRST_PORT
-    (entry,) = entries(resources_xml(loopback_nodes(1, units=6)))
-    assert len(entry.findall("Processor")) == 1
-
-
-@pytest.mark.skipif(
-    not (HOME / "Runtime").is_dir() or not shutil.which("xmllint"), reason="needs COMPSs's schemas and xmllint"
-)
-def test_files_agree_with_the_schemas(tmp_path):
-    schemas = HOME / "Runtime/configuration/xml"
-    for nodes in (loopback_nodes(3), loopback_nodes(1, gpus=2)):
-        for file, schema in zip(
-            launch.write(tmp_path, nodes), ("projects/project", "resources/resources"), strict=True
-        ):
-            command = ["xmllint", "--noout", "--schema", schemas / f"{schema}_schema.xsd", file]
-            subprocess.run(command, check=True, capture_output=True)
-
-
-def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):
-    scripts = tmp_path / "Runtime/scripts/user"
-    scripts.mkdir(parents=True)
-    (scripts / "runcompss").write_text("#!/bin/sh\n")
-    (scripts / "runcompss").chmod(0o755)
-    monkeypatch.delenv("COMPSS_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(scripts))
-    assert launch.compss_home() == tmp_path
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert launch.compss_home() is None
-    monkeypatch.setenv("COMPSS_HOME", "/elsewhere")
-    assert launch.compss_home() == Path("/elsewhere")
-
-
-def test_configure(tmp_path, capsys):
-    folder = tmp_path / "new" / "folder"
-    assert main(["configure", "--nodes", "2", "--units", "3", "--folder", str(folder)]) == 0
-    assert len(entries((folder / "project.xml").read_text())) == 2
-    assert "127.0.0.2: 3 CPU units, 0 GPUs" in capsys.readouterr().out
-    assert main(["configure", "--hosts", "n1, n2", "--gpus", "4", "--folder", str(folder)]) == 0
-    assert [entry.get("Name") for entry in entries((folder / "resources.xml").read_text())] == ["n1", "n2"]
-
-
-def test_configure_says_what_is_wrong(tmp_path, capsys):
-    assert main(["configure", "--units", "-1", "--folder", str(tmp_path)]) == 2
-    assert "compss-train configure: units=-1 for localhost" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_laptop_help():

@@ -54,7 +54,8 @@ def start(parent: int) -> None:
     """Prepare a new worker process: import what every task needs, and end with the coordinator."""
     # From now on even if the program handles Ctrl-C itself and goes on: it alone decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import compss_train  # noqa: F401
+    import compss_train.metrics
+    import compss_train.worker  # noqa: F401
 
     # After a task loky weighs the process by psutil, or collects garbage, to restart one that grew by 300 MB. That
     # is tens of milliseconds in which the next task waits, and growth here is mapped blocks and models in use.

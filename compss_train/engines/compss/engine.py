@@ -189,19 +189,26 @@ class CompssEngine(Engine):
             self._api.compss_delete_object(handle.held)
             handle.held, handle.stale = copy, False
         else:
-            handle.held = self._api.compss_wait_on(handle.held)
+            handle.held = self._wait(handle.held)
         return self._unpacked(handle.held)
 
     def _copied(self, handle: _Handle) -> Any:
         """Return what a task makes of the value by passing it on; like any task it sees all updates."""
-        copy = self.submit(_same, handle)
+        copy = self.submit(copied, handle)
         self._handles.discard(copy)
-        return self._api.compss_wait_on(copy.held)
+        return self._wait(copy.held)
+
+    def _wait(self, held: Any) -> Any:
+        try:
+            value = self._api.compss_wait_on(held)
+        except Exception as error:  # from reading the empty file that COMPSs put in a lost result's place
+            raise lost() from error
+        if value is None:
+            raise lost()
+        return value
 
     @staticmethod
     def _unpacked(held: Any) -> Any:
-        if held is None:
-            raise lost()
         value = held.value()
         if isinstance(value, Failure):
             raise value.exception()
@@ -218,7 +225,8 @@ class CompssEngine(Engine):
             raise EngineClosedError("this COMPSs engine was shut down; make a new one")
 
 
-def _same(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """Return the value: the task that brings one here and leaves the original where it is."""
     return value
 
 

@@ -3,10 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train import launch
+from compss_train import configuration
+from compss_train.configuration import DeclaredNode
 from compss_train.engines import CompssEngine, LocalEngine, engine_class
 from compss_train.engines.compss import context
-from compss_train.engines.compss.context import Node, declared_nodes, thread_share, under_compss
+from compss_train.engines.compss.context import declared_nodes, thread_share, under_compss
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def as_main_program(monkeypatch):
 
 
 def configured(monkeypatch, folder, *nodes):
-    project, resources = launch.write(folder, [launch.Node(*node) for node in nodes])
+    project, resources = configuration.write(folder, [configuration.Node(*node) for node in nodes])
     options = folder / "jvm_options"
     options.write_text(f"-Xms1024m\n-Dcompss.project.file={project}\n-Dcompss.resources.file={resources}\n")
     monkeypatch.setenv(context.JVM_OPTIONS, str(options))
@@ -36,7 +37,7 @@ def test_auto_is_compss_in_its_main_program_only(as_main_program, monkeypatch):
 
 def test_nodes_are_those_of_the_configuration(monkeypatch, tmp_path):
     configured(monkeypatch, tmp_path, ("first", 4), ("second", 2, 3))
-    assert declared_nodes() == [Node("first", 4, 0), Node("second", 2, 3)]
+    assert declared_nodes() == [DeclaredNode("first", 4, 0), DeclaredNode("second", 2, 3)]
 
 
 def test_without_a_configuration_no_nodes_are_known(monkeypatch, tmp_path):
@@ -44,13 +45,16 @@ def test_without_a_configuration_no_nodes_are_known(monkeypatch, tmp_path):
     assert declared_nodes() == []
     monkeypatch.setenv(context.JVM_OPTIONS, str(tmp_path / "nothing"))
     assert declared_nodes() == []
+    configured(monkeypatch, tmp_path, ("first", 4))
+    (tmp_path / "resources.xml").write_text("<ResourcesList>")
+    assert declared_nodes() == []
 
 
 def test_workers_share_the_units_of_their_nodes(monkeypatch):
     monkeypatch.delenv("ComputingUnits", raising=False)
-    nodes = [Node("a", 48, 0), Node("b", 48, 0)]
+    nodes = [DeclaredNode("a", 48, 0), DeclaredNode("b", 48, 0)]
     assert [thread_share(workers, nodes) for workers in (1, 2, 8, 96, 200)] == [48, 48, 12, 1, 1]
-    assert thread_share(2, [Node("a", 48, 0), Node("b", 4, 0)]) == 4
+    assert thread_share(2, [DeclaredNode("a", 48, 0), DeclaredNode("b", 4, 0)]) == 4
     assert thread_share(2, []) == 1
     monkeypatch.setenv("ComputingUnits", "6")
     assert thread_share(2, nodes) == 6

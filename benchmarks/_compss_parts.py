@@ -1,0 +1,111 @@
+"""What ``compss_rounds`` measures; each function runs in an application of its own."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer
+from compss_train.engines import Engine, engine_class
+
+SAMPLES = 2
+"""Of a worker in a round."""
+WIDTH = 250
+WARM_UP = (0.1, 4)
+TASKS = 40
+
+Case = tuple[float, int]
+"""Megabytes of parameters, and workers."""
+
+
+class Lookup(nn.Module):
+    """A table of any size of which a batch reads, and with a sparse gradient changes, a row a sample."""
+
+    def __init__(self, megabytes: float) -> None:
+        super().__init__()
+        self.table = nn.Embedding(round(1e6 * megabytes / (4 * WIDTH)), WIDTH, sparse=True)
+        self.output = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits for a batch of row numbers."""
+        return self.output(self.table(x))
+
+
+def rounds(engine: str, cases: list[Case], number: int) -> list[list[float]]:
+    """Return the seconds of every round but the first, case by case, with workers that have been started."""
+    _rounds(engine, WARM_UP, 2)
+    return [_rounds(engine, case, number + 1)[1:] for case in cases]
+
+
+def _rounds(engine: str, case: Case, number: int) -> list[float]:
+    megabytes, workers = case
+    x, y = (
+        BlockedTensor.from_array(np.zeros(SAMPLES * workers, np.int64), (workers, 1)),
+        BlockedTensor.from_array(np.zeros(SAMPLES * workers, np.int64), (workers, 1)),
+    )
+    with DistributedTrainer(workers, engine=engine, seed=0, threads=1) as trainer:
+        trainer.build(Lookup(megabytes), {"optimizer": "sgd", "lr": 0.01}, "cross_entropy")
+        trainer.fit(x, y, num_epochs=number, num_batches_per_worker=1)
+        return [record["seconds"] for record in trainer.history]
+
+
+def rounds_and_parts(cases: list[Case], number: int) -> dict[str, object]:
+    """Return the rounds on the compss engine, and what their parts cost in the same application.
+
+    Seconds of an empty task: waited for one at a time, in a row of tasks that each take the one before, and among
+    many that COMPSs may run at the same time. Seconds to write a file of a case's parameters, and to read it.
+    """
+    measured = rounds("compss", cases, number)
+    with engine_class("compss").start(1, 1) as engine:
+        engine.fetch([engine.submit(_nothing) for _ in range(4)])
+        tasks = {"alone": _alone(engine), "row": _row(engine), "many": _many(engine)}
+    files = [_files(megabytes) for megabytes, _ in cases]
+    return {"rounds": measured, "tasks": tasks, "files": files}
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _alone(engine: Engine) -> float:
+    began = time.perf_counter()
+    for _ in range(TASKS):
+        engine.fetch([engine.submit(_nothing)])
+    return (time.perf_counter() - began) / TASKS
+
+
+def _row(engine: Engine) -> float:
+    began = time.perf_counter()
+    last = engine.submit(_nothing)
+    for _ in range(TASKS - 1):
+        last = engine.submit(_nothing, last)
+    engine.fetch([last])
+    return (time.perf_counter() - began) / TASKS
+
+
+def _many(engine: Engine) -> float:
+    began = time.perf_counter()
+    engine.fetch([engine.submit(_nothing) for _ in range(TASKS)])
+    return (time.perf_counter() - began) / TASKS
+
+
+def _files(megabytes: float) -> tuple[float, float]:
+    """Return the seconds to write packed parameters to a file, and to read them."""
+    from compss_train.engines.compss.packed import Packed
+
+    parameters = {name: value.numpy() for name, value in Lookup(megabytes).state_dict().items()}
+    with TemporaryDirectory() as folder:  # in /tmp by default, as the files of workers are
+        path = Path(folder, "parameters")
+        began = time.perf_counter()
+        with path.open("wb") as file:
+            pickle.dump(Packed.of(parameters), file, protocol=5)
+        written = time.perf_counter()
+        with path.open("rb") as file:
+            pickle.load(file).value()
+        return written - began, time.perf_counter() - written

@@ -1,0 +1,31 @@
+"""The table of all checks."""
+
+from __future__ import annotations
+
+from compss_train.doctor.files import check_files
+from compss_train.doctor.finding import Check, Finding, Request
+from compss_train.doctor.installation import check_compss_home, check_pycompss, check_runcompss
+from compss_train.doctor.java import check_java
+from compss_train.doctor.machine import check_folders, check_limits, check_optional, check_packages, check_python
+from compss_train.doctor.nodes import check_nodes
+from compss_train.doctor.resources import check_resources
+
+CHECKS: tuple[Check, ...] = (
+    check_python,
+    check_packages,
+    check_pycompss,
+    check_compss_home,
+    check_java,
+    check_runcompss,
+    check_optional,
+    check_limits,
+    check_folders,
+    check_files,
+    check_resources,
+    check_nodes,
+)
+
+
+def examine(request: Request) -> list[Finding]:
+    """Make all checks."""
+    return [finding for check in CHECKS for finding in check(request)]

@@ -1,0 +1,42 @@
+"""What a check is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+State = Literal["ok", "note", "warning", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked for, how it stands, what was found, and where something is wrong, how to put it right.
+
+    ``missing`` means that the compss engine cannot run; a ``warning`` that it may fail or be slow; a ``note``
+    that something optional is not there.
+    """
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to examine besides this machine: COMPSs's two files, nodes, and the Python that they are to run."""
+
+    project: Path | None = None
+    resources: Path | None = None
+    nodes: tuple[str, ...] = ()
+    python: str = "python3"
+
+
+Check = Callable[[Request], Iterable[Finding]]
+
+
+def ready(findings: Iterable[Finding]) -> bool:
+    """Return whether the compss engine could run: whether nothing is missing."""
+    return all(finding.state != "missing" for finding in findings)

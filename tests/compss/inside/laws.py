@@ -1,0 +1,55 @@
+"""Laws that hold inside an application, on the real runtime."""
+
+import itertools
+
+import pytest
+
+from compss_train import DistributedTrainer, SerialEngine
+from compss_train.engines import CompssEngine, engine_class
+from tests.models import ADAM, assert_close, assert_same_bits, awkward_net, blocked, classification
+
+MODES = [
+    {"merge_every": 1},
+    {"merge_every": 2},
+    {"merge_every": 0},
+    {"merge_every": 1, "merge_unit": "blocks"},
+]
+
+
+def fitted(engine, workers, **options):
+    x, y = classification(samples=57)
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    parameters = trainer.fit(*blocked(x, y, 7), batch_size=4, **options)
+    return parameters, [(record["loss"], record["accuracy"]) for record in trainer.history]
+
+
+def test_auto_is_the_compss_engine_here():
+    assert engine_class("auto") is CompssEngine
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+def test_the_bits_are_those_of_the_serial_engine_in_every_synchronous_mode(shuffle):
+    for mode, rows in itertools.product(MODES, [True, False]):
+        options = {"num_epochs": 3, "shuffle": shuffle, "shuffle_block_data": rows, **mode}
+        ours, measured = fitted("auto", 3, **options)
+        theirs, expected = fitted(SerialEngine(), 3, **options)
+        assert_same_bits(ours, theirs)
+        assert measured == expected
+
+
+def test_one_merge_of_commutative_workers_is_the_average_of_synchronous_ones():
+    options = {"num_epochs": 1, "shuffle": None}
+    commutative, _ = fitted("auto", 3, merge="commutative", **options)
+    assert_close(commutative, fitted("auto", 3, **options)[0])
+
+
+def test_a_tree_of_averages_gives_the_bits_of_the_serial_engine():
+    x, y = classification(samples=70)
+
+    def parameters(engine):
+        trainer = DistributedTrainer(20, engine=engine, seed=0, threads=1)
+        trainer.build(awkward_net(), ADAM, "cross_entropy")
+        return trainer.fit(*blocked(x, y, 20), num_epochs=2, batch_size=4)
+
+    assert_same_bits(parameters("auto"), parameters(SerialEngine()))

@@ -1,0 +1,39 @@
+"""What goes wrong is told, at once, and ends the application with an exit code that says so."""
+
+import re
+import signal
+import time
+
+import pytest
+
+
+def started(path, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+def test_an_exception_in_a_task_reaches_the_user_once_with_its_traceback(run, tmp_path):
+    done = run("faulty.py", "raise", tmp_path / "flag", seconds=60)
+    assert done.returncode == 1, done.output
+    assert "in forward" in done.output
+    assert len(re.findall(r"^RuntimeError: the network is broken here", done.output, re.MULTILINE)) >= 1
+    assert "trained to the end" not in done.output
+
+
+@pytest.mark.timeout(150)
+def test_a_worker_process_that_dies_ends_the_run_with_an_error_that_says_so(run, tmp_path):
+    done = run("faulty.py", "die", tmp_path / "flag", seconds=120)
+    assert done.returncode == 1, done.output
+    assert "WorkerLostError: COMPSs lost a task" in done.output
+    assert "trained to the end" not in done.output
+
+
+def test_ctrl_c_ends_the_application(launch, tmp_path):
+    application = launch("faulty.py", "wait", tmp_path / "flag")
+    started(tmp_path / "flag")
+    application.process.send_signal(signal.SIGINT)
+    done = application.wait(30)
+    assert done.returncode == 130, done.output
+    assert "trained to the end" not in done.output

@@ -1,0 +1,43 @@
+"""What a fit asks of COMPSs: so many tasks of each name, and no parameters in the coordinator before the end."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+TASK = re.compile(r'^\d+\[shape=circle, style=filled fillcolor="(#\w+)"', re.MULTILINE)
+LEGEND = re.compile(r'compss_train\.engines\.compss\.tasks\.(\w+)\.cu1</td>\s*<td bgcolor="(#\w+)"')
+
+
+def tasks(done):
+    """Count the tasks of each name in the graph."""
+    graph = (done.log / "monitor" / "complete_graph.dot").read_text()
+    names = {colour: name for name, colour in LEGEND.findall(graph)}
+    return Counter(names[colour] for colour in TASK.findall(graph))
+
+
+def fitted(run, tmp_path, *options):
+    result = tmp_path / "result.json"
+    done = run("fit.py", result, *options, flags=("--graph",))
+    assert done.returncode == 0, done.output
+    return json.loads(result.read_text()), done
+
+
+def test_a_fit_is_a_training_task_a_worker_and_epoch_and_a_tree_of_averages(run, tmp_path):
+    result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
+    # 20 versions are three partial sums and one mean; the evaluation has a task a worker.
+    assert tasks(done) == {"train": 2 * 20, "average": 2 * 4, "evaluate": 20}
+    large = [size for size in result["fetched"] if size > 1000]
+    assert len(large) == 1
+    assert result["bytes"] < large[0] < result["bytes"] + 2000
+    assert len(result["fetched"]) == 2 * 20 + 1 + 20
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("merge=commutative", {"commute": 6, "copy": 1}), ("shuffle=total", {"shuffle": 8, "average": 2})],
+)
+def test_each_kind_of_task_has_its_name(run, tmp_path, option, expected):
+    _, done = fitted(run, tmp_path, "workers=3", "blocks=4", "num_epochs=2", option)
+    assert tasks(done) == {"train": 6, "evaluate": 3, **expected}
