@@ -1,4 +1,4 @@
-"""compss_train: train any PyTorch model with many workers, whose tasks run on the processes of this machine.
+"""compss_train: train any PyTorch model with many workers, on this machine or on a cluster of COMPSs.
 
 Names and submodules are imported when they are asked for: the command ``compss-train`` needs no torch, and its
 doctor must run where there is none.
@@ -34,7 +34,8 @@ _HOMES = {
 """The submodules that the public names are in."""
 
 if TYPE_CHECKING:
-    from compss_train.data import BlockedTensor, shuffle
+    from compss_train.data.blocked import BlockedTensor
+    from compss_train.data.shuffle import shuffle
     from compss_train.engines import Engine, LocalEngine, SerialEngine
     from compss_train.exceptions import DivergedError, EngineClosedError, NotBuiltError, WorkerLostError
     from compss_train.trainer import DistributedTrainer

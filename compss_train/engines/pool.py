@@ -19,10 +19,6 @@ from compss_train.engines.store import Stored
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
-# glibc gives memory back to the system whenever the top of the heap is free, and takes it again page by page for
-# the next batch: a small CNN spent a tenth of its time so. Worker processes keep up to a gigabyte for it.
-_ALLOCATOR_VARIABLES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
-
 
 class Pool:
     """``processes`` worker processes with ``threads`` intra-op threads each, started at once.
@@ -39,7 +35,6 @@ class Pool:
 
     def _start(self) -> ProcessPoolExecutor:
         environment = {name: str(self._threads) for name in _THREAD_VARIABLES}
-        environment |= {name: os.environ.get(name, value) for name, value in _ALLOCATOR_VARIABLES.items()}
         executor = ProcessPoolExecutor(
             self.processes, initializer=remote.start, initargs=(os.getpid(),), env=environment
         )

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from loky import process_executor
 
 from compss_train.engines.failure import Failure
+from compss_train.engines.prepare import prepare_process
 from compss_train.engines.store import Stored, discard_all, store
 from compss_train.engines.this_machine import intra_op_threads
 
@@ -54,14 +54,10 @@ def start(parent: int) -> None:
     """Prepare a new worker process: import what every task needs, and end with the coordinator."""
     # From now on even if the program handles Ctrl-C itself and goes on: it alone decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import compss_train.metrics
-    import compss_train.worker  # noqa: F401
-
+    prepare_process()
     # After a task loky weighs the process by psutil, or collects garbage, to restart one that grew by 300 MB. That
     # is tens of milliseconds in which the next task waits, and growth here is mapped blocks and models in use.
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
-    # The first optimizer of a process makes torch import its compiler, which takes about a second.
-    torch.optim.SGD([torch.zeros(1)], lr=0.1)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

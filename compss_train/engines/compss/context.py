@@ -19,8 +19,17 @@ def under_compss() -> bool:
 
     Pycompss is looked for, not imported: runcompss and ``pycompss.interactive`` have imported it by then.
     """
+    return _context("in_master")
+
+
+def in_worker() -> bool:
+    """Return whether this process runs tasks of a COMPSs application."""
+    return _context("in_worker")
+
+
+def _context(question: str) -> bool:
     module = sys.modules.get("pycompss.util.context")
-    return module is not None and bool(module.CONTEXT.in_master())
+    return module is not None and bool(getattr(module.CONTEXT, question)())
 
 
 def declared_nodes() -> list[DeclaredNode]:

@@ -200,7 +200,7 @@ class CompssEngine(Engine):
 
     def _wait(self, held: Any) -> Any:
         try:
-            value = self._api.compss_wait_on(held)
+            value = self._api.compss_wait_on(held, mode="r")  # which leaves no copy behind on the worker
         except Exception as error:  # from reading the empty file that COMPSs put in a lost result's place
             raise lost() from error
         if value is None:

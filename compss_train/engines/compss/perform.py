@@ -13,8 +13,10 @@ from functools import cache
 from typing import Any
 
 from compss_train.engines.compss.binding import bound
+from compss_train.engines.compss.context import in_worker
 from compss_train.engines.compss.packed import Packed
 from compss_train.engines.failure import Failure
+from compss_train.engines.prepare import prepare_process
 from compss_train.exceptions import WorkerLostError
 
 
@@ -41,7 +43,8 @@ class _Failed(Exception):  # noqa: N818 - carries a failure out of the arguments
 
 def perform(results: int, cpus: int, call: Packed, inputs: Sequence[Any]) -> Any:
     """Run a call; returns its result packed, or where ``results`` is above 1, a list of so many of them."""
-    _settle()
+    if in_worker():
+        _settle()
     try:
         packed = _run(results, cpus, call.value(), inputs)
     except _Failed as error:
@@ -53,10 +56,11 @@ def perform(results: int, cpus: int, call: Packed, inputs: Sequence[Any]) -> Any
 
 @cache
 def _settle() -> None:
-    """Take what has been imported by now out of garbage collection, once a process.
+    """Prepare this process, once, and take all that it has imported out of garbage collection.
 
     PyCOMPSs collects garbage twice after each task. Torch's modules alone make that a quarter of a second.
     """
+    prepare_process()
     gc.freeze()
 
 

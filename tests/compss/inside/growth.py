@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
-from compss_train.engines.compss.context import declared_nodes
+
+
+def working_folders():
+    """Return the folders that workers keep their files in, from the project that COMPSs was started with."""
+    options = Path(os.environ["JVM_OPTIONS_FILE"]).read_text()
+    project = re.search(r"-Dcompss\.project\.file=(\S+)", options)[1]
+    return re.findall(r"<WorkingDir>(.*?)</WorkingDir>", Path(project).read_text())
 
 
 def files(folder):
@@ -36,9 +43,7 @@ class Sizes(Callback):
 
 def main():
     path, workers, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    worker_folder = next(iter(sys.argv[4:]), None)
-    folders = [GLOBALS.get_temporary_directory(), *([worker_folder] if worker_folder else [])]
-    print(declared_nodes())
+    folders = [GLOBALS.get_temporary_directory(), *working_folders()]
     x = np.random.default_rng(0).normal(size=(workers * 2, 6)).astype(np.float32)
     y = (x.sum(1) > 0).astype(np.int64)
     trainer = DistributedTrainer(workers, seed=0, threads=1)
