@@ -17,6 +17,9 @@ from compss_train.engines.failure import Failure
 from compss_train.engines.this_machine import ThisMachineEngine
 from compss_train.exceptions import EngineClosedError
 
+FEW = 4
+"""Values up to which each is waited for by itself, about 10 ms each. COMPSs keeps a file on the worker for each."""
+
 
 class _Handle(Ref):
     """The COMPSs engine's reference."""
@@ -127,9 +130,12 @@ class CompssEngine(Engine):
         return self._handle(made)
 
     def fetch(self, refs: Sequence[Ref]) -> list[Any]:
-        """Wait for one value after the other."""
+        """Wait for one value after the other; where there are many, a task gathers them and they come as one."""
         self._check_open()
-        return [self._fetch(_handle(ref)) for ref in refs]
+        handles = [_handle(ref) for ref in refs]
+        if self.asynchronous and len(handles) > FEW:
+            return list(self._unpacked(self._result_of(gathered, handles)))
+        return [self._fetch(handle) for handle in handles]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return what the coordinator has; with a ``timeout`` it waits for other values, however long.
@@ -183,24 +189,24 @@ class CompssEngine(Engine):
 
     def _fetch(self, handle: _Handle) -> Any:
         if handle.foreign:  # waiting would take it out of the runtime, and its owner would lose it
-            return self._unpacked(self._copied(handle))
+            return self._unpacked(self._result_of(copied, handle))
         if handle.stale:  # waiting would be for the last update submitted, while others may still run
-            copy = self._copied(handle)
+            copy = self._result_of(copied, handle)
             self._api.compss_delete_object(handle.held)
             handle.held, handle.stale = copy, False
         else:
             handle.held = self._wait(handle.held)
         return self._unpacked(handle.held)
 
-    def _copied(self, handle: _Handle) -> Any:
-        """Return what a task makes of the value by passing it on; like any task it sees all updates."""
-        copy = self.submit(copied, handle)
-        self._handles.discard(copy)
-        return self._wait(copy.held)
+    def _result_of(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what a task makes of values; like any task it sees all updates submitted so far."""
+        result = self.submit(function, *args, priority=True)
+        self._handles.discard(result)
+        return self._wait(result.held)
 
     def _wait(self, held: Any) -> Any:
         try:
-            value = self._api.compss_wait_on(held, mode="r")  # which leaves no copy behind on the worker
+            value = self._api.compss_wait_on(held, mode="r")
         except Exception as error:  # from reading the empty file that COMPSs put in a lost result's place
             raise lost() from error
         if value is None:
@@ -228,6 +234,11 @@ class CompssEngine(Engine):
 def copied(value: Any) -> Any:
     """Return the value: the task that brings one here and leaves the original where it is."""
     return value
+
+
+def gathered(values: list[Any]) -> list[Any]:
+    """Return the values: the task that makes one of many."""
+    return values
 
 
 def _handle(ref: Ref) -> _Handle:

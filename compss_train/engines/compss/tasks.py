@@ -51,7 +51,8 @@ predict_gpu = _task("predict_gpu", gpu=True)
 average = _task("average", priority=True)
 shuffle = _task("shuffle")
 describe = _task("describe")
-copy = _task("copy")
+copy = _task("copy", priority=True)
+gather = _task("gather", priority=True)
 run = _task("run")
 run_gpu = _task("run_gpu", gpu=True)
 run_first = _task("run_first", priority=True)
@@ -68,6 +69,7 @@ _NAMES = {
     "split_rows": "shuffle",
     "describe": "describe",
     "copied": "copy",
+    "gathered": "gather",
 }
 
 
@@ -80,5 +82,5 @@ def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
     return run_first if name == "run" and priority else _CPU[name]
 
 
-_CPU = {task.__name__: task for task in (train, evaluate, predict, average, shuffle, describe, copy, run)}
+_CPU = {task.__name__: task for task in (train, evaluate, predict, average, shuffle, describe, copy, gather, run)}
 _GPU = {"train": train_gpu, "evaluate": evaluate_gpu, "predict": predict_gpu}
