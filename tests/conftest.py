@@ -15,7 +15,15 @@ pytest.register_assert_rewrite("tests.models")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that does."""
+    parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
     parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what takes minutes unless it is asked for."""
+    for item in items:
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: --slow runs it"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -26,8 +26,10 @@ class Done:
 
 
 class Application:
-    """An application that runs: in a session of its own and with its output in a file, as COMPSs may leave processes
-    behind that would keep a pipe open."""
+    """An application that runs.
+
+    It has a session of its own and its output is a file: COMPSs may leave processes that would keep a pipe open.
+    """
 
     def __init__(self, folder: Path, app: Path, args: tuple[object, ...], flags: tuple[str, ...]) -> None:
         self.folder = folder

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from pycompss.runtime.commons import GLOBALS
+from pycompss.runtime.management.object_tracker import OT
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
@@ -25,30 +26,36 @@ def working_folders():
     return re.findall(r"<WorkingDir>(.*?)</WorkingDir>", Path(project).read_text())
 
 
-def files(folder):
-    return sum(len(names) for _, _, names in os.walk(folder))
+def values(folders):
+    """Count the files that hold values of tasks: COMPSs names them so. It also keeps two empty logs a task."""
+    return sum(name.endswith(".IT") for folder in folders for _, _, names in os.walk(folder) for name in names)
 
 
 class Sizes(Callback):
-    """Notes after each round how much memory this process has and how many files there are."""
+    """Notes after each round what there is."""
 
-    def __init__(self, folders):
-        self.folders = folders
+    def __init__(self):
         self.rounds = []
 
     def on_round_end(self, trainer, record):
-        memory = psutil.Process().memory_full_info().uss
-        self.rounds.append({"memory": memory, "files": [files(folder) for folder in self.folders]})
+        here = GLOBALS.get_temporary_directory()
+        self.rounds.append(
+            {
+                "memory": psutil.Process().memory_full_info().uss,
+                "tracked": len(OT.obj_id_to_obj),
+                "files here": sum(len(names) for _, _, names in os.walk(here)),
+                "values on workers": values(working_folders()),
+            }
+        )
 
 
 def main():
     path, workers, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    folders = [GLOBALS.get_temporary_directory(), *working_folders()]
     x = np.random.default_rng(0).normal(size=(workers * 2, 6)).astype(np.float32)
     y = (x.sum(1) > 0).astype(np.int64)
     trainer = DistributedTrainer(workers, seed=0, threads=1)
     trainer.build(nn.Linear(6, 2), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy")
-    sizes = Sizes(folders)
+    sizes = Sizes()
     grid = (workers, 1)
     trainer.fit(
         BlockedTensor.from_array(x, grid),
