@@ -90,8 +90,11 @@ end_run() {
 PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$root "$python" -m compss_train configure \
     --folder "$folder" --working-dir "$folder/workers" --nodes "$nodes" ${configure[@]+"${configure[@]}"} >&2
 
+# The coordinator listens next to the workers; by itself it would try ports that outgoing connections may have.
+master_port=$(($(sed -n 's/.*<MaxPort>\(.*\)<.*/\1/p' "$folder/resources.xml" | tail -n 1) + 1))
+
 command=(
-    "$runcompss" --lang=python
+    "$runcompss" --lang=python --master_port="$master_port"
     --project="$folder/project.xml" --resources="$folder/resources.xml"
     --pythonpath="$pythonpath$(dirname "$app"):$root" --python_interpreter="$python"
 )
