@@ -1,0 +1,73 @@
+"""Trains on blocks that are futures of tasks, by all eight fits; writes what came of it to the file named."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer
+from tests.compss.inside import making
+from tests.compss.inside.fit import note_what_comes_here
+
+FITS = [
+    f"fit_{kind}{shuffle}{every}_with_GPU"
+    for kind in ("synchronous", "asynchronous")
+    for shuffle in ("", "_shuffle")
+    for every in ("", "_every_n_epochs" if kind == "synchronous" else "_n_epochs")
+]
+
+
+def futures():
+    """Return x and y of 4 blocks of 50: two that tasks return, two that a task puts into a collection."""
+    pairs = [making.made(start, start + 50) for start in (0, 50)]
+    xs, ys = [object(), object()], [object(), object()]
+    making.filled(xs, ys, 100, 50)
+    grid = [*([x] for x, _ in pairs), *([x] for x in xs)], [*([y] for _, y in pairs), *([y] for y in ys)]
+    return tuple(map(making.Tensor, grid))
+
+
+def arrays():
+    x, y = making.rows(0, 200)
+    return BlockedTensor.from_array(x, (4, 1)), BlockedTensor.from_array(y, (4, 1))
+
+
+def trained(fit, x, y, engine):
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    torch.manual_seed(0)
+    trainer.build(nn.Linear(6, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy", "accuracy")
+    return trainer, getattr(trainer, fit)(x, y, 5, 2)
+
+
+def compared(fit, x, y):
+    """Return the greatest difference from what the serial engine makes of arrays."""
+    trainer, ours = trained(fit, x, y, "auto")
+    _, theirs = trained(fit, *arrays(), "serial")
+    assert_close(trainer.evaluate(x, y)["loss"], trainer.evaluate(*arrays())["loss"])
+    assert_close(trainer.predict(x), trainer.predict(arrays()[0]))
+    return max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours)
+
+
+def assert_close(ours, theirs):
+    if not np.allclose(ours, theirs, atol=1e-5):
+        raise SystemExit(f"{ours} differs from {theirs}")
+
+
+def main():
+    x, y = futures()
+    fetched = note_what_comes_here()
+    blocked = BlockedTensor.from_dislib(x)
+    known = {"shape": blocked.shape, "sizes": blocked.sizes, "dtype": str(blocked.dtype)}
+    before = list(fetched)
+    differences = {fit: compared(fit, x, y) for fit in FITS}
+    collected = blocked.collect()
+    again = blocked.collect()
+    same = bool((collected == making.rows(0, 200)[0]).all() and (again == collected).all())
+    result = {"known": known, "differences": differences, "fetched to know": before, "collected": same}
+    Path(sys.argv[1]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
