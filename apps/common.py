@@ -95,7 +95,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     _add(
         group,
         "--engine",
-        "where tasks run: local worker processes, serial in this process for debugging, or auto",
+        "where tasks run: local worker processes, compss, serial in this process for debugging, or auto",
         default="auto",
     )
     group.add_argument("--threads", type=int, help="threads of each worker (default: the cores shared among them)")

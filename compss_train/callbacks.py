@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -28,6 +30,21 @@ class Callback:
 
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
         """When a fit ends by an exception, Ctrl-C included; it is raised afterwards."""
+
+
+@contextmanager
+def telling(callbacks: Sequence[Callback], trainer: DistributedTrainer, total_samples: int) -> Iterator[None]:
+    """Tell the callbacks of a fit's start and of its end or exception; the rounds are told by who runs them."""
+    try:
+        for callback in callbacks:
+            callback.on_fit_start(trainer, total_samples)
+        yield
+        for callback in callbacks:
+            callback.on_fit_end(trainer)
+    except BaseException as error:
+        for callback in callbacks:
+            callback.on_exception(trainer, error)
+        raise
 
 
 class ProgressBar(Callback):

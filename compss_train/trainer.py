@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train import parameters as params
-from compss_train.callbacks import Callback
+from compss_train.callbacks import Callback, telling
 from compss_train.checks import check_network, check_optimizer, check_picklable
 from compss_train.data import BlockedTensor
 from compss_train.data.schedule import MergeUnit, Shuffle
@@ -57,14 +57,15 @@ class DistributedTrainer(NamedFits[Parameters]):
     num_workers:
         Model copies, at least 1. Each trains its share of the blocks in tasks.
     engine:
-        ``"auto"`` (default), ``"serial"`` (in this process, for debugging), ``"local"`` (processes on this
-        machine), or an ``Engine``, which is the caller's to shut down (an exception in a fit does, too).
+        ``"auto"`` (default: ``"compss"`` in an application of COMPSs, else ``"local"``), ``"serial"`` (in this
+        process, for debugging), ``"local"`` (processes on this machine), ``"compss"`` (tasks of PyCOMPSs), or an
+        ``Engine``, which is the caller's to shut down (an exception in a fit does, too).
     seed:
         Integer from 0 to 2**63 - 1 that fixes the order of samples and every random number in the workers; ``None``
         (default) draws one, which ``trainer.seed`` tells.
     threads:
-        Intra-op threads of each task; by default the machine's cores shared among the workers, or what a
-        given engine has. Another number of threads may round differently.
+        Intra-op threads of each task (under COMPSs, its computing units); by default the cores shared among the
+        workers, or what a given engine has. Another number of threads may round differently.
 
     The worker processes start with the first call that needs them and are kept for the next, with each worker's
     optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
@@ -232,7 +233,7 @@ class DistributedTrainer(NamedFits[Parameters]):
         self._warn_of_idle_workers(data[0])
         with (
             self._working(built, fitting=True) as session,
-            self._telling(callbacks, num_epochs * data[0].number_samples),
+            telling(callbacks, self, num_epochs * data[0].number_samples),
         ):
             self._run(session, options, data, held_out, callbacks)
         return self.get_parameters()
@@ -366,19 +367,6 @@ class DistributedTrainer(NamedFits[Parameters]):
             session.inferring(*data, batch_size, self._current()) as published,
         ):
             yield published
-
-    @contextmanager
-    def _telling(self, callbacks: Sequence[Callback], total_samples: int) -> Iterator[None]:
-        try:
-            for callback in callbacks:
-                callback.on_fit_start(self, total_samples)
-            yield
-            for callback in callbacks:
-                callback.on_fit_end(self)
-        except BaseException as error:
-            for callback in callbacks:
-                callback.on_exception(self, error)
-            raise
 
     def _data(self, x: Any, y: Any) -> _Data:
         blocked = as_blocked(x, self.num_workers)

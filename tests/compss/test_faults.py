@@ -37,3 +37,8 @@ def test_ctrl_c_ends_the_application(launch, tmp_path):
     done = application.wait(30)
     assert done.returncode == 130, done.output
     assert "trained to the end" not in done.output
+
+
+def test_an_application_that_compss_gives_up_ends(run):
+    done = run("given_up.py", seconds=60)
+    assert done.returncode not in (0, None), done.output

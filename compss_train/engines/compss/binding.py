@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -44,6 +45,11 @@ def _choose_gpu() -> None:
     devices = os.environ.get("COMPSS_BINDED_GPUS", "")
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                f"COMPSs bound GPU {devices} of {socket.gethostname()} to this task, but torch sees none there; "
+                "install a CUDA build of torch on the nodes, or use num_gpu=0"
+            )
         torch.cuda.init()  # type: ignore[no-untyped-call]
         os.environ["CUDA_VISIBLE_DEVICES"] = devices  # which COMPSs removes again after the task
     if devices:

@@ -28,3 +28,8 @@ def filled(xs, ys, start, size):
     for number in range(len(xs)):
         first = start + number * size
         xs[number], ys[number] = rows(first, first + size)
+
+
+@task(returns=1)
+def broken():
+    raise RuntimeError("a task of another library")

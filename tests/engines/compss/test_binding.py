@@ -34,6 +34,7 @@ def test_a_bound_gpu_is_found_among_the_visible_ones():
 
 def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch):
     seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(seen))
     monkeypatch.setattr(torch.cuda, "init", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -44,6 +45,17 @@ def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch):
         with bound(1, gpu=True):
             assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu  # which COMPSs deletes after the task
     assert seen == [None, 3, 1]
+
+
+def test_a_node_whose_torch_sees_no_gpu_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("COMPSS_BINDED_GPUS", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with (
+        pytest.raises(RuntimeError, match=r"bound GPU 2 of .* but torch sees none there.*num_gpu=0"),
+        bound(1, gpu=True),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("cpus", [1, 2])

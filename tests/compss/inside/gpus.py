@@ -1,0 +1,47 @@
+"""Asks for GPUs that the configuration declares and the machine need not have; writes what each task was told."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from compss_train import DistributedTrainer
+from compss_train.engines import CompssEngine, Resources
+
+
+def bound():
+    return os.environ["COMPSS_BINDED_GPUS"]
+
+
+def told(engine):
+    refs = [engine.submit(bound, resources=Resources(gpus=1)) for _ in range(3)]
+    for ref in refs:
+        try:
+            yield engine.fetch([ref])[0]
+        except RuntimeError as error:
+            yield str(error)
+
+
+def refused():
+    trainer = DistributedTrainer(2)
+    try:
+        import torch
+
+        trainer.build(torch.nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.1}, "mse", num_gpu=3)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def units():
+    try:
+        CompssEngine().submit(bound, resources=Resources(cpus=99))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":
+    with CompssEngine() as engine:
+        result = {"told": list(told(engine)), "refused": refused(), "units": units()}
+    Path(sys.argv[1]).write_text(json.dumps(result))
