@@ -38,11 +38,15 @@ def ours(engine: str, blocks: int, samples: int, epochs: int, seed: int) -> Outc
     return _outcome(seconds, samples * epochs, reached)
 
 
-def dislib(blocks: int, samples: int, epochs: int, seed: int) -> Outcome:
-    """Fit as dislib's own tests do; unlike ours, its blocks are in the workers' files before the time starts."""
+def dislib(blocks: int, samples: int, epochs: int, seed: int, copies: bool) -> Outcome:
+    """Fit as dislib's own tests do; unlike ours, its blocks are in the workers' files before the time starts.
+
+    ``from_pt_tensor`` makes a block of a slice, which is pickled with all of the tensor that it is a slice of: then
+    every task reads all images. With ``copies`` a task makes a tensor of its own of each block first.
+    """
     images = load_images(samples)
-    _fit_dislib(images, min(samples, WARM_UP_SAMPLES), WARM_UP_BLOCKS, WARM_UP_EPOCHS, seed)
-    seconds, net = _fit_dislib(images, samples, blocks, epochs, seed)
+    _fit_dislib(images, min(samples, WARM_UP_SAMPLES), WARM_UP_BLOCKS, WARM_UP_EPOCHS, seed, copies)
+    seconds, net = _fit_dislib(images, samples, blocks, epochs, seed, copies)
     net.eval()
     with torch.no_grad():
         reached = accuracy(net(torch.from_numpy(images.test_x)), images.test_y)
@@ -52,7 +56,9 @@ def dislib(blocks: int, samples: int, epochs: int, seed: int) -> Outcome:
     return _outcome(seconds, blocks * batches * (each // batches) * epochs, reached)
 
 
-def _fit_dislib(images: Images, samples: int, blocks: int, epochs: int, seed: int) -> tuple[float, nn.Module]:
+def _fit_dislib(
+    images: Images, samples: int, blocks: int, epochs: int, seed: int, copies: bool
+) -> tuple[float, nn.Module]:
     import dislib as ds
     from _compss_layers import Layers
     from dislib.pytorch import EncapsulatedFunctionsDistributedPytorch
@@ -61,8 +67,8 @@ def _fit_dislib(images: Images, samples: int, blocks: int, epochs: int, seed: in
     grid = (blocks, 1)
     x = ds.from_pt_tensor(torch.from_numpy(images.x[:samples]), shape=grid)
     y = ds.from_pt_tensor(torch.from_numpy(images.y[:samples]), shape=grid)
-    # A slice of a tensor is pickled with the whole tensor: without copies every task would read all images.
-    x = x.apply_to_tensors(torch.clone)
+    if copies:
+        x = x.apply_to_tensors(torch.clone)
     optimizer = {"lr": LEARNING_RATE, "momentum": MOMENTUM}
     trainer = EncapsulatedFunctionsDistributedPytorch(num_workers=WORKERS)
     trainer.build(

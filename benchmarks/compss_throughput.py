@@ -48,7 +48,7 @@ def contestants(options: argparse.Namespace, with_dislib: bool) -> dict[str, Con
 
     def dislib(blocks: int, seed: int) -> fits.Outcome:
         runtime = Runtime(fits.WORKERS, dislib_path(options), UNITS)
-        return call(fits.dislib, blocks, options.samples, options.epochs, seed, runtime=runtime)
+        return call(fits.dislib, blocks, options.samples, options.epochs, seed, options.copies, runtime=runtime)
 
     fewest = options.blocks[0]
     runs: dict[str, Contestant] = {local(fewest): partial(ours, "local", fewest, None)}
@@ -128,6 +128,9 @@ def main() -> None:
         default=[],
         metavar="FOLDER",
         help="a checkout of dislib, and folders of packages that it needs, where they are not installed",
+    )
+    options_parser.add_argument(
+        "--copies", action="store_true", help="make each of dislib's blocks a tensor of its own before the fit"
     )
     options = options_parser.parse_args()
     skip_without_compss()

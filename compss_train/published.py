@@ -47,7 +47,8 @@ class PublishedBlocks:
                 foreign = isinstance(block, RemoteBlock) and block.home != engine.name
                 ref = engine.publish(loaded(block) if foreign else block)
                 self.refs.append(ref)
-                held = None if isinstance(block, np.memmap | RemoteBlock) else engine.peek(ref)
+                adoptable = engine.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
+                held = engine.peek(ref) if adoptable else None
                 row[column] = block if held is None else held
 
     def select(self, numbers: Sequence[int]) -> list[Ref]:

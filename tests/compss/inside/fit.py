@@ -1,6 +1,7 @@
 """Trains a small network and writes what came of it: the arguments are a file for the result and ``fit``'s options.
 
-``fit.py result.json workers=3 blocks=6 hidden=16 num_epochs=2 merge=commutative``
+``fit.py result.json workers=3 blocks=6 hidden=16 num_epochs=2 merge=commutative``. Several ``shuffles`` with commas
+between them are as many fits, one after the other.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
 
-OURS = {"workers": 2, "blocks": 4, "hidden": 16, "samples": 60, "repeat": 1, "engine": "auto"}
+OURS = {"workers": 2, "blocks": 4, "hidden": 16, "samples": 60, "shuffles": "blocks", "engine": "auto"}
 
 
 def options():
@@ -60,8 +61,8 @@ def main():
     trainer = DistributedTrainer(own["workers"], engine=own["engine"], seed=0, threads=1)
     trainer.build(network(own["hidden"]), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy")
     x, y = data(own["samples"], own["blocks"])
-    for _ in range(own["repeat"]):
-        parameters = trainer.fit(x, y, batch_size=5, **chosen)
+    for shuffle in own["shuffles"].split(","):
+        parameters = trainer.fit(x, y, batch_size=5, shuffle=shuffle, **chosen)
     result = {
         "digest": digest(parameters),
         "bytes": sum(array.nbytes for array in parameters.values()),
