@@ -90,7 +90,7 @@ def _nodes(options: argparse.Namespace) -> tuple[configuration.Node, ...]:
         first_port = options.first_port or configuration.FIRST_PORT
         return configuration.host_nodes(options.hosts, options.units, options.gpus, first_port)
     # The coordinator may have what follows the workers' ports.
-    first_port = options.first_port or configuration.free_first_port(max(1, options.nodes) + 1)
+    first_port = options.first_port or configuration.free_first_port(min(max(1, options.nodes), 254) + 1)
     return configuration.loopback_nodes(options.nodes, options.units, options.gpus, first_port)
 
 

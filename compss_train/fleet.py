@@ -82,12 +82,11 @@ class Fleet:
         share = round_.shares[worker]
         if all(visit.samples is None for visit in share):
             return self._whole_blocks(share, tuple(dict.fromkeys(visit.block for visit in share)))
-        active = [number for number, other in enumerate(round_.shares) if other]
-        if self.data.mapped or len(active) == 1:
+        if self.data.mapped:
             return Supply(share, *self._everything)
         if self._cut[0] is not round_:
-            self._cut = round_, self._cut_into_pieces(round_, active)
-        return self._cut[1].pop(worker)
+            self._cut = round_, self._cut_into_pieces(round_)
+        return self._cut[1].pop(worker, None) or Supply(share, *self._everything)
 
     def _whole_blocks(self, share: Share, numbers: tuple[int, ...]) -> Supply:
         starts = tuple(self.data.starts[number] for number in numbers)
@@ -98,9 +97,16 @@ class Fleet:
         numbers = tuple(range(len(self.data.sizes)))
         return numbers, self.data.starts, *self.data.select(numbers)
 
-    def _cut_into_pieces(self, round_: Round, active: list[int]) -> dict[int, Supply]:
-        """Submit a task a block that cuts it into a piece for each worker that trains on some of its rows."""
-        samples = {worker: needed_samples(round_.shares[worker]) for worker in active}
+    def _cut_into_pieces(self, round_: Round) -> dict[int, Supply]:
+        """Submit a task a block that cuts it into a piece for each worker that trains on some of its rows.
+
+        Nothing is cut where workers need more than half of all samples, as they do in a round of several epochs:
+        the pieces would be many copies of the data.
+        """
+        samples = {worker: needed_samples(share) for worker, share in enumerate(round_.shares) if share}
+        active = list(samples)
+        if 2 * sum(map(len, samples.values())) > len(active) * sum(self.data.sizes):
+            return {}
         rows = {worker: rows_by_block(samples[worker], self.data.starts) for worker in active}
         pieces: dict[int, list[Ref]] = {worker: [] for worker in active}
         sizes: dict[int, list[int]] = {worker: [] for worker in active}

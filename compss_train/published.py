@@ -11,6 +11,7 @@ from compss_train.data import BlockedTensor
 from compss_train.data.block import as_block
 from compss_train.data.remote import RemoteBlock, loaded
 from compss_train.engines import Engine, Ref
+from compss_train.engines.codec import is_on_file
 
 
 def as_blocked(value: object, num_workers: int) -> BlockedTensor:
@@ -39,7 +40,7 @@ class PublishedBlocks:
     def __init__(self, engine: Engine, tensor: BlockedTensor) -> None:
         self._engine = engine
         self.sizes = tensor.sizes
-        self.on_file = all(isinstance(block, np.memmap) for block in tensor.blocks())
+        self.on_file = all(is_on_file(block) for block in tensor.blocks())
         self.starts = tuple(accumulate(self.sizes[:-1], initial=0))
         self.refs: list[Ref] = []
         for row in tensor.tensors:

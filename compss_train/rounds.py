@@ -69,7 +69,7 @@ class Rounds:
 
     def _collect(self, submitted: Submitted, validation: list[Ref]) -> None:
         refs = [*submitted.measured.values(), *validation]
-        values = self.engine.fetch(refs)
+        values = self.engine.fetch(refs, small=True)
         self.engine.delete(refs)
         measured = dict(zip(submitted.measured, values, strict=False))
         self._complete.append(submitted)

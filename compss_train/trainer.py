@@ -210,7 +210,7 @@ class DistributedTrainer(NamedFits[Parameters]):
         ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
         again, and whatever the model raises, with the worker's traceback. Warns where there are more workers
         than blocks. After an exception or Ctrl-C the parameters are those after the last complete round (with
-        what workers have added since, where they merge commutatively).
+        what workers have added since, where they merge commutatively; on COMPSs then those before the fit).
         """
         options = FitOptions(
             num_epochs=num_epochs,
@@ -278,7 +278,7 @@ class DistributedTrainer(NamedFits[Parameters]):
         check_count("batch_size", batch_size)
         with self._inferring(built, data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
-            sums = inference.engine.fetch(refs)
+            sums = inference.engine.fetch(refs, small=True)
             inference.engine.delete(refs)
         return means(sums, built.metric)
 

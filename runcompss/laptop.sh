@@ -67,7 +67,7 @@ run=
 clean() {
     if [ -n "$run" ]; then
         kill -KILL -- "-$run" 2>/dev/null || true
-        pkill -KILL -f -- "$folder/workers" || true
+        pkill -KILL -u "$(id -u)" -f -- "$(sed 's/[][\.*^$+?(){}|]/\\&/g' <<<"$folder/workers")" || true
     fi
     case " ${flags[*]-} " in
         *" --keep_workingdir "*) printf '%s: the files of the workers are in %s\n' "$script" "$folder" >&2 ;;
@@ -100,6 +100,7 @@ command=(
 )
 [ "$nodes" = 1 ] || command+=(--cpu_affinity=disabled)
 command+=(${flags[@]+"${flags[@]}"} "$app" "$@")
+check_words "${command[@]}"
 
 if [ -n "$dry_run" ]; then
     printf '%q ' "${command[@]}"

@@ -35,7 +35,11 @@ def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
     engine = Moving()
     ours = trained(engine, *blocked(x, y, 7), workers, **merging)
     assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 7), workers, **merging))
-    assert engine.submitted.count("split_rows") == 7 * engine.submitted.count("train") / workers or merging
+    rounds = engine.submitted.count("train") / workers
+    if merging.get("merge_every") == 0 and workers < 5:  # who each need more than half of the samples in 3 epochs
+        assert "split_rows" not in engine.submitted
+    elif not merging:
+        assert engine.submitted.count("split_rows") == 7 * rounds
 
 
 def test_tensors_and_missing_targets_are_cut_too():

@@ -21,10 +21,8 @@ def from_dislib(tensor: Any) -> BlockedTensor:
             f"expected a dislib Tensor, with lists of blocks in .tensors; got a {type(tensor).__name__}"
         )
     futures = [block for row in grid for block in row if is_future(block)]
-    known = {id(block.future): block for block in described(futures)} if futures else {}
-    blocked = BlockedTensor([[known.get(id(block), block) for block in row] for row in grid])
-    blocked.source = tensor  # which deletes its blocks when it is garbage
-    return blocked
+    known = {id(block.future): block for block in described(futures, tensor)} if futures else {}
+    return BlockedTensor([[known.get(id(block), block) for block in row] for row in grid])
 
 
 def to_dislib(blocked: BlockedTensor) -> Any:
@@ -37,7 +35,7 @@ def to_dislib(blocked: BlockedTensor) -> Any:
         from dislib.data.tensor import Tensor
     except ImportError as error:
         raise ImportError("to_dislib needs dislib and PyCOMPSs; install dislib (pip install dislib)") from error
-    return Tensor(
+    tensor = Tensor(
         tensors=[[_for_dislib(block) for block in row] for row in blocked.tensors],
         tensor_shape=tuple(blocked.tensors[0][0].shape),
         dtype=blocked.dtype,
@@ -45,6 +43,8 @@ def to_dislib(blocked: BlockedTensor) -> Any:
         shape=blocked.shape,
         delete=False,
     )
+    tensor.blocked = blocked  # whose blocks may have an owner that deletes them when it is garbage
+    return tensor
 
 
 def _for_dislib(block: AnyBlock) -> Any:

@@ -31,8 +31,6 @@ class BlockedTensor:
 
     def __init__(self, tensors: Sequence[Sequence[object]]) -> None:
         self.tensors: list[list[AnyBlock]] = [[_as_cell(block) for block in row] for row in tensors]
-        self.source: object = None
-        """What must live as long as the blocks do, where they belong to something else."""
         if not self.tensors or not self.tensors[0]:
             raise ValueError("a blocked tensor needs at least one block, the grid given is empty")
         if len({len(row) for row in self.tensors}) > 1:

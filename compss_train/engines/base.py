@@ -118,8 +118,11 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
-        """Wait for the values and return them; raises as soon as any of them has failed."""
+    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
+        """Wait for the values and return them; raises when it comes to one that has failed, or sooner.
+
+        ``small`` says that they are a few hundred bytes each: an engine may bring many of them together.
+        """
 
     @abstractmethod
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:

@@ -31,7 +31,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _reduce_tensor(obj)
-        if type(obj) is np.memmap and _is_on_file(obj):
+        if is_on_file(obj):
             return _reduce_memmap(obj)
         return super().reducer_override(obj)
 
@@ -45,7 +45,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _is_on_file(array: np.memmap[Any, Any]) -> bool:
+def is_on_file(array: object) -> bool:
+    """Return whether the array travels as its file's path: it is all of that file's, as it is now."""
+    if type(array) is not np.memmap:
+        return False
     # Mode "c" keeps changes in this process's memory, so the file does not hold what the array does.
     return array.filename is not None and array.mode != "c" and bool(array.flags.c_contiguous)
 
@@ -67,6 +70,8 @@ def _rebuild_tensor(raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], orde
 
 
 def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:
+    if array.mode != "r":
+        array.flush()  # a process elsewhere reads the file
     whole = array
     while isinstance(whole.base, np.memmap):
         whole = whole.base

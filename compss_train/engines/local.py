@@ -100,8 +100,8 @@ class LocalEngine(ThisMachineEngine):
         self._scheduler.post(self._scheduler.admit, task)
         return Handle(output)
 
-    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
-        """Wait; large arrays of the values are mapped from shared memory, not copied."""
+    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
+        """Wait, raise as soon as any has failed; large arrays are mapped from shared memory, not copied."""
         self._check_open()
         futures = [self._read(ref).future for ref in refs]
         while (state := wait(futures, CHECK_SECONDS, FIRST_EXCEPTION)).not_done:

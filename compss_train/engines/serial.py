@@ -60,7 +60,7 @@ class SerialEngine(ThisMachineEngine):
         _value(target).value = self.submit(function, target, *args).value
         return _Value(_value(target).value)
 
-    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
+    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Return the values, which are all there."""
         self._check_open()
         return [_value(ref).value for ref in refs]

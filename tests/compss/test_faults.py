@@ -14,11 +14,11 @@ def started(path, seconds=60):
         time.sleep(0.05)
 
 
-def test_an_exception_in_a_task_reaches_the_user_once_with_its_traceback(run, tmp_path):
+def test_an_exception_in_a_task_reaches_the_user_with_its_traceback(run, tmp_path):
     done = run("faulty.py", "raise", tmp_path / "flag", seconds=60)
     assert done.returncode == 1, done.output
     assert "in forward" in done.output
-    assert len(re.findall(r"^RuntimeError: the network is broken here", done.output, re.MULTILINE)) >= 1
+    assert re.search(r"^RuntimeError: the network is broken here", done.output, re.MULTILINE)
     assert "trained to the end" not in done.output
 
 

@@ -14,4 +14,4 @@ def test_gpus_are_bound_where_declared_and_refused_where_not(run, tmp_path):
     assert len(result["told"]) == 3
     assert all(re.fullmatch(expected, text) for text in result["told"])
     assert "have 2 GPUs on 1 nodes" in result["refused"]
-    assert result["units"] == "a task asks for 99 CPUs and the largest node has 2"
+    assert result["units"].startswith("a task asks for 99 CPUs and the largest node has 2; use fewer threads")

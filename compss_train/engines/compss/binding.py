@@ -42,18 +42,25 @@ def _choose_gpu() -> None:
     COMPSs sets CUDA_VISIBLE_DEVICES, which CUDA reads once a process, and its processes serve many tasks. So a
     process of ours lets CUDA see all devices and chooses among them task by task.
     """
-    devices = os.environ.get("COMPSS_BINDED_GPUS", "")
+    devices = os.environ.get("COMPSS_BINDED_GPUS")
+    if devices is None:  # without the runtime nothing is bound: the user's choice stands
+        return
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        _initialize(devices)
+    torch.cuda.set_device(visible_index(devices, torch.cuda.device_count()))
+
+
+def _initialize(devices: str) -> None:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    try:
         if not torch.cuda.is_available():
             raise RuntimeError(
                 f"COMPSs bound GPU {devices} of {socket.gethostname()} to this task, but torch sees none there; "
                 "install a CUDA build of torch on the nodes, or use num_gpu=0"
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices  # which COMPSs removes again after the task
-    if devices:
-        torch.cuda.set_device(visible_index(devices, torch.cuda.device_count()))
+    finally:  # COMPSs removes it after the task, and its process would not survive that it is gone
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices
 
 
 def visible_index(bound_gpus: str, visible: int) -> int:

@@ -15,9 +15,11 @@ class CompssBlock(RemoteBlock):
 
     home: ClassVar[str] = CompssEngine.name
 
-    def __init__(self, future: Any, description: Description) -> None:
+    def __init__(self, future: Any, description: Description, source: object = None) -> None:
         super().__init__(*description)
         self.future = future
+        self.source = source
+        """What deletes the future when it is garbage, and must live as long as this block."""
 
     def load(self) -> Block:
         """Wait for the value and return a copy; the future stays its owner's."""
@@ -34,10 +36,16 @@ def is_future(value: object) -> bool:
     return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
 
 
-def described(futures: Sequence[object]) -> list[CompssBlock]:
-    """Return the futures as blocks; a task each tells their dtypes and shapes, so that none comes here."""
+def described(futures: Sequence[object], source: object = None) -> list[CompssBlock]:
+    """Return the futures as blocks; a task each tells their dtypes and shapes, so that none comes here.
+
+    ``source`` is kept alive with each of them.
+    """
     engine = CompssEngine()
     refs = [engine.submit(describe, engine.adopt(future)) for future in futures]
-    descriptions = engine.fetch(refs)
-    engine.delete(refs)
-    return [CompssBlock(future, description) for future, description in zip(futures, descriptions, strict=True)]
+    try:
+        descriptions = engine.fetch(refs, small=True)
+    finally:
+        engine.delete(refs)
+    pairs = zip(futures, descriptions, strict=True)
+    return [CompssBlock(future, description, source) for future, description in pairs]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Self
@@ -41,8 +43,9 @@ class CompssEngine(Engine):
     Values stay with the nodes, as files that COMPSs moves; the coordinator gets what it fetches. Started by plain
     ``python`` where pycompss is installed, tasks run at once in this process, as all of PyCOMPSs does then.
 
-    The runtime belongs to the application: ``shutdown`` frees what this engine holds in it and leaves it running. A
-    task that is running cannot be stopped, nor can waiting be cut short, as PyCOMPSs has no call for either.
+    The runtime belongs to the application: ``shutdown`` frees what this engine holds in it and leaves it running.
+    Tasks that have been submitted run, and waiting cannot be cut short: PyCOMPSs has no call for that, and
+    cancelling groups of tasks works with some of COMPSs's schedulers only.
     """
 
     name: ClassVar[str] = "compss"
@@ -51,9 +54,11 @@ class CompssEngine(Engine):
         self._api = _import_pycompss()
         self.asynchronous = under_compss()  # type: ignore[misc]  # the one engine that knows when it starts
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
-        self._units = max((node.cpus for node in declared_nodes()), default=0) if self.asynchronous else 0
+        self._nodes = declared_nodes() if self.asynchronous else []
         self._handles: set[_Handle] = set()
         self._open = True
+        # PyCOMPSs holds on to all it has been given: an engine that nobody closed frees it when it is garbage.
+        weakref.finalize(self, _free, self._api, self._handles, threading.get_ident()).atexit = False
         if self.asynchronous:
             exit_at_once()
 
@@ -110,11 +115,10 @@ class CompssEngine(Engine):
     ) -> Any:
         """Submit a task of PyCOMPSs.
 
-        Raises ``ValueError`` where it asks for more CPUs than any node has, as COMPSs would never run it.
+        Raises ``ValueError`` where it asks for more than any node has, as COMPSs would never run it.
         """
         self._check_open()
-        if self._units and resources.cpus > self._units:
-            raise ValueError(f"a task asks for {resources.cpus} CPUs and the largest node has {self._units}")
+        self._check_resources(resources)
         call, inputs = self._call(function, args, bool(resources.gpus))
         task = self._tasks.task_for(function, bool(resources.gpus), priority)
         futures = task(resources.cpus, returns, call, inputs, returns=returns)
@@ -129,11 +133,11 @@ class CompssEngine(Engine):
         handle.stale = True
         return self._handle(made)
 
-    def fetch(self, refs: Sequence[Ref]) -> list[Any]:
-        """Wait for one value after the other; where there are many, a task gathers them and they come as one."""
+    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
+        """Wait for one value after the other; many small ones are gathered by a task and come as one."""
         self._check_open()
         handles = [_handle(ref) for ref in refs]
-        if self.asynchronous and len(handles) > FEW:
+        if small and self.asynchronous and len(handles) > FEW:
             return list(self._unpacked(self._result_of(gathered, handles)))
         return [self._fetch(handle) for handle in handles]
 
@@ -165,6 +169,17 @@ class CompssEngine(Engine):
         for handle in list(self._handles):
             self._delete(handle)
         self._open = False
+
+    def _check_resources(self, resources: Resources) -> None:
+        if resources.gpus > 1:
+            raise ValueError(f"a task asks for {resources.gpus} GPUs; tasks of the compss engine take one at most")
+        fitting = [node.cpus for node in self._nodes if node.gpus >= resources.gpus]
+        if self._nodes and resources.cpus > max(fitting, default=0):
+            kind = "the largest node with a GPU" if resources.gpus else "the largest node"
+            raise ValueError(
+                f"a task asks for {resources.cpus} CPUs and {kind} has {max(fitting, default=0)}; use fewer "
+                "threads (DistributedTrainer(threads=), or ComputingUnits in the environment) or larger nodes"
+            )
 
     def _handle(self, held: Any, *, foreign: bool = False) -> _Handle:
         handle = _Handle(held, foreign=foreign)
@@ -239,6 +254,13 @@ def copied(value: Any) -> Any:
 def gathered(values: list[Any]) -> list[Any]:
     """Return the values: the task that makes one of many."""
     return values
+
+
+def _free(api: ModuleType, handles: set[_Handle], thread: int) -> None:
+    if threading.get_ident() == thread:  # the only one that may call the runtime
+        for handle in handles:
+            if not handle.foreign:
+                api.compss_delete_object(handle.held)
 
 
 def _handle(ref: Ref) -> _Handle:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from compss_train.data.block import Block, as_block
 from compss_train.engines.compss.binding import bound
 from compss_train.engines.compss.context import in_worker
 from compss_train.engines.compss.packed import Packed
@@ -43,9 +44,9 @@ class _Failed(Exception):  # noqa: N818 - carries a failure out of the arguments
 
 def perform(results: int, cpus: int, call: Packed, inputs: Sequence[Any]) -> Any:
     """Run a call; returns its result packed, or where ``results`` is above 1, a list of so many of them."""
-    if in_worker():
-        _settle()
     try:
+        if in_worker():
+            _settle()
         packed = _run(results, cpus, call.value(), inputs)
     except _Failed as error:
         packed = [Packed.of(error.failure)] * results
@@ -83,13 +84,24 @@ def _filled(argument: Any, values: Sequence[Any]) -> Any:
 
 
 def _unpacked(item: Any) -> Any:
-    """Return an input's value; one that no task of ours packed (a dislib block) is taken as it is."""
-    value = item.value() if isinstance(item, Packed) else item
-    if isinstance(value, Failure):
-        raise _Failed(value)
+    """Return an input's value; one that no task of ours packed is another library's block."""
     if item is None:
         raise lost()
+    if not isinstance(item, Packed):
+        return _block(item)
+    value = item.value()
+    if isinstance(value, Failure):
+        raise _Failed(value)
     return value
+
+
+def _block(item: Any) -> Block:
+    if type(item) is object or type(item).__module__.startswith("pycompss."):
+        raise ValueError(
+            "a block of this tensor has been collected or deleted since its BlockedTensor was made; make it again "
+            "with BlockedTensor.from_dislib, or give the dislib Tensor itself to each call"
+        )
+    return as_block(item)
 
 
 def lost() -> WorkerLostError:
@@ -104,5 +116,6 @@ def lost() -> WorkerLostError:
 def update(cpus: int, call: Packed, target: Packed, inputs: Sequence[Any]) -> Packed:
     """Run a call whose first input is the target and keep its result in the target; returns that result too."""
     made: Packed = perform(1, cpus, call, [target, *inputs])
-    target.become(made)
+    if isinstance(target, Packed):  # not where an update before this one was lost
+        target.become(made)
     return made

@@ -50,12 +50,20 @@ def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch):
 def test_a_node_whose_torch_sees_no_gpu_is_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("COMPSS_BINDED_GPUS", "2")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     with (
         pytest.raises(RuntimeError, match=r"bound GPU 2 of .* but torch sees none there.*num_gpu=0"),
         bound(1, gpu=True),
     ):
         pass
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"  # PyCOMPSs deletes it after the task
+
+
+def test_without_the_runtime_the_users_choice_of_gpus_stands(monkeypatch):
+    monkeypatch.delenv("COMPSS_BINDED_GPUS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with bound(1, gpu=True):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize("cpus", [1, 2])

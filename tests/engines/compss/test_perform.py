@@ -13,8 +13,8 @@ def call(function, *args):
 
 
 def test_inputs_fill_the_slots():
-    inputs = [Packed.of(1), Packed.of(10), np.array(100)]  # the last as another library's tasks return it
-    assert perform(1, 1, call(tasks.add, Slot(2), 1000, Slot(0)), inputs).value() == 1101
+    inputs = [Packed.of(1), Packed.of(10), np.array([100])]  # the last as another library's tasks return it
+    assert perform(1, 1, call(tasks.add, Slot(2), 1000, Slot(0)), inputs).value() == [1101]
     assert perform(1, 1, call(tasks.total, [Slot(0), Slot(1)]), inputs).value() == 11
 
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_loaded_or_packed_is_a_failure():
     assert all(isinstance(result.value(), Failure) for result in unpackable)
 
 
-def test_what_comss_lost_is_told_to_be_lost():
+def test_what_compss_lost_is_told_to_be_lost():
     with pytest.raises(WorkerLostError, match=r"COMPSs lost a task.*compss-train doctor"):
         raise perform(1, 1, call(tasks.add, Slot(0)), [None]).value().exception()
 
