@@ -388,20 +388,6 @@ def test_a_loss_of_one_element_will_do_and_one_of_many_is_an_error(engine):
         trainer.fit(x, y, num_epochs=1, batch_size=5)
 
 
-def test_own_engines_start_when_needed_and_can_be_closed_and_started_again(monkeypatch):
-    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "local")
-    x, y = classification()
-    with DistributedTrainer(2, seed=0) as trainer:
-        trainer.build(mlp(), SGD, "cross_entropy")
-        assert trainer._engine is None
-        trainer.fit(x, y, num_epochs=1, batch_size=5)
-        assert isinstance(trainer._engine, LocalEngine)
-        trainer.close()
-        assert trainer._engine is None
-        assert set(trainer.evaluate(x, y)) == {"loss"}
-    assert trainer._engine is None
-
-
 def test_column_grids_count_row_by_row(engine):
     x, y = classification()
     grid = BlockedTensor.from_array(x, (2, 3)), BlockedTensor.from_array(y, (2, 3))

@@ -25,6 +25,11 @@ class Done:
     """COMPSs's folder for this run."""
 
 
+def _heed_interrupts() -> None:
+    # A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Application:
     """An application that runs.
 
@@ -41,7 +46,12 @@ class Application:
         ]
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                start_new_session=True,
+                preexec_fn=_heed_interrupts,
             )
 
     def wait(self, seconds: float) -> Done:
