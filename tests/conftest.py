@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes an ``engine`` on each of the engines asked for."""
-    if "engine" in metafunc.fixturenames:
+    own = any("engine" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "engine" in metafunc.fixturenames and not own:
         metafunc.parametrize("engine", metafunc.config.getoption("--engines").split(","), indirect=True)
 
 
