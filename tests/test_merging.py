@@ -186,8 +186,8 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
     fetched = []
     original = type(shared_local).fetch
 
-    def counting(self, refs):
-        values = original(self, refs)
+    def counting(self, refs, **options):
+        values = original(self, refs, **options)
         fetched.extend(values)
         return values
 
