@@ -5,6 +5,7 @@ the end; docs/compss.md has figures.
 """
 
 import json
+from statistics import median
 
 import pytest
 
@@ -17,19 +18,25 @@ def sizes(run, tmp_path, workers, rounds, seconds):
     return measured
 
 
-def check(measured, first, last, workers):
-    before, after = measured[first], measured[last]
-    assert abs(after["tracked"] - before["tracked"]) <= 5  # objects that PyCOMPSs keeps in the coordinator
-    assert abs(after["files here"] - before["files here"]) <= 5
-    # COMPSs keeps the one value a round that comes here; a leak of ours would be at least one a worker and round.
-    assert after["values on workers"] - before["values on workers"] <= (last - first) + workers / 2, measured
+def check(measured, slack):
+    """Compare medians of rounds near the start and near the end: how many values are in use varies within a round."""
+
+    def typical(name, rounds):
+        return median(entry[name] for entry in rounds)
+
+    early, late = measured[4:12], measured[-9:-1]
+    rounds = len(measured) - 9 - 4
+    assert abs(typical("tracked", late) - typical("tracked", early)) <= 3  # objects that PyCOMPSs keeps here
+    assert abs(typical("files here", late) - typical("files here", early)) <= 3
+    # COMPSs keeps the one value a round that comes here; a leak of ours would be as much again at least.
+    assert typical("values on workers", late) - typical("values on workers", early) <= rounds + slack
 
 
 def test_nothing_is_left_behind(run, tmp_path):
-    check(sizes(run, tmp_path, 16, 30, seconds=100), 4, 28, workers=16)
+    check(sizes(run, tmp_path, 16, 30, seconds=100), slack=12)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_64_workers_leave_nothing_behind_in_100_rounds(run, tmp_path):
-    check(sizes(run, tmp_path, 64, 100, seconds=580), 10, 98, workers=64)
+    check(sizes(run, tmp_path, 64, 100, seconds=580), slack=60)
