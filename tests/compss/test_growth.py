@@ -19,7 +19,7 @@ def sizes(run, tmp_path, workers, rounds, seconds):
 
 
 def check(measured, slack):
-    """Compare medians of rounds near the start and near the end: how many values are in use varies within a round."""
+    """Compare medians of rounds near the start and near the end, as what is in use varies within a round."""
 
     def typical(name, rounds):
         return median(entry[name] for entry in rounds)
