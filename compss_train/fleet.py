@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
 
 from compss_train.data.batches import Batching
 from compss_train.data.pieces import needed_samples, renumbered, rows_by_block
@@ -12,6 +15,9 @@ from compss_train.data.schedule import Round, Share
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.published import PublishedData
 from compss_train.worker import Shard, WorkerState, split_rows, train
+
+Rows: TypeAlias = "NDArray[Any]"
+"""Numbers of samples, or of rows within a block."""
 
 
 @dataclass(frozen=True)
@@ -104,30 +110,20 @@ class Fleet:
         the pieces would be many copies of the data.
         """
         samples = {worker: needed_samples(share) for worker, share in enumerate(round_.shares) if share}
-        active = list(samples)
-        if 2 * sum(map(len, samples.values())) > len(active) * sum(self.data.sizes):
+        if 2 * sum(map(len, samples.values())) > len(samples) * sum(self.data.sizes):
             return {}
-        rows = {worker: rows_by_block(samples[worker], self.data.starts) for worker in active}
-        pieces: dict[int, list[Ref]] = {worker: [] for worker in active}
-        sizes: dict[int, list[int]] = {worker: [] for worker in active}
+        rows = {worker: rows_by_block(needed, self.data.starts) for worker, needed in samples.items()}
+        pieces: dict[int, list[Ref]] = {worker: [] for worker in samples}
         for block in range(len(self.data.sizes)):
-            takers = [worker for worker in active if len(rows[worker][block])]
-            for worker, piece in zip(takers, self._split(block, [rows[w][block] for w in takers]), strict=True):
+            parts = {worker: cut[block] for worker, cut in rows.items() if len(cut[block])}
+            for worker, piece in zip(parts, self._split(block, list(parts.values())), strict=True):
                 pieces[worker].append(piece)
-                sizes[worker].append(len(rows[worker][block]))
         return {
-            worker: Supply(
-                renumbered(round_.shares[worker], samples[worker]),
-                tuple(range(len(pieces[worker]))),
-                tuple(accumulate(sizes[worker][:-1], initial=0)),
-                pieces[worker],
-                None,
-                pieces=True,
-            )
-            for worker in active
+            worker: _of_pieces(round_.shares[worker], samples[worker], rows[worker], pieces[worker])
+            for worker in samples
         }
 
-    def _split(self, block: int, parts: list[object]) -> list[Ref]:
+    def _split(self, block: int, parts: list[Rows]) -> list[Ref]:
         if not parts:
             return []
         x, y = self.data.select([block])
@@ -138,3 +134,10 @@ class Fleet:
         before, self.states[worker] = self.states[worker], state
         if isinstance(before, Ref):
             self.engine.delete([before])
+
+
+def _of_pieces(share: Share, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> Supply:
+    """Return the supply of a worker that gets pieces instead of blocks, with its samples numbered through them."""
+    sizes = [len(part) for part in rows if len(part)]
+    starts = tuple(accumulate(sizes[:-1], initial=0))
+    return Supply(renumbered(share, samples), tuple(range(len(pieces))), starts, pieces, None, pieces=True)

@@ -9,6 +9,24 @@ from compss_train import BlockedTensor
 SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
 ADAM = {"optimizer": "adam", "lr": 0.01}
 
+FITS = [
+    "fit_synchronous_with_GPU",
+    "fit_synchronous_shuffle_with_GPU",
+    "fit_synchronous_every_n_epochs_with_GPU",
+    "fit_synchronous_shuffle_every_n_epochs_with_GPU",
+    "fit_asynchronous_with_GPU",
+    "fit_asynchronous_shuffle_with_GPU",
+    "fit_asynchronous_n_epochs_with_GPU",
+    "fit_asynchronous_shuffle_n_epochs_with_GPU",
+]
+# When synchronous workers merge.
+MODES = [
+    {"merge_every": 1},
+    {"merge_every": 2},
+    {"merge_every": 0},
+    {"merge_every": 1, "merge_unit": "blocks"},
+]
+
 
 def mlp(inputs: int = 6, outputs: int = 3) -> nn.Module:
     torch.manual_seed(11)

@@ -12,24 +12,18 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, SerialEngine
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
-from tests.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, blocked, classification, mlp
-
-FITS = [
-    "fit_synchronous_with_GPU",
-    "fit_synchronous_shuffle_with_GPU",
-    "fit_synchronous_every_n_epochs_with_GPU",
-    "fit_synchronous_shuffle_every_n_epochs_with_GPU",
-    "fit_asynchronous_with_GPU",
-    "fit_asynchronous_shuffle_with_GPU",
-    "fit_asynchronous_n_epochs_with_GPU",
-    "fit_asynchronous_shuffle_n_epochs_with_GPU",
-]
-MODES = [
-    {"merge_every": 1},
-    {"merge_every": 2},
-    {"merge_every": 0},
-    {"merge_every": 1, "merge_unit": "blocks"},
-]
+from tests.models import (
+    ADAM,
+    FITS,
+    MODES,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
 
 
 def built(engine, workers, seed=0, net=awkward_net, optimizer=SGD, **options):

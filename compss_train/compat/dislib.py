@@ -100,8 +100,8 @@ def _as_float(batch: torch.Tensor) -> torch.Tensor:
 def _usable_gpus(num_gpu: int) -> int:
     if num_gpu == 0 or os.environ.get(GPU_UNITS) == "0":
         return 0
-    if under_compss() and declared_nodes():  # the coordinator's node need not have what the others have
-        return min(num_gpu, sum(node.gpus for node in declared_nodes()))
+    if under_compss() and (nodes := declared_nodes()):  # the coordinator's need not have what the others have
+        return min(num_gpu, sum(node.gpus for node in nodes))
     if not torch.cuda.is_available():
         warnings.warn(
             f"num_gpu={num_gpu}, but torch has no CUDA here: training on the CPU; {GPU_UNITS}=0 says so",

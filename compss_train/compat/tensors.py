@@ -7,7 +7,8 @@ from typing import Any
 from compss_train.data import BlockedTensor
 from compss_train.data.blocked import AnyBlock
 from compss_train.data.remote import RemoteBlock
-from compss_train.engines.compss.blocks import CompssBlock, described, is_future
+from compss_train.engines.compss.blocks import CompssBlock, described
+from compss_train.engines.compss.context import is_future
 
 
 def from_dislib(tensor: Any) -> BlockedTensor:

@@ -6,16 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compss_train.data.block import Block, DType, as_block, concatenate, own_copy
 from compss_train.data.order import split_points
 from compss_train.data.remote import RemoteBlock, loaded
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 AnyBlock: TypeAlias = "Block | RemoteBlock"
 

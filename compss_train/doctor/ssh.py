@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from compss_train.doctor.finding import Finding
 from compss_train.doctor.tools import Answer, ask
 
@@ -30,8 +32,4 @@ def look_for_ssh(node: str) -> Finding:
 def ask_python(node: str, python: str, program: str, seconds: float) -> Answer:
     """Run a program in the Python of a node, which gets it as its input: nothing to quote, nothing to copy."""
     # A word of its own on the remote command line, whatever is in it: ssh joins words with blanks.
-    return ask([*SSH, node, "exec", _quoted(python), "-"], seconds, program)
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
+    return ask([*SSH, node, "exec", shlex.quote(python), "-"], seconds, program)

@@ -12,8 +12,7 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.compat import dislib
 from compss_train.compat.dislib import EncapsulatedFunctionsDistributedEddl, EncapsulatedFunctionsDistributedPytorch
 from compss_train.configuration import DeclaredNode
-from tests.models import assert_same_bits, classification
-from tests.test_trainer import FITS
+from tests.models import FITS, assert_same_bits, classification
 
 
 @pytest.fixture(autouse=True)

@@ -28,14 +28,6 @@ class CompssBlock(RemoteBlock):
         return block
 
 
-def is_future(value: object) -> bool:
-    """Return whether PyCOMPSs gave this object in place of a value that a task makes.
-
-    That is one of its own classes for what tasks return, and a bare ``object()`` in a COLLECTION_OUT.
-    """
-    return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
-
-
 def described(futures: Sequence[object], source: object = None) -> list[CompssBlock]:
     """Return the futures as blocks; a task each tells their dtypes and shapes, so that none comes here.
 

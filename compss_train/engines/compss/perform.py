@@ -14,7 +14,7 @@ from typing import Any
 
 from compss_train.data.block import Block, as_block
 from compss_train.engines.compss.binding import bound
-from compss_train.engines.compss.context import in_worker
+from compss_train.engines.compss.context import in_worker, is_future
 from compss_train.engines.compss.packed import Packed
 from compss_train.engines.failure import Failure
 from compss_train.engines.prepare import prepare_process
@@ -96,7 +96,7 @@ def _unpacked(item: Any) -> Any:
 
 
 def _block(item: Any) -> Block:
-    if type(item) is object or type(item).__module__.startswith("pycompss."):
+    if is_future(item):
         raise ValueError(
             "a block of this tensor has been collected or deleted since its BlockedTensor was made; make it again "
             "with BlockedTensor.from_dislib, or give the dislib Tensor itself to each call"

@@ -11,13 +11,7 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer
 from tests.compss.inside import making
 from tests.compss.inside.fit import note_what_comes_here
-
-FITS = [
-    f"fit_{kind}{shuffle}{every}_with_GPU"
-    for kind in ("synchronous", "asynchronous")
-    for shuffle in ("", "_shuffle")
-    for every in ("", "_every_n_epochs" if kind == "synchronous" else "_n_epochs")
-]
+from tests.models import FITS
 
 
 def futures():

@@ -17,13 +17,13 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
+from compss_train.engines.compss import context
 
 
 def working_folders():
     """Return the folders that workers keep their files in, from the project that COMPSs was started with."""
-    options = Path(os.environ["JVM_OPTIONS_FILE"]).read_text()
-    project = re.search(r"-Dcompss\.project\.file=(\S+)", options)[1]
-    return re.findall(r"<WorkingDir>(.*?)</WorkingDir>", Path(project).read_text())
+    project = Path(context._options()["compss.project.file"])
+    return re.findall(r"<WorkingDir>(.*?)</WorkingDir>", project.read_text())
 
 
 def values(folders):

@@ -6,14 +6,7 @@ import pytest
 
 from compss_train import DistributedTrainer, SerialEngine
 from compss_train.engines import CompssEngine, engine_class
-from tests.models import ADAM, assert_close, assert_same_bits, awkward_net, blocked, classification
-
-MODES = [
-    {"merge_every": 1},
-    {"merge_every": 2},
-    {"merge_every": 0},
-    {"merge_every": 1, "merge_unit": "blocks"},
-]
+from tests.models import ADAM, MODES, assert_close, assert_same_bits, awkward_net, blocked, classification
 
 
 def fitted(engine, workers, **options):
