@@ -10,7 +10,7 @@ from abc import abstractmethod
 from typing import Any, Generic, TypeVar
 
 from compss_train.data.schedule import Shuffle
-from compss_train.options import check_choice, check_count
+from compss_train.validation import check_choice, check_count
 
 Fitted = TypeVar("Fitted")
 

@@ -28,11 +28,12 @@ from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.merging import make_merge
 from compss_train.metrics import resolve_metric
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.options import FitOptions, MergeName, OptimizerState, Rule, check_choice, check_count, check_seed
+from compss_train.options import FitOptions, MergeName, OptimizerState, Rule
 from compss_train.parameters import Parameters
 from compss_train.published import as_blocked
 from compss_train.rounds import Record, Rounds
 from compss_train.session import Session
+from compss_train.validation import check_choice, check_count, check_seed
 from compss_train.worker import Recipe
 from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat, Precision
 

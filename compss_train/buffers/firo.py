@@ -1,0 +1,89 @@
+"""First in, random out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compss_train.buffers.base import Buffer
+from compss_train.buffers.partition import Partition
+from compss_train.buffers.storage import Slots
+from compss_train.validation import check_count
+
+
+class FIRO(Buffer):
+    """Gives each sample once, drawn uniformly from those held; a put waits while ``capacity`` are held.
+
+    With ``pseudo_epochs``, for prototypes on data that fit into the buffer, it waits for the end of reception and
+    then gives every sample that many times, in passes over all of them, each in another random order.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        threshold: int,
+        *,
+        pseudo_epochs: int | None = None,
+        seed: int | None = None,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
+        self._collects_all = pseudo_epochs is not None
+        self._passes = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
+        self._samples = Partition(capacity)
+
+    def _held(self) -> Slots:
+        return self._samples.all()
+
+    def _count(self) -> int:
+        return self._samples.held
+
+    def _count_unseen(self) -> int:
+        return self._samples.unseen
+
+    def _stuck(self) -> str | None:
+        if not self._collects_all or self._room() or self._in_flight:
+            return None
+        return (
+            f"the buffer is full with {self.capacity} samples, and with pseudo_epochs none leaves before all are "
+            "there; give it the capacity for all samples, or leave pseudo_epochs out"
+        )
+
+    def _largest(self) -> int:
+        return self.capacity if self._collects_all else self.capacity - self.threshold
+
+    def _available(self) -> int:
+        if self._settled():
+            return self._samples.unseen + (self._passes - 1) * self._samples.held
+        return 0 if self._collects_all else max(0, self._samples.held - self.threshold)
+
+    def _add(self, slots: Slots) -> None:
+        self._samples.add(slots)
+
+    def _draw(self, size: int) -> tuple[Slots, Slots]:
+        drawn, leaving = [], []
+        while size:
+            places = self._random.choice(self._samples.unseen, min(size, self._samples.unseen), replace=False)
+            slots = self._samples.at(places)
+            drawn.append(slots)
+            if self._passes == 1:
+                leaving.append(slots)
+                self._samples.remove(places)
+            else:
+                self._see(places)
+            size -= len(places)
+        return np.concatenate(drawn), np.concatenate([np.empty(0, np.intp), *leaving])
+
+    def _see(self, places: Slots) -> None:
+        self._samples.see(places)
+        if not self._samples.unseen:
+            self._samples.unsee()
+            self._passes -= 1
+
+    def _state(self) -> dict[str, Any]:
+        return {"unseen": self._samples.unseen, "passes": self._passes}
+
+    def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
+        self._samples = Partition.of(self.capacity, slots, state["unseen"])
+        self._passes = state["passes"]

@@ -1,0 +1,207 @@
+"""The simulation-paired reservoir: gives two time steps of one simulation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.buffers.base import UNLIMITED, Buffer
+from compss_train.buffers.incoming import Incoming
+from compss_train.buffers.storage import Slots
+from compss_train.buffers.trajectories import Trajectories
+from compss_train.validation import check_count
+
+
+class TimeStep(NamedTuple):
+    """A sample of a simulation; in a batch, every part has a first dimension of samples."""
+
+    simulation: Any
+    """Number of the simulation, from 0."""
+    step: Any
+    """Number of the time step within it, from 0."""
+    data: Any
+    """The sample itself: tensors or arrays, also in tuples and dicts, or any object."""
+
+
+class SimPairedReservoir(Buffer):
+    """Gives pairs of time steps of one simulation, the earlier one first, which stay as in a ``Reservoir``.
+
+    Samples are ``TimeStep``; a get returns two of them, ``get_batch`` two with a first dimension of pairs.
+    Simulations are used about equally often, and time differences are covered more evenly than by uniform pairs.
+    A put into a full reservoir evicts a sample, seen before, of the simulation that was used most; it waits while
+    there is none. Samples that are the last of their simulation when reception is over have no partner and are not
+    given; ``len`` then tells how many are left.
+
+    Parameters
+    ----------
+    capacity, threshold, seed, pin_memory:
+        As for every buffer, in samples.
+    sweep_size:
+        How many simulations there are.
+    nb_time_steps:
+        Time steps of each, at least 2.
+    comm_size:
+        How many buffers share the simulations, so that this one expects its part of them (default 1).
+
+    Raises ``ValueError`` where a simulation or time step is out of range or held already, and ``BufferFullError``
+    instead of waiting forever when it is full of samples of which no two are of one simulation.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        threshold: int,
+        sweep_size: int,
+        nb_time_steps: int,
+        comm_size: int = 1,
+        *,
+        seed: int | None = None,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
+        if capacity < 2:
+            raise ValueError(f"capacity={capacity}: pairs need a capacity of at least 2")
+        self.sweep_size = check_count("sweep_size", sweep_size)
+        self.nb_time_steps = check_count("nb_time_steps", nb_time_steps, least=2)
+        expected = -(-sweep_size // check_count("comm_size", comm_size))
+        self._samples = Trajectories(expected, nb_time_steps, self._random)
+        self._keys = np.zeros((capacity, 2), np.int64)  # simulation and step by slot
+        self._coming: dict[int, tuple[list[int], tuple[int, int]]] = {}  # key and place of slots being written
+
+    # Putting
+
+    def _incoming_one(self, sample: Any) -> Incoming:
+        simulation, step, data = self._checked(sample)
+        incoming = Incoming.one(data)
+        incoming.keys = self._check_keys([simulation], [step], 1)
+        return incoming
+
+    def _incoming_many(self, samples: Any) -> Incoming:
+        if isinstance(samples, list):
+            parts = [self._checked(sample) for sample in samples]
+            incoming = Incoming.many([part.data for part in parts])
+            simulations, steps = [part.simulation for part in parts], [part.step for part in parts]
+        else:
+            simulations, steps, data = self._checked(samples)
+            incoming = Incoming.many(data)
+        incoming.keys = self._check_keys(simulations, steps, len(incoming))
+        return incoming
+
+    def _checked(self, sample: Any) -> TimeStep:
+        if not isinstance(sample, TimeStep):
+            raise TypeError(
+                f"a SimPairedReservoir holds TimeStep(simulation, step, data), not {type(sample).__name__}"
+            )
+        return sample
+
+    def _check_keys(self, simulations: Any, steps: Any, number: int) -> NDArray[np.int64]:
+        columns = []
+        for name, values, stop in (
+            ("simulation", simulations, self.sweep_size),
+            ("step", steps, self.nb_time_steps),
+        ):
+            column = np.asarray(values)
+            if column.shape != (number,) or not np.issubdtype(column.dtype, np.integer):
+                raise ValueError(f"{name}: give an integer for each of the {number} samples, not {values!r}")
+            if ((column < 0) | (column >= stop)).any():
+                raise ValueError(f"{name}={values!r}: give integers from 0 to {stop - 1}")
+            columns.append(column)
+        keys = np.stack(columns, axis=1).astype(np.int64)
+        if len(np.unique(keys, axis=0)) < number:
+            raise ValueError("a time step of a simulation is there twice among the samples")
+        return keys
+
+    def _room(self) -> int:
+        return self._store.free + self._samples.evictable()
+
+    def _stuck(self) -> str | None:
+        if self._room() or self._in_flight or self._samples.has_pair():
+            return None
+        return (
+            f"all {self.capacity} samples held are of different simulations, so that none can be paired; make the "
+            "capacity larger than the number of simulations that run at the same time"
+        )
+
+    def _reserve(self, incoming: Incoming, start: int, number: int) -> Slots:
+        keys = [] if incoming.keys is None else incoming.keys[start : start + number].tolist()
+        places = [(self._samples.row(simulation), step) for simulation, step in keys]
+        self._samples.expect(places)
+        while self._store.free < number:
+            self._store.release(np.array([self._samples.evict()], np.intp))
+        slots = self._store.take(number)
+        self._coming |= zip(slots.tolist(), zip(keys, places, strict=True), strict=True)
+        return slots
+
+    def _add(self, slots: Slots) -> None:
+        for slot in slots.tolist():
+            self._keys[slot], (row, step) = self._coming.pop(slot)
+            self._samples.add(row, step, slot)
+
+    def _abandon(self, slots: Slots) -> None:
+        for slot in slots.tolist():
+            _, place = self._coming.pop(slot)
+            self._samples.give_up([place])
+        super()._abandon(slots)
+
+    # Getting
+
+    def _held(self) -> Slots:
+        return self._samples.slots(self._samples.places())
+
+    def _count(self) -> int:
+        return self._samples.held
+
+    def _count_unseen(self) -> int:
+        return self._samples.unseen
+
+    def _largest(self) -> int:
+        return UNLIMITED
+
+    def _available(self) -> int:
+        ready = self._settled() or self._samples.held > self.threshold
+        return UNLIMITED if ready and self._samples.has_pair() else 0
+
+    def _draw(self, size: int) -> tuple[Slots, Slots]:
+        pairs: list[NDArray[np.intp]] = []
+        leaving: list[int] = []
+        while len(pairs) < size and self._samples.has_pair():
+            row, first, second = self._samples.choose_pair()
+            pairs.append(self._samples.slots(np.array([[row, first], [row, second]])))
+            if self._settled():
+                leaving += self._drop(row, first, second)
+        return np.array(pairs, np.intp), np.array(leaving, np.intp)
+
+    def _drop(self, row: int, first: int, second: int) -> list[int]:
+        """Remove both, or only the earlier where a third step would be left without a partner."""
+        dropped = [self._samples.remove(row, first)]
+        if self._samples.held_in(row) != 2:
+            dropped.append(self._samples.remove(row, second))
+        return dropped
+
+    def _read(self, slots: Slots) -> tuple[TimeStep, TimeStep]:
+        return self._time_steps(slots[:, 0].copy()), self._time_steps(slots[:, 1].copy())
+
+    def _time_steps(self, slots: Slots) -> TimeStep:
+        keys = self._keys[slots]
+        return TimeStep(keys[:, 0].copy(), keys[:, 1].copy(), self._store.read(slots))
+
+    # Statistics and checkpoints
+
+    def simulation_uses(self) -> dict[int, int]:
+        """Return how many pairs were drawn from each simulation seen so far."""
+        with self._lock:
+            return self._samples.uses
+
+    def time_differences(self) -> NDArray[np.int64]:
+        """Return a histogram: at index d, how many pairs were ``d`` time steps apart."""
+        with self._lock:
+            return self._samples.differences.copy()
+
+    def _state(self) -> dict[str, Any]:
+        return {"trajectories": self._samples.state_dict(), "keys": self._keys[self._held()].tolist()}
+
+    def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
+        self._samples.load_state_dict(state["trajectories"], slots)
+        self._keys[slots] = np.array(state["keys"], np.int64).reshape(-1, 2)

@@ -1,0 +1,91 @@
+"""Partition: the held slots of a buffer in two sections, those not yet got and those seen already.
+
+Everything a buffer does to its samples at random is a choice of places in one array: any held sample, an unseen
+one, or one to evict. All of it takes time by the number of samples chosen, not by the number held.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compss_train.buffers.storage import Slots
+
+
+class Partition:
+    """Slots, the unseen ones first (places 0 to ``unseen``), then the seen ones (up to ``held``), in any order."""
+
+    def __init__(self, capacity: int) -> None:
+        self._order: Slots = np.empty(capacity, np.intp)
+        self._marks: Slots = np.empty(capacity, np.intp)
+        self.unseen = 0
+        self.held = 0
+
+    @classmethod
+    def of(cls, capacity: int, slots: Slots, unseen: int) -> Partition:
+        """Return a partition that holds these slots, the first ``unseen`` of them unseen."""
+        made = cls(capacity)
+        made._order[: len(slots)] = slots
+        made.unseen, made.held = unseen, len(slots)
+        return made
+
+    @property
+    def seen(self) -> int:
+        """How many held samples were got before."""
+        return self.held - self.unseen
+
+    def at(self, places: Slots) -> Slots:
+        """Return the slots at these places."""
+        slots: Slots = self._order[places]
+        return slots
+
+    def all(self) -> Slots:
+        """Return all held slots, the unseen ones first."""
+        return self._order[: self.held].copy()
+
+    def add(self, slots: Slots) -> None:
+        """Hold these slots, unseen."""
+        stop = self.unseen + len(slots)
+        displaced = self._order[self.unseen : min(stop, self.held)].copy()
+        self._order[self.unseen : stop] = slots
+        self.unseen, self.held = stop, self.held + len(slots)
+        self._order[self.held - len(displaced) : self.held] = displaced
+
+    def see(self, places: Slots) -> None:
+        """Count the slots at these places as seen; a place may be named more than once."""
+        new = places[places < self.unseen]
+        if len(new):
+            new = self._distinct(new)
+            self._move_last(new, self.unseen)
+            self.unseen -= len(new)
+
+    def unsee(self) -> None:
+        """Count all slots as unseen again."""
+        self.unseen = self.held
+
+    def remove(self, places: Slots) -> None:
+        """Hold the slots at these places, each named once, no longer."""
+        is_unseen = places < self.unseen
+        if is_unseen.any():
+            unseen = places[is_unseen]
+            self._move_last(unseen, self.unseen)
+            self.unseen -= len(unseen)
+            moved = np.arange(self.unseen, self.unseen + len(unseen))
+            places = np.concatenate([moved, places[~is_unseen]])
+        self._move_last(places, self.held)
+        self.held -= len(places)
+
+    def _distinct(self, places: Slots) -> Slots:
+        """Return each of these places once; cheaper than sorting them."""
+        numbers = np.arange(len(places))
+        self._marks[places] = numbers
+        distinct: Slots = places[self._marks[places] == numbers]
+        return distinct
+
+    def _move_last(self, places: Slots, stop: int) -> None:
+        """Exchange slots so that those at these places come last before ``stop``."""
+        start = stop - len(places)
+        is_hole = places < start
+        leaving = np.ones(len(places), bool)
+        leaving[places[~is_hole] - start] = False
+        holes, tail = places[is_hole], start + leaving.nonzero()[0]
+        self._order[holes], self._order[tail] = self._order[tail], self._order[holes]

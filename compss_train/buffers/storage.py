@@ -1,0 +1,109 @@
+"""Storage: where a buffer keeps samples, by slot; knows nothing of which slots are held."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compss_train.buffers.incoming import Incoming, check_same
+from compss_train.buffers.structure import Leaf, leaves, map_leaves
+
+Slots: TypeAlias = "NDArray[np.intp]"
+"""Numbers of slots, or of places in an order of slots."""
+
+
+class Storage(ABC):
+    """A slot for each sample that the buffer may hold."""
+
+    def __init__(self, template: Any) -> None:
+        self.template = template
+
+    def check(self, incoming: Incoming) -> None:
+        """Raise ``ValueError`` unless the samples are of the kind, structure and shape of the first one."""
+        check_same(incoming.template, self.template)
+
+    @abstractmethod
+    def write(self, slots: Slots, incoming: Incoming, start: int) -> None:
+        """Copy samples into slots, from number ``start`` on. Other slots may be read meanwhile."""
+
+    @abstractmethod
+    def read(self, slots: Slots) -> Any:
+        """Return a batch of the samples in these slots, which shares nothing with the storage."""
+
+    @abstractmethod
+    def forget(self, slots: Slots) -> None:
+        """Let go of what is in these slots."""
+
+    @staticmethod
+    def of(incoming: Incoming, capacity: int, pin_memory: bool) -> Storage:
+        """Return an empty storage for samples like these."""
+        if incoming.objects is not None:
+            return ObjectStorage(capacity)
+        return ColumnStorage(capacity, incoming.template, pin_memory)
+
+
+class ObjectStorage(Storage):
+    """Any Python objects; batches are lists of them."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(None)
+        self._objects: list[Any] = [None] * capacity
+
+    def write(self, slots: Slots, incoming: Incoming, start: int) -> None:
+        """Keep references to the objects."""
+        for number, slot in enumerate(slots.tolist(), start):
+            self._objects[slot] = (incoming.objects or [])[number]
+
+    def read(self, slots: Slots) -> list[Any]:
+        """Return the objects themselves."""
+        return [self._objects[slot] for slot in slots.tolist()]
+
+    def forget(self, slots: Slots) -> None:
+        """Drop the references."""
+        for slot in slots.tolist():
+            self._objects[slot] = None
+
+
+class ColumnStorage(Storage):
+    """Tensors and arrays of one shape, in preallocated memory with a row a slot; batches come stacked."""
+
+    def __init__(self, capacity: int, template: Any, pin_memory: bool) -> None:
+        super().__init__(template)
+        self._leaves: list[Leaf] = list(leaves(template))
+        self._columns = [torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for leaf in self._leaves]
+        self._bytes = [_rows_of_bytes(column) for column in self._columns]
+        self._pin_memory = pin_memory
+
+    def write(self, slots: Slots, incoming: Incoming, start: int) -> None:
+        """Copy the rows, as bytes: a third of the time of torch's indexed copies."""
+        for stored, rows in zip(self._bytes, incoming.rows, strict=True):
+            stored[slots] = _rows_of_bytes(rows[start : start + len(slots)])
+
+    def read(self, slots: Slots) -> Any:
+        """Gather the rows, in pinned memory where that was asked for."""
+        index = torch.from_numpy(slots)
+        gathered = (self._gather(column, index) for column in self._columns)
+        return map_leaves(lambda leaf: _as_given(next(gathered), leaf), self.template)
+
+    def _gather(self, column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if not self._pin_memory:
+            return column.index_select(0, index)
+        rows = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=True)
+        return torch.index_select(column, 0, index, out=rows)
+
+    def forget(self, slots: Slots) -> None:
+        """Do nothing: the memory stays for the next samples."""
+
+
+def _as_given(rows: torch.Tensor, leaf: Leaf) -> Any:
+    return rows.numpy() if leaf.is_array else rows
+
+
+def _rows_of_bytes(rows: torch.Tensor) -> NDArray[np.uint8]:
+    width = rows[0].numel() if len(rows) else 0
+    plain: NDArray[np.uint8] = rows.contiguous().reshape(len(rows), width).view(torch.uint8).numpy()
+    return plain

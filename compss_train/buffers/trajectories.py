@@ -1,0 +1,183 @@
+"""Trajectories: which time steps of which simulations are held, and the choice of pairs among them.
+
+The method is that of Melissa's simulation-paired reservoir: simulations and time differences that were used less
+are more likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_EMPTY, _COMING = -1, -2  # in the table of slots: no sample, and one that is being written
+
+
+class Trajectories:
+    """A table of slots: a row for each simulation seen so far, a column for each time step.
+
+    ``expected`` rows are there from the start; further simulations get theirs as they come.
+    """
+
+    def __init__(self, expected: int, num_steps: int, random: np.random.Generator) -> None:
+        self._random = random
+        self._slots = np.full((expected, num_steps), _EMPTY, np.intp)
+        self._seen = np.zeros((expected, num_steps), bool)
+        self._rows: dict[int, int] = {}
+        self._held = np.zeros(expected, np.int64)
+        self._unseen = np.zeros(expected, np.int64)
+        self._uses = np.zeros(expected, np.int64)
+        self.differences = np.zeros(num_steps, np.int64)
+        """Pairs drawn with each time difference."""
+
+    def row(self, simulation: int) -> int:
+        """Return the simulation's row, a new one where there is none yet."""
+        if simulation not in self._rows and len(self._rows) == len(self._slots):
+            more = len(self._slots)
+            self._slots = np.pad(self._slots, ((0, more), (0, 0)), constant_values=_EMPTY)
+            self._seen = np.pad(self._seen, ((0, more), (0, 0)))
+            self._held, self._unseen, self._uses = (
+                np.pad(counts, (0, more)) for counts in (self._held, self._unseen, self._uses)
+            )
+        return self._rows.setdefault(simulation, len(self._rows))
+
+    # Holding
+
+    @property
+    def uses(self) -> dict[int, int]:
+        """Pairs drawn from each simulation."""
+        return {simulation: int(self._uses[row]) for simulation, row in self._rows.items()}
+
+    @property
+    def held(self) -> int:
+        """How many samples are held."""
+        return int(self._held.sum())
+
+    @property
+    def unseen(self) -> int:
+        """How many of them were in no pair yet."""
+        return int(self._unseen.sum())
+
+    def has_pair(self) -> bool:
+        """Tell whether two time steps of some simulation are held."""
+        return bool((self._held > 1).any())
+
+    def held_in(self, row: int) -> int:
+        """Return how many time steps of a simulation are held."""
+        return int(self._held[row])
+
+    def places(self) -> NDArray[np.intp]:
+        """Return the (row, step) of every held sample, by row and then by step."""
+        return np.argwhere(self._slots >= 0)
+
+    def slots(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the slots at places given as (..., 2)."""
+        return self._slots[places[..., 0], places[..., 1]]
+
+    def expect(self, places: Sequence[tuple[int, int]]) -> None:
+        """Keep these places for samples being written; raise ``ValueError`` where there is one already."""
+        for row, step in places:
+            if self._slots[row, step] != _EMPTY:
+                raise ValueError(f"time step {step} of simulation {list(self._rows)[row]} is held already")
+        for row, step in places:
+            self._slots[row, step] = _COMING
+
+    def give_up(self, places: Sequence[tuple[int, int]]) -> None:
+        """Expect no samples there any more."""
+        for row, step in places:
+            self._slots[row, step] = _EMPTY
+
+    def add(self, row: int, step: int, slot: int) -> None:
+        """Hold a sample there, unseen."""
+        self._slots[row, step] = slot
+        self._held[row] += 1
+        self._unseen[row] += 1
+
+    def remove(self, row: int, step: int) -> int:
+        """Hold the sample there no longer; return its slot."""
+        slot = int(self._slots[row, step])
+        self._unseen[row] -= not self._seen[row, step]
+        self._slots[row, step], self._seen[row, step] = _EMPTY, False
+        self._held[row] -= 1
+        return slot
+
+    # Choosing
+
+    def choose_pair(self) -> tuple[int, int, int]:
+        """Return a row and two of its held steps, the earlier first, and count their use.
+
+        The row is drawn with a probability that falls as 1 / (1 + uses). The time differences that it offers are
+        ranked by how often each was drawn, the smaller first among equals; the n-th is taken with probability
+        1/2 ** n, and then any of its pairs.
+        """
+        rows = np.flatnonzero(self._held > 1)
+        weights = 1.0 / (1 + self._uses[rows])
+        row = int(self._random.choice(rows, p=weights / weights.sum()))
+        held = self._slots[row] >= 0
+        difference = self._choose_difference(np.flatnonzero(held))
+        first = int(self._random.choice(np.flatnonzero(held[:-difference] & held[difference:])))
+        self._uses[row] += 1
+        self.differences[difference] += 1
+        self._see(row, first)
+        self._see(row, first + difference)
+        return row, first, first + difference
+
+    def _choose_difference(self, steps: NDArray[np.intp]) -> int:
+        offered = np.unique(np.subtract.outer(steps, steps))
+        offered = offered[offered > 0]
+        ranked = offered[np.argsort(self.differences[offered], kind="stable")]
+        return int(ranked[min(self._random.geometric(0.5), len(ranked)) - 1])
+
+    def _see(self, row: int, step: int) -> None:
+        self._unseen[row] -= not self._seen[row, step]
+        self._seen[row, step] = True
+
+    # Evicting
+
+    def evictable(self) -> int:
+        """Return how many samples may go: those seen, except the only partner of one that is unseen."""
+        return int(self._evictable_by_row().sum())
+
+    def _evictable_by_row(self) -> NDArray[np.int64]:
+        seen = self._held - self._unseen
+        evictable: NDArray[np.int64] = np.maximum(0, seen - (self._unseen == 1))
+        return evictable
+
+    def evict(self) -> int:
+        """Remove a random seen sample of the simulation that was used most; return its slot."""
+        rows = np.flatnonzero(self._evictable_by_row())
+        row = int(rows[np.argmax(self._uses[rows])])
+        seen = np.flatnonzero((self._slots[row] >= 0) & self._seen[row])
+        return self.remove(row, int(self._random.choice(seen)))
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the slots."""
+        places = self.places()
+        return {
+            "places": places.tolist(),
+            "seen": self._seen[tuple(places.T)].tolist(),
+            "simulations": list(self._rows),
+            "uses": self._uses.tolist(),
+            "differences": self.differences.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], slots: NDArray[np.intp]) -> None:
+        """Hold these slots, in the order of ``places``."""
+        rows, steps = len(state["uses"]), len(self.differences)
+        if len(state["differences"]) != steps:
+            raise ValueError(
+                f"this is the state of a buffer for {len(state['differences'])} time steps, not {steps}"
+            )
+        self._rows = {simulation: row for row, simulation in enumerate(state["simulations"])}
+        self._uses = np.array(state["uses"], np.int64)
+        self.differences = np.array(state["differences"], np.int64)
+        self._slots, self._seen = np.full((rows, steps), _EMPTY, np.intp), np.zeros((rows, steps), bool)
+        self._held, self._unseen = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        for (row, step), slot, seen in zip(state["places"], slots.tolist(), state["seen"], strict=True):
+            self.add(row, step, slot)
+            if seen:
+                self._see(row, step)

@@ -1,0 +1,28 @@
+"""Checks of single arguments: each message says what was given and what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name}={value!r}: give an integer of at least {least}")
+    return int(value)
+
+
+def check_seed(value: Any) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is one that torch's generators take."""
+    if check_count("seed", value, least=0) >= 2**63:
+        raise ValueError(f"seed={value!r}: give an integer below 2**63")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
+    """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, accepted))}")
