@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from compss_train import BlockedTensor, shuffle
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import Schedule, Share, Shuffle
-from compss_train.worker.samples import Shard, batches
+from compss_train.worker.samples import batches
+from compss_train.worker.shard import Shard
 
 WORKERS = 8
 BATCH = 1_000

@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockedTensor",
+    "BufferSpec",
+    "BufferType",
     "DistributedTrainer",
     "DivergedError",
     "Engine",
@@ -22,10 +24,12 @@ __all__ = [
     "NotBuiltError",
     "SerialEngine",
     "WorkerLostError",
+    "make_buffer",
     "shuffle",
 ]
 
 _HOMES = {
+    "buffers": ("BufferSpec", "BufferType", "make_buffer"),
     "data": ("BlockedTensor", "shuffle"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
     "exceptions": ("DivergedError", "EngineClosedError", "NotBuiltError", "WorkerLostError"),
@@ -34,6 +38,7 @@ _HOMES = {
 """The submodules that the public names are in."""
 
 if TYPE_CHECKING:
+    from compss_train.buffers import BufferSpec, BufferType, make_buffer
     from compss_train.data.blocked import BlockedTensor
     from compss_train.data.shuffle import shuffle
     from compss_train.engines import Engine, LocalEngine, SerialEngine

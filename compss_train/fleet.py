@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
 from compss_train.data.pieces import needed_samples, renumbered, rows_by_block
 from compss_train.data.schedule import Round, Share
@@ -47,6 +48,9 @@ class Fleet:
     """Seed that rows are shuffled by within a block, ``None`` for no such shuffle."""
     new_optimizer: bool
     """Whether every task begins with a new optimizer."""
+    buffer: BufferSpec | None
+    """What samples pass through on the way to a model copy."""
+    buffer_seed: int
     resources: Resources
     devices: list[str]
     states: list[WorkerState | Ref]
@@ -66,6 +70,8 @@ class Fleet:
             self.new_optimizer,
             f"round {round_.number} on worker {worker}",
             supply.pieces,
+            self.buffer,
+            self.buffer_seed,
         )
         trained, state, measured = self.engine.submit(
             train,

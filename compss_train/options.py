@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
 from compss_train.validation import check_choice, check_count
@@ -28,6 +29,7 @@ class FitOptions:
     shuffle_block_data: bool = True
     rule: Rule = "weighted"
     optimizer_state: OptimizerState = "keep"
+    buffer: BufferSpec | None = None
 
     def __post_init__(self) -> None:
         check_count("num_epochs", self.num_epochs)
@@ -46,14 +48,23 @@ class FitOptions:
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         check_choice("rule", self.rule, get_args(Rule))
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
+        if not isinstance(self.buffer, BufferSpec | None):
+            raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
 
     def batching(self, sizes: tuple[int, ...]) -> Batching:
-        """Return how blocks of these sizes are cut; raise ``ValueError`` where one has too few rows."""
+        """Return how blocks of these sizes are cut.
+
+        Raises ``ValueError`` where one has too few rows, or the buffer could never give such batches.
+        """
         smallest = min(sizes)
         if self.num_batches_per_worker is not None and self.num_batches_per_worker > smallest:
             raise ValueError(
                 f"num_batches_per_worker={self.num_batches_per_worker}, but block {sizes.index(smallest)} has "
                 f"only {smallest} rows; use {smallest} batches at most, or larger blocks"
+            )
+        if self.buffer is not None:
+            self.buffer.check(
+                min(sum(sizes), self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)))
             )
         return Batching(self.num_batches_per_worker, self.batch_size)
 

@@ -39,6 +39,8 @@ class Session:
             batching=options.batching(x.sizes),
             shuffle_seed=seed if options.shuffle_block_data else None,
             new_optimizer=options.optimizer_state == "reset",
+            buffer=options.buffer,
+            buffer_seed=seed,
             resources=self.resources,
             devices=self.devices,
             states=self.states,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train import parameters as params
+from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, telling
 from compss_train.checks import check_network, check_optimizer, check_picklable
 from compss_train.data import BlockedTensor
@@ -172,6 +173,7 @@ class DistributedTrainer(NamedFits[Parameters]):
         callbacks: Sequence[Callback] = (),
         rule: Rule = "weighted",
         optimizer_state: OptimizerState = "keep",
+        buffer: BufferSpec | None = None,
     ) -> Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
@@ -206,6 +208,9 @@ class DistributedTrainer(NamedFits[Parameters]):
             Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
         optimizer_state:
             ``"keep"`` each worker's from round to round, or ``"reset"`` it at the start of every round.
+        buffer:
+            ``None`` trains block after block. With a ``BufferSpec`` each worker's samples are read ahead into a
+            buffer, and batches mix blocks; docs/buffers.md compares the kinds.
 
         Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
         ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
@@ -224,6 +229,7 @@ class DistributedTrainer(NamedFits[Parameters]):
             shuffle_block_data=shuffle_block_data,
             rule=rule,
             optimizer_state=optimizer_state,
+            buffer=buffer,
         )
         built = self._require_built()
         self._require_idle("fit")

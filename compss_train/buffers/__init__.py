@@ -7,6 +7,7 @@ from compss_train.buffers.firo import FIRO
 from compss_train.buffers.make import BufferType, make_buffer
 from compss_train.buffers.paired import SimPairedReservoir, TimeStep
 from compss_train.buffers.reservoir import BatchReservoir, Reservoir
+from compss_train.buffers.spec import BufferSpec
 
 __all__ = [
     "FIFO",
@@ -15,6 +16,7 @@ __all__ = [
     "Buffer",
     "BufferDrainedError",
     "BufferFullError",
+    "BufferSpec",
     "BufferType",
     "ReceptionOverError",
     "Reservoir",

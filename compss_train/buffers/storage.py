@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.incoming import Incoming, check_same
 from compss_train.buffers.structure import Leaf, leaves, map_leaves
+from compss_train.data.block import rows_of_bytes
 
 Slots: TypeAlias = "NDArray[np.intp]"
 """Numbers of slots, or of places in an order of slots."""
@@ -75,13 +76,13 @@ class ColumnStorage(Storage):
         super().__init__(template)
         self._leaves: list[Leaf] = list(leaves(template))
         self._columns = [torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for leaf in self._leaves]
-        self._bytes = [_rows_of_bytes(column) for column in self._columns]
+        self._bytes = [rows_of_bytes(column) for column in self._columns]
         self._pin_memory = pin_memory
 
     def write(self, slots: Slots, incoming: Incoming, start: int) -> None:
         """Copy the rows, as bytes: a third of the time of torch's indexed copies."""
         for stored, rows in zip(self._bytes, incoming.rows, strict=True):
-            stored[slots] = _rows_of_bytes(rows[start : start + len(slots)])
+            stored[slots] = rows_of_bytes(rows[start : start + len(slots)])
 
     def read(self, slots: Slots) -> Any:
         """Gather the rows, in pinned memory where that was asked for."""
@@ -101,9 +102,3 @@ class ColumnStorage(Storage):
 
 def _as_given(rows: torch.Tensor, leaf: Leaf) -> Any:
     return rows.numpy() if leaf.is_array else rows
-
-
-def _rows_of_bytes(rows: torch.Tensor) -> NDArray[np.uint8]:
-    width = rows[0].numel() if len(rows) else 0
-    plain: NDArray[np.uint8] = rows.contiguous().reshape(len(rows), width).view(torch.uint8).numpy()
-    return plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +44,18 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
     # torch shares memory with writable arrays only: copy a read-only one rather than hand out a way around it.
     plain = np.asarray(array)
     return plain if plain.flags.writeable and min(plain.strides, default=0) >= 0 else np.array(plain)
+
+
+def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
+    """Return the rows as bytes, shape (rows, bytes a row), sharing memory with a block that is contiguous.
+
+    Rows of bytes are copied a good deal faster than torch and numpy copy rows of their own dtypes.
+    """
+    width = math.prod(block.shape[1:])
+    if isinstance(block, torch.Tensor):
+        rows: NDArray[np.uint8] = block.reshape(len(block), width).contiguous().view(torch.uint8).numpy()
+        return rows
+    return np.ascontiguousarray(block).reshape(len(block), width).view(np.uint8)
 
 
 def own_copy(block: Block) -> Block:

@@ -16,6 +16,7 @@ class _Stream(IntEnum):
     ROWS = 1
     SAMPLES = 2
     WORKERS = 3
+    BUFFERS = 4
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:
@@ -50,6 +51,12 @@ def worker_seed(seed: int, worker: int) -> int:
     if worker == 0:
         return seed
     state = np.random.SeedSequence((seed, _Stream.WORKERS, worker)).generate_state(1, np.uint64)
+    return int(state[0] >> 1)
+
+
+def buffer_seed(seed: int, epoch: int, block: int) -> int:
+    """Return the seed of a buffer's draws; ``block`` is the first one that passes through it in that epoch."""
+    state = np.random.SeedSequence((seed, _Stream.BUFFERS, epoch, block)).generate_state(1, np.uint64)
     return int(state[0] >> 1)
 
 

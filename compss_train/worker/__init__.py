@@ -2,7 +2,8 @@
 
 from compss_train.worker.inference import evaluate, predict
 from compss_train.worker.recipe import Recipe
-from compss_train.worker.samples import Shard, split_rows
+from compss_train.worker.samples import split_rows
+from compss_train.worker.shard import Shard
 from compss_train.worker.train import WorkerState, train
 
 __all__ = ["Recipe", "Shard", "WorkerState", "evaluate", "predict", "split_rows", "train"]

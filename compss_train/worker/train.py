@@ -17,7 +17,8 @@ from compss_train.exceptions import DivergedError
 from compss_train.parameters import Parameters
 from compss_train.worker.random_state import RandomState, random_state
 from compss_train.worker.recipe import Recipe, Replica
-from compss_train.worker.samples import Batch, Shard, batches
+from compss_train.worker.samples import Batch, batches
+from compss_train.worker.shard import Shard
 from compss_train.worker.tally import Tally, explained
 
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from compss_train.data import BlockedTensor
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import Schedule
-from compss_train.worker.samples import Shard, batches
+from compss_train.worker.samples import batches
+from compss_train.worker.shard import Shard
 
 
 @given(
