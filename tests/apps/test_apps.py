@@ -247,11 +247,25 @@ def test_help_lists_the_options_with_their_defaults(here):
     assert "/usr/share/datasets/fashion-mnist" in text
 
 
-def test_readme_examples_run_as_printed(tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 5
-    (tmp_path / "readme.py").write_text("\n".join(blocks))
-    command = [sys.executable, "-W", "error", "readme.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+def python_blocks(document):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run_blocks(blocks, folder):
+    (folder / "example.py").write_text("\n".join(blocks))
+    command = [sys.executable, "-W", "error", "example.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "'accuracy'" in done.stdout
+    return done.stdout
+
+
+def test_readme_examples_run_as_printed(tmp_path):
+    blocks = python_blocks("README.md")
+    assert len(blocks) >= 5
+    assert "'accuracy'" in run_blocks(blocks, tmp_path)
+
+
+def test_the_examples_of_buffers_run_after_the_readmes_first(tmp_path):
+    blocks = python_blocks("docs/buffers.md")
+    assert len(blocks) >= 3
+    assert re.search(r"\[ *0 +\d+", run_blocks([python_blocks("README.md")[0], *blocks], tmp_path))
