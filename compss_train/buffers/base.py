@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from compss_train.buffers.errors import BufferDrainedError, BufferFullError, ReceptionOverError
@@ -21,6 +21,8 @@ from compss_train.validation import check_count, check_seed
 
 UNLIMITED = 2**62
 """Samples that can be got where gets leave samples in place."""
+
+_NO_SLOTS: Slots = np.empty(0, np.intp)
 
 
 class Buffer(ABC):
@@ -37,7 +39,7 @@ class Buffer(ABC):
         Of the random draws; ``None`` (default) for other ones every time. Where puts and gets come in a fixed
         order, the same seed gives the same draws.
     pin_memory:
-        Give tensors in page-locked memory, from which they get to a GPU fast.
+        Give tensors in page-locked memory, from which they get to a GPU fast, where there is one.
 
     Waiting is that of ``queue.Queue``: with ``block=False``, or after ``timeout`` seconds, a put raises
     ``queue.Full`` and a get ``queue.Empty``. When reception is over, whoever waits goes on at once: puts raise
@@ -59,7 +61,7 @@ class Buffer(ABC):
                 "one is got, so it must be below the capacity"
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
-        self._store = Store(capacity, pin_memory)
+        self._store = Store(capacity, pin_memory and torch.cuda.is_available())
         # Samples are copied outside the lock, which would be held nearly all the time otherwise.
         self._in_flight = 0  # samples that have a slot and are being written to it
         self._reads: set[threading.Lock] = set()  # one, held, for each get that is copying samples
@@ -146,14 +148,26 @@ class Buffer(ABC):
     def _put(self, incoming: Incoming, until: float | None) -> None:
         stored = 0
         while stored < len(incoming):
+            stored += self._put_some(incoming, stored, until)
+
+    def _put_some(self, incoming: Incoming, start: int, until: float | None) -> int:
+        """Store as many samples as there is room for, from number ``start`` on, waiting for room for one."""
+        slots, written = _NO_SLOTS, False
+        try:
             with self._lock:
-                self._await_room(incoming, stored, until)
-                number = min(self._room(), len(incoming) - stored)
-                slots = self._reserve(incoming, stored, number)
-                self._in_flight += number
+                self._await_room(incoming, start, until)
+                slots = self._reserve(incoming, start, min(self._room(), len(incoming) - start))
+                self._in_flight += len(slots)
                 earlier = self._reads.copy()
-            self._write(slots, incoming, stored, earlier)
-            stored += number
+            for read in earlier:  # may be copying what was in these slots before
+                with read:
+                    pass
+            self._store.write(slots, incoming, start)
+            written = True
+        finally:  # a writer that is interrupted must not leave others waiting for its samples
+            if len(slots):
+                self._settle(slots, written)
+        return len(slots)
 
     def _await_room(self, incoming: Incoming, stored: int, until: float | None) -> None:
         self._store.admit(incoming)
@@ -164,24 +178,18 @@ class Buffer(ABC):
             reason = self._stuck() or f"a {type(self).__name__} of {self.capacity} samples had no room in time"
             raise BufferFullError(reason, stored)
 
-    def _write(self, slots: Slots, incoming: Incoming, start: int, earlier: Collection[threading.Lock]) -> None:
-        """Copy samples to their slots, and then let them be held."""
-        written = False
-        try:
-            for read in earlier:  # may copy what was in these slots before
-                with read:
-                    pass
-            self._store.write(slots, incoming, start)
-            written = True
-        finally:  # a writer that is interrupted must not leave others waiting for its samples
-            with self._lock:
-                self._in_flight -= len(slots)
-                if written:
-                    self._add(slots)
-                    self._store.usage.samples_put += len(slots)
-                else:
-                    self._abandon(slots)
-                self._samples_came.notify_all()
+    def _settle(self, slots: Slots, written: bool) -> None:
+        """Hold what was written, or give the slots up."""
+        with self._lock:
+            self._in_flight -= len(slots)
+            if written:
+                self._add(slots)
+                self._store.usage.samples_put += len(slots)
+            else:
+                self._abandon(slots)
+            self._samples_came.notify_all()
+            if not written or self._stuck():  # which a put that waits must be told
+                self._room_made.notify_all()
 
     def _abandon(self, slots: Slots) -> None:
         self._store.give_back(slots)
@@ -209,29 +217,36 @@ class Buffer(ABC):
         return self._get(size, deadline(block, timeout))
 
     def _get(self, size: int, until: float | None) -> Any:
-        with self._lock:
-            wait(self._samples_came, lambda: self._available() >= size or self._settled(), until)
-            available = self._available()
-            if self._settled() and not available:
-                raise BufferDrainedError("nothing is left to get: reception is over")
-            if available < size and not self._settled():
-                raise queue.Empty(f"{size} samples could not be had in time, {available} can be had now")
-            slots, leaving = self._draw(min(size, available))
-            self._store.usage.got(slots)
-            if not len(leaving):
-                self._room_made.notify_all()
-            read = threading.Lock()
-            read.acquire()
-            self._reads.add(read)
-        try:
-            return self._read(slots)
-        finally:
-            self._reads.remove(read)
-            read.release()
-            if len(leaving):
+        leaving = _NO_SLOTS
+        read = threading.Lock()
+        with read:
+            try:
                 with self._lock:
-                    self._store.release(leaving)
+                    number = self._await_samples(size, until)
+                    slots, leaving = self._draw(number)
+                    self._store.usage.got(slots)
+                    self._reads.add(read)
                     self._room_made.notify_all()
+                return self._read(slots)
+            finally:
+                self._reads.discard(read)
+                if len(leaving):
+                    self._free(leaving)
+
+    def _await_samples(self, size: int, until: float | None) -> int:
+        """Wait until ``size`` samples can be got, or fewer are the last ones; return how many."""
+        wait(self._samples_came, lambda: self._available() >= size or self._settled(), until)
+        available = self._available()
+        if self._settled() and not available:
+            raise BufferDrainedError("nothing is left to get: reception is over")
+        if available < size and not self._settled():
+            raise queue.Empty(f"{size} samples could not be had in time, {available} can be had now")
+        return min(size, available)
+
+    def _free(self, slots: Slots) -> None:
+        with self._lock:
+            self._store.release(slots)
+            self._room_made.notify_all()
 
     # The end of reception
 
@@ -303,14 +318,15 @@ class Buffer(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become the buffer whose ``state_dict`` this is, in place of what is held now.
 
-        Raises ``ValueError`` for the state of another kind or capacity, ``RuntimeError`` while a put goes on.
+        Raises ``ValueError`` for the state of another kind or capacity, ``RuntimeError`` while a put or get
+        goes on.
         """
         for name, own in (("kind", type(self).__name__), ("capacity", self.capacity)):
             if state[name] != own:
                 raise ValueError(f"this is the state of a buffer of {name} {state[name]}, not {own}")
         with self._lock:
-            if self._in_flight:
-                raise RuntimeError("another thread is putting samples; stop the producers before load_state_dict")
+            if self._in_flight or self._reads:
+                raise RuntimeError("another thread puts or gets samples; let it end before load_state_dict")
             self._over = state["over"]
             self._random.bit_generator.state = state["random"]
             self._restore(self._store.load_state_dict(state), state)

@@ -1,0 +1,194 @@
+"""The demo of the buffers: what it prints and draws, how it ends, and the thread that feeds it."""
+
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train.buffers import FIFO, Reservoir
+
+APPS = Path(__file__).parents[2] / "apps"
+APP_MODULES = ("buffer_plots", "common", "datasets", "models", "streams")
+INTERRUPTED = 130
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes that tests start
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Let the apps' modules be imported, and leave nothing of them behind."""
+    others = {name: sys.modules.pop(name) for name in APP_MODULES if name in sys.modules}
+    monkeypatch.syspath_prepend(APPS)
+    yield
+    for name in APP_MODULES:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
+
+
+@pytest.fixture
+def demo(modules, monkeypatch, capsys, tmp_path):
+    """Run the demo in this process, in an empty folder, on a machine without Fashion-MNIST."""
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "FASHION_MNIST_FOLDER", tmp_path / "nowhere")
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["buffers_demo.py", *map(str, options)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(APPS / "buffers_demo.py"), run_name="__main__")
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
+
+    return run
+
+
+def rows(text):
+    """Return the table's rows by the buffer's name."""
+    found = re.findall(r"^(\S.*?) {2,}([\d.]+)% +([\d,]+) +([\d.]+) +([\d.]+)%$", text, re.MULTILINE)
+    return {name: tuple(float(cell.replace(",", "")) for cell in cells) for name, *cells in found}
+
+
+def test_the_reservoir_keeps_what_the_fifo_forgets(demo, tmp_path):
+    done = demo()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "no Fashion-MNIST in" in done.stdout.splitlines()[0]
+    table = rows(done.stdout)
+    assert list(table) == ["FIFO", "FIRO", "Reservoir", "BatchReservoir", "all data shuffled"]
+    accuracy = {name: row[0] for name, row in table.items()}
+    assert accuracy["FIFO"] < 25
+    assert accuracy["FIRO"] > accuracy["FIFO"] + 25
+    assert accuracy["Reservoir"] > accuracy["FIFO"] + 40
+    assert accuracy["all data shuffled"] > accuracy["Reservoir"]
+    batches, repetitions = (np.array([row[column] for row in table.values()]) for column in (1, 2))
+    np.testing.assert_array_equal(batches[[0, 1, 4]], 180)
+    np.testing.assert_array_equal(repetitions[[0, 1, 4]], 1)
+    assert (repetitions[2:4] > 3).all()
+    assert all(row[3] == 0 for row in table.values())
+    assert_is_a_picture(tmp_path / "runs" / "buffers_demo" / "buffers.png")
+
+
+def assert_is_a_picture(path):
+    from matplotlib import image
+
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = image.imread(path)
+    assert min(pixels.shape[:2]) > 400
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 20
+
+
+def test_a_seed_fixes_the_run_also_where_the_stream_is_faster_than_the_training(demo):
+    options = ("--batches-per-chunk", 1, "--chunk", 100, "--batch-size", 30, "--seed", 3)
+    first, again = (demo(*options).stdout for _ in range(2))
+    assert first == again
+    assert rows(first)["Reservoir"][3] == 0
+    assert rows(demo(*options[:-1], 4).stdout) != rows(first)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--buffer-size", 0), ("--buffer-size=0", "at least 1")),
+        (("--batches-per-chunk", -1), ("--batches-per-chunk=-1", "at least 1")),
+        (("--threshold", -1), ("--threshold=-1", "at least 0")),
+        (("--threshold", 90, "--buffer-size", 100, "--batch-size", 11), ("--threshold=90", "larger buffer")),
+        (("--lr", "nan"), ("--lr=nan", "above 0")),
+        (("--seed", -1), ("seed=-1", "at least 0")),
+        (("--chunk", "many"), ("--chunk", "'many'")),
+    ],
+)
+def test_wrong_options_are_errors_of_the_command_line(demo, options, parts):
+    done = demo(*options)
+    assert done.returncode == 2, done.stderr
+    for part in parts:
+        assert part in done.stderr.splitlines()[-1]
+
+
+def assert_one_line_error(done, *parts):
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+def test_what_fails_is_said_in_one_line(demo, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    assert_one_line_error(demo("--output", tmp_path / "file"), "--output", "file")
+    assert_one_line_error(demo("--data", "nowhere"), "nowhere", "apt install dataset-fashion-mnist")
+    assert_one_line_error(demo("--lr", 1e30), "lower the learning rate", "--lr")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert_one_line_error(demo(), "pip install matplotlib")
+
+
+def test_ctrl_c_ends_with_a_short_message(tmp_path):
+    options = ("--data", "digits", "--batches-per-chunk", "1000000", "--output", str(tmp_path))
+    command = [sys.executable, str(APPS / "buffers_demo.py"), *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        for line in process.stdout:
+            if line.startswith("FIRO"):  # the reservoir's turn, with batches for hours
+                break
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == INTERRUPTED
+    assert errors == "interrupted\n"
+
+
+@pytest.fixture
+def producer(modules):
+    from streams import Producer
+
+    return Producer
+
+
+STREAM = (torch.arange(100.0), torch.arange(100))
+
+
+def test_the_producer_puts_the_whole_stream_by_turns(producer):
+    for capacity, chunk, per_chunk in ((8, 50, 1), (100, 7, 3), (9, 9, 9)):
+        with producer(FIFO(capacity), STREAM, chunk) as stream:
+            got = torch.cat([y for _, y in stream.batches(8, per_chunk)])
+        assert got.tolist() == list(range(100))
+
+
+def test_the_pace_is_so_many_batches_a_chunk(producer):
+    buffer = Reservoir(50, 10, seed=0)
+    with producer(buffer, STREAM, 10) as stream:
+        put = [buffer.samples_put for _ in stream.batches(5, 4)]
+    assert put[:9] == [20] * 4 + [30] * 4 + [40]
+
+
+def test_what_the_thread_raises_comes_out_of_the_batches(producer):
+    buffer = FIFO(50)
+    buffer.put((torch.zeros(3), torch.tensor(0)))
+    with pytest.raises(ValueError, match="one structure"), producer(buffer, STREAM, 10) as stream:
+        list(stream.batches(1, 1))
+    assert buffer.reception_over
+
+
+def test_the_thread_ends_where_the_main_thread_raises(producer):
+    buffer = FIFO(5)
+
+    def train(x):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), producer(buffer, STREAM, 10) as stream:
+        [train(x) for x, _ in stream.batches(2, 1)]
+    assert "producer" not in [thread.name for thread in threading.enumerate()]
