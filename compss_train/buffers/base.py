@@ -15,7 +15,7 @@ from compss_train.buffers.errors import BufferDrainedError, BufferFullError, Rec
 from compss_train.buffers.incoming import Incoming
 from compss_train.buffers.storage import Slots
 from compss_train.buffers.store import Store
-from compss_train.buffers.structure import map_leaves
+from compss_train.buffers.structure import first
 from compss_train.buffers.waiting import deadline, wait
 from compss_train.validation import check_count, check_seed
 
@@ -110,6 +110,11 @@ class Buffer(ABC):
         """Return slots for some of the samples, evicting others where that is the way."""
         return self._store.take(number)
 
+    def _evict(self, slots: Slots) -> None:
+        """Make slots free whose samples a get may still be copying; they are not forgotten but overwritten."""
+        self._store.usage.leave(slots)
+        self._store.give_back(slots)
+
     def _stuck(self) -> str | None:
         """Return why a put that finds no room would wait forever, or ``None``."""
         return None
@@ -192,7 +197,7 @@ class Buffer(ABC):
                 self._room_made.notify_all()
 
     def _abandon(self, slots: Slots) -> None:
-        self._store.give_back(slots)
+        self._store.release(slots)
 
     # Getting
 
@@ -201,7 +206,7 @@ class Buffer(ABC):
 
         Raises ``queue.Empty`` where none can in time, ``BufferDrainedError`` when none will come any more.
         """
-        return map_leaves(lambda rows: rows[0], self._get(1, deadline(block, timeout)))
+        return first(self._get(1, deadline(block, timeout)))
 
     def get_batch(self, size: int, block: bool = True, timeout: float | None = None) -> Any:
         """Return what ``size`` gets would return, as one step: stacked tensors or arrays, or a list of objects.
@@ -225,6 +230,7 @@ class Buffer(ABC):
                     number = self._await_samples(size, until)
                     slots, leaving = self._draw(number)
                     self._store.usage.got(slots)
+                    self._store.usage.leave(leaving)
                     self._reads.add(read)
                     self._room_made.notify_all()
                 return self._read(slots)
@@ -307,13 +313,16 @@ class Buffer(ABC):
         """
         with self._lock:
             return {
-                "kind": type(self).__name__,
-                "capacity": self.capacity,
+                **self._identity(),
                 "over": self._over,
                 "random": self._random.bit_generator.state,
                 **self._store.state_dict(self._held()),
                 **self._state(),
             }
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a buffer must share with the one whose state it takes over."""
+        return {"kind": type(self).__name__, "capacity": self.capacity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become the buffer whose ``state_dict`` this is, in place of what is held now.
@@ -321,9 +330,9 @@ class Buffer(ABC):
         Raises ``ValueError`` for the state of another kind or capacity, ``RuntimeError`` while a put or get
         goes on.
         """
-        for name, own in (("kind", type(self).__name__), ("capacity", self.capacity)):
-            if state[name] != own:
-                raise ValueError(f"this is the state of a buffer of {name} {state[name]}, not {own}")
+        for name, own in self._identity().items():
+            if state.get(name) != own:
+                raise ValueError(f"this is the state of a buffer with {name} {state.get(name)}, not {own}")
         with self._lock:
             if self._in_flight or self._reads:
                 raise RuntimeError("another thread puts or gets samples; let it end before load_state_dict")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compss_train.buffers.structure import Leaf, is_dense, leaves, map_leaves
+from compss_train.buffers.structure import Leaf, is_dense, leaves, map_leaves, same
+from compss_train.data.block import as_tensor
 
 
 class Incoming:
@@ -65,7 +65,7 @@ class Incoming:
 
 def check_same(template: Any, expected: Any) -> None:
     """Raise ``ValueError`` unless samples of one buffer are alike: all objects, or of one structure and shape."""
-    if template != expected:
+    if not same(template, expected):
         raise ValueError(
             f"a sample of {_described(template)} among samples of {_described(expected)}: a buffer holds samples "
             "of one structure, shape and dtype, or objects that are no tensors"
@@ -87,8 +87,5 @@ def _template(value: Any, rows: list[torch.Tensor]) -> Any:
 
 
 def _tensor(leaf: Any) -> torch.Tensor:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().cpu()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(np.ascontiguousarray(leaf).reshape(leaf.shape))
+    tensor = as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf.detach().cpu()
+    return tensor.resolve_conj().resolve_neg()

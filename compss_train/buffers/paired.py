@@ -68,7 +68,9 @@ class SimPairedReservoir(Buffer):
         expected = -(-sweep_size // check_count("comm_size", comm_size))
         self._samples = Trajectories(expected, nb_time_steps, self._random)
         self._keys = np.zeros((capacity, 2), np.int64)  # simulation and step by slot
-        self._coming: dict[int, tuple[list[int], tuple[int, int]]] = {}  # key and place of slots being written
+        self._coming: dict[
+            int, tuple[tuple[int, int], tuple[int, int]]
+        ] = {}  # key and place of slots being written
 
     # Putting
 
@@ -97,6 +99,8 @@ class SimPairedReservoir(Buffer):
         return sample
 
     def _check_keys(self, simulations: Any, steps: Any, number: int) -> NDArray[np.int64]:
+        if not number:
+            return np.zeros((0, 2), np.int64)
         columns = []
         for name, values, stop in (
             ("simulation", simulations, self.sweep_size),
@@ -126,10 +130,9 @@ class SimPairedReservoir(Buffer):
 
     def _reserve(self, incoming: Incoming, start: int, number: int) -> Slots:
         keys = [] if incoming.keys is None else incoming.keys[start : start + number].tolist()
-        places = [(self._samples.row(simulation), step) for simulation, step in keys]
-        self._samples.expect(places)
+        places = self._samples.expect(keys)
         while self._store.free < number:
-            self._store.release(np.array([self._samples.evict()], np.intp))
+            self._evict(np.array([self._samples.evict()], np.intp))
         slots = self._store.take(number)
         self._coming |= zip(slots.tolist(), zip(keys, places, strict=True), strict=True)
         return slots
@@ -142,10 +145,15 @@ class SimPairedReservoir(Buffer):
     def _abandon(self, slots: Slots) -> None:
         for slot in slots.tolist():
             _, place = self._coming.pop(slot)
-            self._samples.give_up([place])
+            self._samples.give_up(*place)
         super()._abandon(slots)
 
     # Getting
+
+    def get(self, block: bool = True, timeout: float | None = None) -> tuple[TimeStep, TimeStep]:
+        """Return two time steps of one simulation, the earlier first; waits and raises as other buffers' get."""
+        earlier, later = super().get(block, timeout)
+        return _with_plain_numbers(earlier), _with_plain_numbers(later)
 
     def _held(self) -> Slots:
         return self._samples.slots(self._samples.places())
@@ -187,6 +195,9 @@ class SimPairedReservoir(Buffer):
         keys = self._keys[slots]
         return TimeStep(keys[:, 0].copy(), keys[:, 1].copy(), self._store.read(slots))
 
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "nb_time_steps": self.nb_time_steps}
+
     # Statistics and checkpoints
 
     def simulation_uses(self) -> dict[int, int]:
@@ -205,3 +216,7 @@ class SimPairedReservoir(Buffer):
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
         self._samples.load_state_dict(state["trajectories"], slots)
         self._keys[slots] = np.array(state["keys"], np.int64).reshape(-1, 2)
+
+
+def _with_plain_numbers(sample: TimeStep) -> TimeStep:
+    return TimeStep(int(sample.simulation), int(sample.step), sample.data)

@@ -43,7 +43,7 @@ class Reservoir(Buffer):
             places = self._samples.unseen + seen
             evicted = self._samples.at(places)
             self._samples.remove(places)
-            self._store.release(evicted)
+            self._evict(evicted)
         return self._store.take(number)
 
     def _add(self, slots: Slots) -> None:

@@ -49,10 +49,9 @@ class Store:
         return None if self._storage is None else self._storage.read(slots)
 
     def release(self, slots: Slots) -> None:
-        """Let the samples in these slots go and make the slots free."""
+        """Let go of what is in these slots, which nobody reads any more, and make them free."""
         if len(slots) and self._storage is not None:
             self._storage.forget(slots)
-            self.usage.leave(slots)
             self.give_back(slots)
 
     def state_dict(self, held: Slots) -> dict[str, Any]:

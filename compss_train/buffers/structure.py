@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,22 +25,40 @@ class Leaf:
 
 
 def leaves(value: object) -> Iterator[Any]:
-    """Iterate over what is in the tuples and dicts of ``value``, from the left."""
+    """Iterate over what is in the tuples and dicts of ``value``; a dict's order does not matter."""
     if isinstance(value, tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from leaves(part)
+        for name in _names(value):
+            yield from leaves(value[name])
     else:
         yield value
 
 
+def _names(container: Any) -> Sequence[Any]:
+    return sorted(container, key=repr) if isinstance(container, dict) else range(len(container))
+
+
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return ``value`` with every leaf replaced by what ``function`` makes of it."""
+    """Return ``value`` with every leaf replaced by what ``function`` makes of it, in the order of ``leaves``."""
+    if not isinstance(value, tuple | dict):
+        return function(value)
+    made = {name: map_leaves(function, value[name]) for name in _names(value)}
     if isinstance(value, dict):
-        return {name: map_leaves(function, part) for name, part in value.items()}
-    if isinstance(value, tuple):
-        parts = [map_leaves(function, part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return function(value)
+        return {name: made[name] for name in value}
+    return type(value)(*made.values()) if hasattr(value, "_fields") else tuple(made.values())
+
+
+def same(value: Any, other: Any) -> bool:
+    """Tell whether two structures are of the same types, with equal leaves."""
+    if type(value) is not type(other):
+        return False
+    if not isinstance(value, tuple | dict):
+        return bool(value == other)
+    return list(_names(value)) == list(_names(other)) and all(same(value[n], other[n]) for n in _names(value))
+
+
+def first(batch: Any) -> Any:
+    """Return the first sample of a batch; arrays of one element stay arrays."""
+    return map_leaves(lambda rows: rows[0] if isinstance(rows, list) else rows[0, ...], batch)
 
 
 def is_dense(value: object) -> bool:

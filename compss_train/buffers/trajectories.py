@@ -26,20 +26,21 @@ class Trajectories:
         self._slots = np.full((expected, num_steps), _EMPTY, np.intp)
         self._seen = np.zeros((expected, num_steps), bool)
         self._rows: dict[int, int] = {}
+        self._arrived = np.zeros(expected, np.int64)
         self._held = np.zeros(expected, np.int64)
         self._unseen = np.zeros(expected, np.int64)
         self._uses = np.zeros(expected, np.int64)
         self.differences = np.zeros(num_steps, np.int64)
         """Pairs drawn with each time difference."""
 
-    def row(self, simulation: int) -> int:
+    def _row(self, simulation: int) -> int:
         """Return the simulation's row, a new one where there is none yet."""
         if simulation not in self._rows and len(self._rows) == len(self._slots):
             more = len(self._slots)
             self._slots = np.pad(self._slots, ((0, more), (0, 0)), constant_values=_EMPTY)
             self._seen = np.pad(self._seen, ((0, more), (0, 0)))
-            self._held, self._unseen, self._uses = (
-                np.pad(counts, (0, more)) for counts in (self._held, self._unseen, self._uses)
+            self._arrived, self._held, self._unseen, self._uses = (
+                np.pad(counts, (0, more)) for counts in (self._arrived, self._held, self._unseen, self._uses)
             )
         return self._rows.setdefault(simulation, len(self._rows))
 
@@ -76,24 +77,29 @@ class Trajectories:
         """Return the slots at places given as (..., 2)."""
         return self._slots[places[..., 0], places[..., 1]]
 
-    def expect(self, places: Sequence[tuple[int, int]]) -> None:
-        """Keep these places for samples being written; raise ``ValueError`` where there is one already."""
-        for row, step in places:
-            if self._slots[row, step] != _EMPTY:
-                raise ValueError(f"time step {step} of simulation {list(self._rows)[row]} is held already")
+    def expect(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Keep places for samples being written, by simulation and step; return the places.
+
+        Raises ``ValueError`` where a sample is held already, or being written.
+        """
+        for simulation, step in keys:
+            if simulation in self._rows and self._slots[self._rows[simulation], step] != _EMPTY:
+                raise ValueError(f"time step {step} of simulation {simulation} is held already")
+        places = [(self._row(simulation), step) for simulation, step in keys]
         for row, step in places:
             self._slots[row, step] = _COMING
+        return places
 
-    def give_up(self, places: Sequence[tuple[int, int]]) -> None:
-        """Expect no samples there any more."""
-        for row, step in places:
-            self._slots[row, step] = _EMPTY
+    def give_up(self, row: int, step: int) -> None:
+        """Expect no sample there any more."""
+        self._slots[row, step] = _EMPTY
 
     def add(self, row: int, step: int, slot: int) -> None:
         """Hold a sample there, unseen."""
         self._slots[row, step] = slot
         self._held[row] += 1
         self._unseen[row] += 1
+        self._arrived[row] += 1
 
     def remove(self, row: int, step: int) -> int:
         """Hold the sample there no longer; return its slot."""
@@ -137,13 +143,19 @@ class Trajectories:
     # Evicting
 
     def evictable(self) -> int:
-        """Return how many samples may go: those seen, except the only partner of one that is unseen."""
+        """Return how many samples may go now."""
         return int(self._evictable_by_row().sum())
 
     def _evictable_by_row(self) -> NDArray[np.int64]:
+        """Return how many samples of each simulation may go: those seen, but for one where that is a partner.
+
+        It is the partner of the only unseen one, or of those that are still to come. Only where no two samples of
+        a simulation are held at all may those that wait for others go: no get could make room then.
+        """
         seen = self._held - self._unseen
-        evictable: NDArray[np.int64] = np.maximum(0, seen - (self._unseen == 1))
-        return evictable
+        is_partner = (self._unseen == 1) | ((self._unseen == 0) & (self._arrived < self._slots.shape[1]))
+        evictable: NDArray[np.int64] = np.maximum(0, seen - is_partner)
+        return evictable if evictable.any() or self.has_pair() else seen
 
     def evict(self) -> int:
         """Remove a random seen sample of the simulation that was used most; return its slot."""
@@ -162,22 +174,20 @@ class Trajectories:
             "seen": self._seen[tuple(places.T)].tolist(),
             "simulations": list(self._rows),
             "uses": self._uses.tolist(),
+            "arrived": self._arrived.tolist(),
             "differences": self.differences.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any], slots: NDArray[np.intp]) -> None:
         """Hold these slots, in the order of ``places``."""
         rows, steps = len(state["uses"]), len(self.differences)
-        if len(state["differences"]) != steps:
-            raise ValueError(
-                f"this is the state of a buffer for {len(state['differences'])} time steps, not {steps}"
-            )
         self._rows = {simulation: row for row, simulation in enumerate(state["simulations"])}
         self._uses = np.array(state["uses"], np.int64)
         self.differences = np.array(state["differences"], np.int64)
         self._slots, self._seen = np.full((rows, steps), _EMPTY, np.intp), np.zeros((rows, steps), bool)
-        self._held, self._unseen = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self._arrived, self._held, self._unseen = (np.zeros(rows, np.int64) for _ in range(3))
         for (row, step), slot, seen in zip(state["places"], slots.tolist(), state["seen"], strict=True):
             self.add(row, step, slot)
             if seen:
                 self._see(row, step)
+        self._arrived = np.array(state["arrived"], np.int64)

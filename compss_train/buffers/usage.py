@@ -22,7 +22,7 @@ class Usage:
     def got(self, slots: Slots) -> None:
         """Count a get for each of these slots, which may be named more than once."""
         np.add.at(self._times, slots, 1)
-        self.samples_got += len(slots)
+        self.samples_got += slots.size
 
     def leave(self, slots: Slots) -> None:
         """Move what was counted for these slots to the histogram."""

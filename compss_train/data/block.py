@@ -53,8 +53,11 @@ def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
     """
     width = math.prod(block.shape[1:])
     if isinstance(block, torch.Tensor):
-        rows: NDArray[np.uint8] = block.reshape(len(block), width).contiguous().view(torch.uint8).numpy()
-        return rows
+        rows = block.reshape(len(block), width).contiguous()
+        if rows.stride(1) != 1:  # a single element is contiguous whatever its strides, but no view of bytes
+            rows = rows.clone(memory_format=torch.contiguous_format)
+        plain: NDArray[np.uint8] = rows.view(torch.uint8).numpy()
+        return plain
     return np.ascontiguousarray(block).reshape(len(block), width).view(np.uint8)
 
 

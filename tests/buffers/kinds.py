@@ -1,0 +1,125 @@
+"""Buffers of every kind, and samples that carry a number."""
+
+import threading
+import time
+
+import torch
+
+from compss_train.buffers import BufferDrainedError, BufferFullError, SimPairedReservoir, TimeStep, make_buffer
+
+PLAIN = ("FIFO", "FIRO", "Reservoir", "BatchReservoir")
+RESERVOIRS = ("Reservoir", "BatchReservoir", "SimPairedReservoir")
+ALL = (*PLAIN, "SimPairedReservoir")
+STEPS = 8
+DEADLINE = 10.0
+"""Seconds after which a thread counts as blocked; only a failing test takes them."""
+
+
+def make(kind, capacity, threshold=0, *, seed=0, batch_size=2, steps=STEPS, pseudo_epochs=None):
+    return make_buffer(
+        capacity,
+        kind,
+        threshold,
+        pseudo_epochs=pseudo_epochs,
+        batch_size=batch_size,
+        sweep_size=1000,
+        nb_time_steps=steps,
+        seed=seed,
+    )
+
+
+def sample(buffer, number, data=None):
+    """Return sample ``number``; a simulation's time steps have successive numbers."""
+    data = torch.tensor(number) if data is None else data
+    return TimeStep(number // STEPS, number % STEPS, data) if isinstance(buffer, SimPairedReservoir) else data
+
+
+def samples(buffer, numbers):
+    return [sample(buffer, number) for number in numbers]
+
+
+def numbers(got):
+    """Return the numbers of all samples in what a get returned."""
+    if isinstance(got, tuple):
+        return [number for part in got for number in numbers(part.data)]
+    return torch.as_tensor(got).reshape(-1).tolist()
+
+
+def put_some(buffer, wanted):
+    """Put what has room at once; return how many that were."""
+    try:
+        buffer.put_many(samples(buffer, wanted), block=False)
+    except BufferFullError as error:
+        return error.stored
+    return len(wanted)
+
+
+def drain(get):
+    """Return what ``get`` returns until nothing is left."""
+    got = []
+    while True:
+        try:
+            got.append(get())
+        except BufferDrainedError:
+            return got
+
+
+class Thread(threading.Thread):
+    """A thread that keeps what its function returned or raised."""
+
+    def __init__(self, function, *args, **options):
+        super().__init__(daemon=True)
+        self._call = lambda: function(*args, **options)
+        self._returned = self._raised = None
+        self.start()
+
+    def run(self):
+        try:
+            self._returned = self._call()
+        except BaseException as error:
+            self._raised = error
+
+    def result(self):
+        """Return or raise it; a thread that does not end is a failure."""
+        self.join(DEADLINE)
+        assert not self.is_alive(), "the thread is blocked"
+        if self._raised is not None:
+            raise self._raised
+        return self._returned
+
+
+def until(reached):
+    """Return once ``reached()`` is true."""
+    end = time.monotonic() + DEADLINE
+    while not reached():
+        assert time.monotonic() < end, "it never came to that"
+        threading.Event().wait(0.0005)
+
+
+def until_waiting(condition):
+    """Return once a thread waits for ``condition``."""
+    until(lambda: condition._waiters)
+
+
+class Hold:
+    """Stands for a method: holds its next call until ``release``, then lets it through or raises ``error``."""
+
+    def __init__(self, owner, name, error=None):
+        self._owner, self._name, self._error = owner, name, error
+        self._method = getattr(owner, name)
+        self._entered, self._released = threading.Event(), threading.Event()
+        setattr(owner, name, self)
+
+    def __call__(self, *args):
+        setattr(self._owner, self._name, self._method)
+        self._entered.set()
+        assert self._released.wait(DEADLINE)
+        if self._error is not None:
+            raise self._error
+        return self._method(*args)
+
+    def entered(self):
+        assert self._entered.wait(DEADLINE)
+
+    def release(self):
+        self._released.set()

@@ -1,0 +1,293 @@
+import queue
+from collections import Counter, defaultdict
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from compss_train.buffers import BufferFullError, SimPairedReservoir, TimeStep
+from tests.buffers.kinds import drain, numbers
+
+STEPS = 6
+operations = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "get"]), st.integers(0, 3), st.integers(1, 4)), max_size=40
+)
+
+
+def step(simulation, number, data=None):
+    """Return a time step whose data tell which one it is."""
+    return TimeStep(simulation, number, torch.tensor(simulation * 100 + number) if data is None else data)
+
+
+def reservoir(capacity, threshold=0, sweep_size=1000, steps=STEPS, seed=0, **options):
+    return SimPairedReservoir(capacity, threshold, sweep_size, steps, seed=seed, **options)
+
+
+def held_in(buffer):
+    """Return the keys of what is held, and which of them are unseen."""
+    with buffer._lock:
+        samples = buffer._samples
+        places, simulations = samples.places(), list(samples._rows)
+        held = {(simulations[row], number) for row, number in places.tolist()}
+        unseen = {(simulations[row], number) for row, number in places.tolist() if not samples._seen[row, number]}
+    return held, unseen
+
+
+def keys(pairs):
+    """Return the (simulation, step) of both samples of each pair, after a check that data belong to them."""
+    both = []
+    for part in pairs:
+        np.testing.assert_array_equal(part.data.numpy(), part.simulation * 100 + part.step)
+        both.append(list(zip(np.ravel(part.simulation).tolist(), np.ravel(part.step).tolist(), strict=True)))
+    for (simulation, first), (other, second) in zip(*both, strict=True):
+        assert simulation == other
+        assert first < second
+    return both[0] + both[1]
+
+
+def partnered(held):
+    sizes = Counter(simulation for simulation, _ in held)
+    return {key for key in held if sizes[key[0]] > 1}
+
+
+def can_evict(held, unseen, nexts):
+    """Tell whether a seen sample may go: no partner of the only unseen one, nor of those still to come."""
+    seen = Counter(simulation for simulation, _ in held - unseen)
+    if not partnered(held):
+        return bool(seen)  # no get could make room
+    unseen = Counter(simulation for simulation, _ in unseen)
+    kept = {simulation: unseen[simulation] == 1 or (not unseen[simulation] and nexts[simulation] < STEPS)
+            for simulation in seen}  # fmt: skip
+    return any(number > kept[simulation] for simulation, number in seen.items())
+
+
+def drained_keys(buffer, sizes=(1,)):
+    size = cycle(sizes)
+    return [key for pairs in drain(lambda: buffer.get_batch(next(size), block=False)) for key in keys(pairs)]
+
+
+@settings(max_examples=150)
+@given(
+    capacity=st.integers(2, 9),
+    room=st.integers(1, 9),
+    todo=operations,
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    seed=st.integers(0, 9),
+)
+def test_no_unseen_sample_nor_its_only_partner_is_evicted_and_all_with_partners_are_got(
+    capacity, room, todo, sizes, seed
+):
+    buffer, nexts, put, got = reservoir(capacity, max(0, capacity - room), seed=seed), Counter(), set(), Counter()
+    for what, simulation, size in todo:
+        held, unseen = held_in(buffer)
+        assert unseen == put - set(got)
+        assert buffer.unseen == len(unseen) <= len(buffer) == len(held) <= capacity
+        ready = len(held) > buffer.threshold and bool(partnered(held))
+        assert buffer.is_ready() == ready
+        if what == "get" and ready:
+            got.update(keys(buffer.get_batch(size, block=False)))
+        elif what == "get":
+            with pytest.raises(queue.Empty):
+                buffer.get_batch(size, block=False)
+        elif nexts[simulation] < STEPS:
+            key = (simulation, nexts[simulation])
+            if len(held) == capacity and not can_evict(held, unseen, nexts):
+                with pytest.raises(BufferFullError, match=None if partnered(held) else "different simulations"):
+                    buffer.put(step(*key), block=False)
+                continue
+            buffer.put(step(*key), block=False)
+            nexts[simulation] += 1
+            put.add(key)
+            now, _ = held_in(buffer)
+            assert key in now
+            assert unseen <= now
+            if len(held) < capacity:
+                assert held < now
+            kept_partners = partnered(held) & unseen
+            assert kept_partners <= partnered(now)
+    held, unseen = held_in(buffer)
+    buffer.signal_reception_over()
+    drained = drained_keys(buffer, sizes)
+    assert set(drained) == partnered(held)
+    assert held_in(buffer)[0] == held - partnered(held)
+    got.update(drained)
+    assert put - set(got) == unseen - partnered(held)
+    expected = np.bincount([got[key] for key in put], minlength=1)
+    np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
+
+
+def test_samples_got_counts_both_of_a_pair():
+    buffer = reservoir(6)
+    buffer.put_many([step(0, 0), step(0, 1), step(0, 2)])
+    buffer.get()
+    buffer.get_batch(4)
+    times = buffer.repetitions()
+    assert buffer.samples_got == times @ np.arange(len(times)) == 10
+
+
+@pytest.mark.parametrize(("sims", "steps", "capacity"), [(3, 5, 10), (5, 10, 20), (10, 20, 100)])
+def test_a_stream_of_simulations_that_run_side_by_side_never_gets_stuck(sims, steps, capacity):
+    # The last step of a simulation must find a partner, or it stays unseen and takes its place for good.
+    buffer, random = reservoir(capacity, capacity // 2, steps=steps), np.random.default_rng(0)
+    running, started, put, got = {slot: (slot, 0) for slot in range(sims)}, sims, set(), set()
+    while started < 400:
+        slot = int(random.integers(sims))
+        simulation, number = running[slot]
+        try:
+            buffer.put(step(simulation, number), block=False)
+        except queue.Full:
+            got.update(keys(buffer.get_batch(1, block=False)))
+            continue
+        put.add((simulation, number))
+        running[slot] = (simulation, number + 1)
+        if number + 1 == steps:
+            running[slot], started = (started, 0), started + 1
+        if buffer.is_ready():
+            got.update(keys(buffer.get_batch(4, block=False)))
+    buffer.signal_reception_over()
+    got.update(drained_keys(buffer))
+    left = {simulation for simulation, _ in put - got}
+    assert left <= {simulation for simulation, _ in running.values()}
+
+
+def uneven(seed):
+    """Return a reservoir with simulations of which some have many steps held and others few."""
+    buffer = reservoir(200, steps=30, seed=seed)
+    counts = (2, 3, 5, 8, 12, 20, 30)
+    for simulation, count in enumerate(counts):
+        buffer.put_many([step(simulation, number) for number in range(count)])
+    return buffer, counts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_simulations_are_used_equally_often_however_many_steps_of_them_are_held(seed):
+    buffer, counts = uneven(seed)
+    first, second = buffer.get_batch(4000)
+    uses = np.bincount(first.simulation, minlength=len(counts))
+    differences = np.bincount(second.step - first.step, minlength=30)
+    assert buffer.simulation_uses() == dict(enumerate(uses.tolist()))
+    np.testing.assert_array_equal(buffer.time_differences(), differences)
+    # Uniform draws would use the largest simulation hundreds of times as often as the smallest.
+    assert uses.max() < 1.25 * uses.min()
+    random = np.random.default_rng(seed)
+    pairs = [simulation for simulation, count in enumerate(counts) for _ in range(count * (count - 1) // 2)]
+    uniform = np.bincount(random.choice(pairs, 4000), minlength=len(counts))
+    assert variation(uses) < 0.1 * variation(uniform)
+
+
+@pytest.mark.parametrize("steps", [5, 12, 30])
+def test_time_differences_are_covered_more_evenly_than_by_uniform_pairs(steps):
+    buffer, random = reservoir(200, steps=steps), np.random.default_rng(0)
+    for simulation in range(6):
+        buffer.put_many([step(simulation, number) for number in range(steps)])
+    first, second = buffer.get_batch(3000)
+    uniform = [np.ptp(random.choice(steps, 2, replace=False)) for _ in range(3000)]
+    drawn, uniform = (np.bincount(gaps, minlength=steps)[1:] for gaps in (second.step - first.step, uniform))
+    assert variation(drawn) < 0.25 * variation(uniform)
+    # Differences drawn less often are preferred: independent draws would spread more.
+    assert chisquare(drawn).pvalue > 0.999
+
+
+def test_small_time_differences_come_first_each_half_as_likely_as_the_one_before():
+    firsts = Counter()
+    for seed in range(1000):
+        buffer = reservoir(4, seed=seed)
+        buffer.put_many([step(0, number) for number in range(4)])
+        first, second = buffer.get()
+        firsts[int(second.step - first.step)] += 1
+    assert chisquare([firsts[1], firsts[2], firsts[3]], [500, 250, 250]).pvalue > 1e-4
+
+
+def variation(counts):
+    return counts.std() / counts.mean()
+
+
+def test_every_pair_of_a_simulation_comes():
+    buffer = reservoir(6)
+    buffer.put_many([step(3, number) for number in range(5)])
+    first, second = buffer.get_batch(2000)
+    assert len(set(zip(first.step.tolist(), second.step.tolist(), strict=True))) == 10
+
+
+def test_a_get_gives_two_time_steps_and_a_batch_two_stacks():
+    buffer = reservoir(4)
+    buffer.put_many(TimeStep(np.array([1, 1]), torch.tensor([2, 5]), {"x": torch.tensor([[1.0], [2.0]])}))
+    first, second = buffer.get()
+    assert (first.simulation, first.step, second.simulation, second.step) == (1, 2, 1, 5)
+    assert (first.data["x"].tolist(), second.data["x"].tolist()) == ([1.0], [2.0])
+    first, second = buffer.get_batch(3)
+    assert (first.step.tolist(), second.step.tolist()) == ([2, 2, 2], [5, 5, 5])
+    assert second.data["x"].tolist() == [[2.0]] * 3
+
+
+def test_a_put_evicts_from_the_simulation_that_was_used_most():
+    buffer = reservoir(7)
+    buffer.put_many([step(1, 0), *(step(0, number) for number in range(4))])
+    buffer.get_batch(50)
+    buffer.put_many([step(1, 1), step(1, 2)])
+    while buffer.unseen:
+        buffer.get()
+    uses = buffer.simulation_uses()
+    assert uses[0] > uses[1] > 0
+    buffer.put_many([step(2, 0), step(2, 1)])
+    assert Counter(simulation for simulation, _ in held_in(buffer)[0]) == {0: 2, 1: 3, 2: 2}
+
+
+def test_what_can_never_be_paired_is_an_error_and_no_waiting():
+    buffer = reservoir(3)
+    with pytest.raises(BufferFullError, match="larger than the number of simulations") as raised:
+        buffer.put_many([step(simulation, 0) for simulation in range(5)])
+    assert raised.value.stored == len(buffer) == 3
+
+
+@pytest.mark.parametrize(
+    "again", [[step(0, 1)], [step(5, 0), step(0, 1)], [step(5, 0), step(5, 1), step(5, 0)]], ids=str
+)
+def test_a_time_step_that_is_there_already_is_refused_and_changes_nothing(again):
+    buffer = reservoir(6)
+    buffer.put_many([step(0, 0), step(0, 1)])
+    before = held_in(buffer), buffer.simulation_uses(), buffer.samples_put
+    with pytest.raises(ValueError, match=r"held already|there twice"):
+        buffer.put_many(again)
+    assert (held_in(buffer), buffer.simulation_uses(), buffer.samples_put) == before
+    buffer.put_many([step(5, 0), step(5, 1)])
+    assert len(buffer) == 4
+
+
+@pytest.mark.parametrize(
+    ("sample", "error", "message"),
+    [
+        (torch.ones(2), TypeError, "holds TimeStep.*not Tensor"),
+        ((0, 0, torch.tensor(1)), TypeError, "not tuple"),
+        (step(10, 0), ValueError, "simulation=.*from 0 to 9"),
+        (step(-1, 0), ValueError, "simulation=.*from 0 to 9"),
+        (step(0, STEPS), ValueError, f"step=.*from 0 to {STEPS - 1}"),
+        (step(0, 1.0, torch.tensor(1)), ValueError, "step: give an integer"),
+        (step("1", 1, torch.tensor(1)), ValueError, "simulation: give an integer"),
+        (step(0, 1, torch.ones(3)), ValueError, "a sample of"),
+    ],
+    ids=str,
+)
+def test_samples_that_do_not_fit_are_refused_and_change_nothing(sample, error, message):
+    buffer = reservoir(4, sweep_size=10)
+    buffer.put(step(0, 0))
+    for call in (buffer.put, lambda bad: buffer.put_many([step(0, 2), bad])):
+        with pytest.raises(error, match=message):
+            call(sample)
+    assert (len(buffer), buffer.samples_put, buffer.simulation_uses()) == (1, 1, {0: 0})
+
+
+def test_more_simulations_than_this_buffers_share_find_their_place():
+    buffer = reservoir(40, sweep_size=20, comm_size=10)
+    for simulation in range(19, -1, -1):
+        buffer.put_many([step(simulation, 0), step(simulation, 3)])
+    by_simulation = defaultdict(set)
+    for simulation, number in keys(buffer.get_batch(400)):
+        by_simulation[simulation].add(number)
+    assert by_simulation == {simulation: {0, 3} for simulation in range(20)}
+    buffer.signal_reception_over()
+    assert len(numbers(buffer.get_batch(100))) == 40

@@ -1,0 +1,39 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compss_train.buffers.partition import Partition
+
+steps = st.lists(st.tuples(st.sampled_from(["add", "see", "remove", "unsee", "copy"]), st.integers(0, 2**32)))
+
+
+@settings(max_examples=200)
+@given(capacity=st.integers(1, 12), steps=steps)
+def test_a_partition_is_a_set_of_unseen_and_a_set_of_seen_slots(capacity, steps):
+    partition, unseen, seen = Partition(capacity), set(), set()
+    for step, seed in steps:
+        random = np.random.default_rng(seed)
+        free = np.array(sorted(set(range(capacity)) - unseen - seen), np.intp)
+        if step == "add":
+            slots = random.permutation(free)[: random.integers(len(free) + 1)]
+            partition.add(slots)
+            unseen |= set(slots.tolist())
+        elif step == "see" and partition.held:
+            places = random.integers(partition.held, size=random.integers(1, 2 * capacity))
+            slots = set(partition.at(places).tolist())
+            partition.see(places)
+            unseen, seen = unseen - slots, seen | slots
+        elif step == "remove":
+            places = random.permutation(partition.held)[: random.integers(partition.held + 1)]
+            slots = set(partition.at(places).tolist())
+            partition.remove(places)
+            unseen, seen = unseen - slots, seen - slots
+        elif step == "unsee":
+            partition.unsee()
+            unseen, seen = unseen | seen, set()
+        else:
+            partition = Partition.of(capacity, partition.all(), partition.unseen)
+        assert (partition.unseen, partition.seen, partition.held) == (len(unseen), len(seen), len(unseen | seen))
+        order = partition.all().tolist()
+        assert set(order[: len(unseen)]) == unseen
+        assert set(order[len(unseen) :]) == seen

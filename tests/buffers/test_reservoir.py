@@ -1,0 +1,144 @@
+import gc
+import queue
+import weakref
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from compss_train.buffers import BatchReservoir, Reservoir
+from tests.buffers.kinds import ALL, drain, make, numbers, sample
+
+
+def everything(buffer):
+    buffer.signal_reception_over()
+    return numbers(buffer.get_batch(buffer.capacity))
+
+
+def used_reservoir(kind, seed):
+    """Return a reservoir with a history of puts, gets and evictions, and samples both seen and unseen."""
+    buffer = make(kind, 20, 5, seed=seed)
+    random = np.random.default_rng(seed)
+    for number in range(70):
+        while len(buffer) == buffer.unseen == buffer.capacity:
+            buffer.get_batch(3)
+        buffer.put(number)
+        if buffer.is_ready() and random.random() < 0.8:
+            buffer.get_batch(2)
+    assert 0 < buffer.unseen < len(buffer) == 20
+    return buffer
+
+
+@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_are_uniform_over_what_is_held_seen_or_not(kind, seed):
+    buffer = used_reservoir(kind, seed)
+    times = Counter()
+    for _ in range(2000):
+        times.update(numbers(buffer.get_batch(4)))
+    assert set(times) == set(everything(buffer))
+    assert len(times) == 20
+    assert chisquare(list(times.values())).pvalue > 1e-4
+
+
+def test_a_batch_of_a_reservoir_consists_of_independent_draws():
+    buffer = Reservoir(4, 0, seed=2)
+    buffer.put_many(list(range(4)))
+    pairs = Counter(tuple(buffer.get_batch(2)) for _ in range(8000))
+    assert chisquare([pairs[i, j] for i in range(4) for j in range(4)]).pvalue > 1e-4
+
+
+def test_a_batch_reservoir_gives_batches_of_different_samples():
+    buffer = BatchReservoir(5, 0, 2, seed=2)
+    buffer.put_many(list(range(5)))
+    pairs = Counter(tuple(buffer.get()) for _ in range(8000))
+    assert chisquare([pairs[i, j] for i in range(5) for j in range(5) if i != j]).pvalue > 1e-4
+
+
+def test_each_sample_that_was_seen_is_equally_likely_to_be_evicted():
+    one, two = Counter(), Counter()
+    for seed in range(2000):
+        buffer, seen = Reservoir(8, 0, seed=seed), []
+        buffer.put_many(list(range(5)))
+        while buffer.unseen:
+            seen.append(buffer.get())
+        seen = list(dict.fromkeys(seen))  # in the order in which they were got first
+        buffer.put_many([5, 6, 7])
+        evicts_two = seed % 2
+        buffer.put_many([8, 9][: 1 + evicts_two])
+        gone = set(range(9 + evicts_two)) - set(everything(buffer))
+        assert gone < set(range(5))
+        (two if evicts_two else one).update(seen.index(number) for number in gone)
+    assert sum(two.values()) == 2 * sum(one.values()) == 2000
+    assert chisquare([one[i] for i in range(5)]).pvalue > 1e-4
+    assert chisquare([two[i] for i in range(5)]).pvalue > 1e-4
+
+
+def test_draining_takes_seen_and_unseen_samples_in_a_uniform_order():
+    firsts = Counter()
+    for seed in range(2000):
+        buffer = Reservoir(6, 0, seed=seed)
+        buffer.put_many([0, 1, 2])
+        while buffer.unseen:
+            buffer.get()
+        buffer.put_many([3, 4, 5])
+        buffer.signal_reception_over()
+        firsts[buffer.get()] += 1
+    assert chisquare([firsts[i] for i in range(6)]).pvalue > 1e-4
+
+
+def test_a_batch_reservoir_waits_for_a_batch_and_its_last_may_be_smaller():
+    buffer = BatchReservoir(7, 1, 4, seed=0)
+    buffer.put_many(list(range(3)))
+    with pytest.raises(queue.Empty):
+        buffer.get(block=False)
+    buffer.put_many([3, 4])
+    assert len(buffer.get(block=False)) == 4
+    assert len(buffer.get_batch(5, block=False)) == 5
+    buffer.signal_reception_over()
+    assert sorted(buffer.get() + buffer.get()) == list(range(5))
+
+
+class Thing:
+    pass
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_no_more_objects_than_the_capacity_are_kept_alive(kind):
+    buffer = make(kind, 6, 1, seed=0)
+    alive = weakref.WeakSet()
+    for number in range(100):
+        while True:
+            thing = Thing()
+            try:
+                buffer.put(sample(buffer, number, thing), block=False)
+            except queue.Full:
+                del thing
+                buffer.get_batch(1)
+            else:
+                alive.add(thing)
+                del thing
+                break
+        gc.collect(0)
+        assert len(alive) == len(buffer) <= 6
+    buffer.signal_reception_over()
+    left = len(buffer)
+    drain(lambda: bool(buffer.get()))  # keeps none of them alive
+    gc.collect()
+    assert len(alive) == len(buffer) < left
+    assert not alive or kind == "SimPairedReservoir"
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_the_memory_of_a_buffer_has_as_many_rows_as_its_capacity(kind):
+    buffer = make(kind, 6, 1, seed=0)
+    for number in range(40):
+        while True:
+            try:
+                buffer.put(sample(buffer, number), block=False)
+                break
+            except queue.Full:
+                buffer.get_batch(1)
+        (column,) = buffer._store._storage._columns
+        assert len(column) == 6 >= len(buffer)

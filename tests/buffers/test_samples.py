@@ -1,0 +1,275 @@
+"""What was put comes back as it was, whatever its form; what does not fit is refused."""
+
+import pickle
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train.buffers import FIFO, TimeStep
+from tests.buffers.kinds import ALL, PLAIN, make
+
+Point = namedtuple("Point", "x y")
+Turned = namedtuple("Turned", "y x")
+
+
+class Thing:
+    pass
+
+
+def tensor(dtype, *shape):
+    return (torch.arange(int(np.prod(shape)) + 3)[3:].reshape(shape) * 37 % 11).to(dtype)
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+DTYPES += [torch.complex64, torch.complex128, torch.uint16, torch.uint64]
+DENSE = {
+    **{str(dtype).removeprefix("torch."): tensor(dtype, 2, 3) for dtype in DTYPES},
+    "nan": torch.tensor([float("nan"), -0.0, float("inf"), 1e-45]),
+    "0-d": torch.tensor(2.5),
+    "0-d bool": torch.tensor(True),
+    "empty": torch.empty(0),
+    "empty 2-d": torch.empty(2, 0, dtype=torch.int64),
+    "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+    "array bool": np.array([True, False]),
+    "array complex": np.array([1 + 2j], np.complex64),
+    "array 0-d": np.array(2.5, np.float32),
+    "array empty": np.empty((0, 2)),
+    "tuple": (tensor(torch.float32, 3), tensor(torch.bool, 2, 2)),
+    "dict": {"x": tensor(torch.float32, 3), "y": np.arange(2)},
+    "nested": ({"a": (tensor(torch.int64, 1),), "b": (np.ones(2), {"c": torch.tensor(1)})}, torch.ones(1)),
+    "namedtuple": Point(torch.ones(2), np.zeros(1)),
+}
+
+
+def check_same(got, expected):
+    assert type(got) is type(expected)
+    if isinstance(expected, dict):
+        assert list(got) == list(expected)
+        for name in expected:
+            check_same(got[name], expected[name])
+    elif isinstance(expected, tuple):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            check_same(one, other)
+    else:
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+        assert bits(got) == bits(expected)
+
+
+def bits(value):
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def stacked(values):
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: stacked([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple):
+        parts = [stacked(list(column)) for column in zip(*values, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return np.stack(values) if isinstance(first, np.ndarray) else torch.stack(values)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_tensors_and_arrays_come_back_bit_for_bit(name):
+    value = DENSE[name]
+    fifo = FIFO(5)
+    fifo.put(value)
+    fifo.put_many([value, value])
+    fifo.put_many(stacked([value, value]))
+    check_same(fifo.get(), value)
+    check_same(fifo.get_batch(4), stacked([value] * 4))
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_came_back_can_be_put_again(name):
+    fifo = FIFO(4)
+    fifo.put(DENSE[name])
+    fifo.put(DENSE[name])
+    fifo.put(fifo.get())
+    fifo.put_many(fifo.get_batch(2))
+    check_same(fifo.get_batch(2), stacked([DENSE[name]] * 2))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Thing(), None, 3, "text", [torch.ones(2)], (torch.ones(2), 3), (), {}, np.array(["a"]), np.array([None]),
+     np.float32(2), torch.eye(2).to_sparse()],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_other_objects_come_back_themselves(value):
+    for kind in PLAIN:
+        buffer = make(kind, 3, batch_size=1)
+        buffer.put(value)
+        (first,) = buffer.get_batch(1)
+        buffer.signal_reception_over()
+        if kind in ("Reservoir", "BatchReservoir"):
+            (first,) = buffer.get_batch(1)
+        assert first is value
+
+
+def test_a_get_of_one_object_is_that_object():
+    fifo, value = FIFO(2), (1, [2])
+    fifo.put_many([value, value])
+    assert fifo.get() is value
+    assert fifo.get_batch(1) == [value]
+
+
+BASE = torch.arange(24.0).reshape(4, 6)
+CONJUGATE = torch.tensor([1 + 2j, 3 - 4j]).conj()
+
+
+def read_only():
+    array = np.arange(4.0)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (BASE.T, BASE.T.clone(memory_format=torch.contiguous_format)),
+        (BASE[::2, 1::3], torch.tensor([[1.0, 4.0], [13.0, 16.0]])),
+        (torch.ones(1).expand(3), torch.ones(3)),
+        (torch.ones(2, requires_grad=True), torch.ones(2)),
+        (torch.ones(2, requires_grad=True) * 2, torch.full((2,), 2.0)),
+        (torch.nn.Parameter(torch.ones(2)), torch.ones(2)),
+        (CONJUGATE, torch.tensor([1 - 2j, 3 + 4j])),
+        (CONJUGATE[:1].imag, torch.tensor([-2.0])),
+        (BASE[:1, 2], torch.tensor([2.0])),
+        (BASE.numpy()[:1, 2], np.array([2.0], np.float32)),
+        (np.arange(6)[::-2], np.array([5, 3, 1])),
+        (np.arange(6).reshape(2, 3).T, np.array([[0, 3], [1, 4], [2, 5]])),
+        (np.broadcast_to(np.float32(3), (2, 2)), np.full((2, 2), 3, np.float32)),
+        (read_only(), np.arange(4.0)),
+    ],
+    ids=["transposed", "strided", "expanded", "requires grad", "in a graph", "parameter", "conjugate",
+         "negative", "one of a column", "one of an array's column", "negative stride",
+         "array transposed", "broadcast", "read-only"],
+)  # fmt: skip
+def test_samples_of_any_layout_come_back_plain(value, plain):
+    fifo = FIFO(6)
+    fifo.put(value)
+    fifo.put_many([value, value])
+    fifo.put_many(value[None])
+    fifo.put(plain)
+    assert len(fifo) == 5
+    for _ in range(5):
+        got = fifo.get()
+        check_same(got, plain)
+        assert not getattr(got, "requires_grad", False)
+    assert got.flags.writeable if isinstance(got, np.ndarray) else got.is_contiguous()
+
+
+@pytest.mark.parametrize("make_value", [torch.zeros, np.zeros])
+def test_what_was_put_and_what_was_got_share_no_memory_with_the_buffer(make_value):
+    for kind in ("Reservoir", "BatchReservoir"):
+        buffer = make(kind, 4, batch_size=2)
+        values = [make_value(3), make_value(3)]
+        stack = make_value((2, 3))
+        buffer.put(values[0])
+        buffer.put_many(values[1:])
+        buffer.put_many(stack)
+        for value in (*values, stack):
+            value[:] = 7
+        for _ in range(20):
+            got = buffer.get_batch(3)
+            assert not got.any()
+            got[:] = 9
+            one = buffer.get()
+            assert not one.any()
+            one[:] = 9
+
+
+def test_a_checkpoint_shares_no_memory_with_the_buffer():
+    buffer, copy = make("Reservoir", 4), make("Reservoir", 4)
+    buffer.put_many(torch.zeros(2, 3))
+    state = buffer.state_dict()
+    before = pickle.dumps(state)
+    copy.load_state_dict(state)
+    state["samples"][:] = 9
+    assert not buffer.get_batch(9).any()
+    assert not copy.get_batch(9).any()
+    state["samples"][:] = 0
+    assert pickle.dumps(state) == before
+
+
+X, Y = torch.tensor(1.0), torch.tensor(2.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (torch.ones(3), torch.ones(4)),
+        (torch.ones(3), torch.ones(3, 1)),
+        (torch.ones(1), torch.tensor(1.0)),
+        (torch.ones(3), torch.ones(3, dtype=torch.float64)),
+        (torch.ones(3), torch.ones(3).numpy()),
+        (torch.ones(3), (torch.ones(3),)),
+        (torch.ones(3), "text"),
+        ("text", torch.ones(3)),
+        ((X, Y), (X, Y, Y)),
+        ((X, Y), {"x": X, "y": Y}),
+        ({"x": X, "y": Y}, {"x": X, "z": Y}),
+        ({"x": X, "y": Y}, {"x": X}),
+        (Point(X, Y), Turned(X, Y)),
+        (Point(X, Y), (X, Y)),
+    ],
+    ids=["length", "dimensions", "0-d", "dtype", "array", "tuple", "object", "tensor", "longer tuple",
+         "dict for tuple", "other key", "missing key", "other namedtuple", "tuple for namedtuple"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ALL)
+def test_samples_unlike_the_first_are_refused_and_change_nothing(kind, first, other):
+    def sample(step, data):
+        return TimeStep(0, step, data) if kind == "SimPairedReservoir" else data
+
+    buffer = make(kind, 6)
+    buffer.put(sample(0, first))
+    calls = [lambda: buffer.put(sample(1, other)), lambda: buffer.put_many([sample(1, first), sample(2, other)])]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"a sample of .* among samples of .*: a buffer holds samples"):
+            call()
+    assert (len(buffer), buffer.samples_put) == (1, 1)
+    buffer.put_many([sample(1, first), sample(2, first)])
+    assert len(buffer) == 3
+
+
+def test_the_keys_of_a_dict_may_come_in_any_order():
+    turned = {"y": torch.tensor(4.0), "x": torch.tensor(3.0)}
+    for put in (FIFO.put_many, lambda fifo, both: [fifo.put(one) for one in both]):
+        fifo = FIFO(4)
+        put(fifo, [{"x": X, "y": Y}, turned])
+        assert {name: values.tolist() for name, values in fifo.get_batch(2).items()} == {"x": [1, 3], "y": [2, 4]}
+
+
+@pytest.mark.parametrize(
+    ("stack", "error", "message"),
+    [
+        ("text", TypeError, "samples=str: give a list of samples, or tensors and arrays"),
+        (np.array(["a"]), TypeError, "samples=ndarray"),
+        ((torch.ones(2), 3), TypeError, "samples=tuple"),
+        (torch.tensor(1.0), ValueError, "same first dimension in every part"),
+        ((torch.ones(2), torch.ones(3)), ValueError, r"same first dimension in every part, not \(2,\), \(3,\)"),
+    ],
+)
+def test_stacks_that_do_not_count_samples_are_refused(stack, error, message):
+    fifo = FIFO(4)
+    with pytest.raises(error, match=message):
+        fifo.put_many(stack)
+    assert len(fifo) == 0
+    fifo.put(1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
+def test_samples_come_in_pinned_memory_and_may_come_from_a_gpu():
+    fifo = FIFO(4, pin_memory=True)
+    fifo.put_many([torch.tensor([1.0, 2.0], device="cuda"), torch.tensor([3.0, 4.0])])
+    one, batch = fifo.get(), fifo.get_batch(1)
+    assert one.is_pinned()
+    assert batch.is_pinned()
+    assert (one.tolist(), batch.tolist()) == ([1.0, 2.0], [[3.0, 4.0]])

@@ -1,0 +1,147 @@
+"""Random schedules of several producers and consumers: nothing is lost, and no thread stays blocked."""
+
+import queue
+import sys
+import threading
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train.buffers import BufferDrainedError, ReceptionOverError
+from tests.buffers.kinds import ALL, DEADLINE, STEPS, Thread, make, numbers, samples
+
+EACH = 3 * STEPS
+"""Samples of a producer: whole simulations, so that pairs come together."""
+
+
+@pytest.fixture(autouse=True)
+def _threads_take_turns_often():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+class Schedule:
+    """Producers, consumers, and one more thread that ends reception at a random moment."""
+
+    def __init__(self, kind, seed):
+        self.random = np.random.default_rng(seed)
+        self.producers, consumers = self.random.integers(1, 4, size=2)
+        self.paired = kind == "SimPairedReservoir"
+        self.capacity = int(self.random.integers(10, 14) if self.paired else self.random.integers(2, 12))
+        threshold = 0 if kind == "FIFO" else int(self.random.integers(self.capacity))
+        self.buffer = make(kind, self.capacity, threshold, seed=int(seed))
+        self.most = self.capacity - (threshold if kind in ("FIFO", "FIRO") else 0)
+        self.end = threading.Event()
+        # Some end before the first put has found room, and others after the last.
+        self.operations = int(self.random.integers(1.5 * EACH * self.producers))
+        self.counting = threading.Lock()
+        seeds = self.random.integers(2**32, size=self.producers + consumers).tolist()
+        self.putters = [Thread(self.produce, number, seeds.pop()) for number in range(self.producers)]
+        self.getters = [Thread(self.consume, seeds.pop()) for _ in range(consumers)]
+        self.ender = Thread(self.finish)
+
+    def count(self, operations):
+        with self.counting:
+            self.operations -= operations
+            if self.operations <= 0:
+                self.end.set()
+
+    def produce(self, producer, seed):
+        random, put = np.random.default_rng(seed), []
+        left = list(range(producer * EACH, (producer + 1) * EACH))
+        while left:
+            chunk, left = np.split(left, [random.integers(1, 2 * self.capacity)])
+            chunk, left = chunk.tolist(), left.tolist()
+            timeout = random.choice([None, 0.0, 0.0005])
+            try:
+                self.buffer.put_many(samples(self.buffer, chunk), timeout=timeout)
+            except ReceptionOverError as error:
+                return put + chunk[: error.stored]
+            except queue.Full as error:
+                put, left = put + chunk[: error.stored], chunk[error.stored :] + left
+                self.count(error.stored)
+            else:
+                put += chunk
+                self.count(len(chunk))
+        return put
+
+    def consume(self, seed):
+        random, got = np.random.default_rng(seed), []
+        while True:
+            size, timeout = int(random.integers(1, self.most + 1)), random.choice([None, 0.0, 0.0005])
+            try:
+                came = numbers(self.buffer.get_batch(size, timeout=timeout))
+            except BufferDrainedError:
+                return got
+            except queue.Empty:
+                continue
+            assert 0 < len(came) <= size * (1 + self.paired)
+            assert len(self.buffer) <= self.capacity
+            self.count(len(came))
+            got += came
+
+    def finish(self):
+        while self.operations > 0 and any(putter.is_alive() for putter in self.putters):
+            self.end.wait(0.001)
+        self.buffer.signal_reception_over()
+
+    def results(self):
+        put = [number for putter in self.putters for number in putter.result()]
+        return put, [number for getter in self.getters for number in getter.result()]
+
+
+@pytest.mark.parametrize("seeds", [range(30), range(30, 60)], ids=str)
+@pytest.mark.parametrize("kind", ALL)
+def test_every_sample_that_was_put_is_got_and_no_thread_stays_blocked(kind, seeds):
+    for seed in seeds:
+        schedule = Schedule(kind, seed)
+        buffer, (put, got) = schedule.buffer, schedule.results()
+        times = Counter(got)
+        assert len(set(put)) == len(put) == buffer.samples_put
+        missing = set(put) - set(got)
+        if schedule.paired:  # the last one of a simulation may have no partner
+            assert len({number // STEPS for number in missing}) == len(missing) == buffer.unseen
+        else:
+            assert not missing
+            assert len(buffer) == 0
+        assert set(got) <= set(put)
+        if kind == "FIRO" or kind == "FIFO":
+            assert max(times.values(), default=1) == 1
+        if kind == "FIFO" and schedule.producers == len(schedule.getters) == 1:
+            assert got == put
+        expected = np.bincount([times[number] for number in put], minlength=1)
+        np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
+
+
+def test_threads_that_put_read_only_arrays_leave_the_filters_of_warnings_alone(monkeypatch):
+    # The second thread starts to convert its array during the first's conversion, and ends after it.
+    buffer, convert, before = make("FIFO", 2), torch.from_numpy, list(warnings.filters)
+    converting, both_convert, first_is_done = threading.Event(), threading.Event(), threading.Event()
+    array = np.arange(3.0)
+    array.flags.writeable = False
+
+    def overlapping(given):
+        if given.size and not converting.is_set():
+            converting.set()
+            both_convert.wait(DEADLINE)
+        elif given.size:
+            both_convert.set()
+            first_is_done.wait(DEADLINE)
+        return convert(given)
+
+    monkeypatch.setattr(torch, "from_numpy", overlapping)
+    try:
+        first = Thread(buffer.put, array)
+        assert converting.wait(DEADLINE)
+        second = Thread(buffer.put, array)
+        first.result()
+        first_is_done.set()
+        second.result()
+        assert list(warnings.filters) == before
+    finally:
+        warnings.filters[:] = before
