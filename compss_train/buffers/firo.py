@@ -81,6 +81,9 @@ class FIRO(Buffer):
             self._samples.unsee()
             self._passes -= 1
 
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "pseudo_epochs": self._collects_all}
+
     def _state(self) -> dict[str, Any]:
         return {"unseen": self._samples.unseen, "passes": self._passes}
 

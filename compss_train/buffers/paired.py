@@ -128,6 +128,11 @@ class SimPairedReservoir(Buffer):
             "capacity larger than the number of simulations that run at the same time"
         )
 
+    def _await_room(self, incoming: Incoming, stored: int, until: float | None) -> None:
+        if incoming.keys is not None:
+            self._samples.check_free(incoming.keys[stored:].tolist())
+        super()._await_room(incoming, stored, until)
+
     def _reserve(self, incoming: Incoming, start: int, number: int) -> Slots:
         keys = [] if incoming.keys is None else incoming.keys[start : start + number].tolist()
         places = self._samples.expect(keys)

@@ -114,6 +114,11 @@ class BatchReservoir(Reservoir):
         """Return ``size`` different samples, by default ``batch_size``."""
         return super().get_batch(self.batch_size if size is None else size, block, timeout)
 
+    def is_ready(self) -> bool:
+        """Tell whether a batch could be got at once."""
+        with self._lock:
+            return self._available() >= (1 if self._settled() else self.batch_size)
+
     def _largest(self) -> int:
         return self.capacity
 

@@ -67,10 +67,11 @@ def is_dense(value: object) -> bool:
     return bool(parts) and all(map(_is_numbers, parts))
 
 
-def _is_numbers(leaf: object) -> bool:
+def _is_numbers(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
         return leaf.layout is torch.strided and not leaf.is_quantized
-    return isinstance(leaf, np.ndarray) and _torch_holds(leaf.dtype)
+    # Other subclasses of arrays know more than their numbers: masks, units.
+    return type(leaf) in (np.ndarray, np.memmap) and _torch_holds(leaf.dtype)
 
 
 def _torch_holds(dtype: np.dtype[Any]) -> bool:

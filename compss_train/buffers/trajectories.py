@@ -77,14 +77,18 @@ class Trajectories:
         """Return the slots at places given as (..., 2)."""
         return self._slots[places[..., 0], places[..., 1]]
 
-    def expect(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Keep places for samples being written, by simulation and step; return the places.
-
-        Raises ``ValueError`` where a sample is held already, or being written.
-        """
+    def check_free(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Raise ``ValueError`` where a sample of a simulation and step is held already, or being written."""
         for simulation, step in keys:
             if simulation in self._rows and self._slots[self._rows[simulation], step] != _EMPTY:
                 raise ValueError(f"time step {step} of simulation {simulation} is held already")
+
+    def expect(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Keep places for samples being written, by simulation and step; return the places.
+
+        Raises ``ValueError`` as ``check_free`` does.
+        """
+        self.check_free(keys)
         places = [(self._row(simulation), step) for simulation, step in keys]
         for row, step in places:
             self._slots[row, step] = _COMING

@@ -51,6 +51,17 @@ def test_a_put_waits_while_all_that_is_held_is_unseen_and_goes_on_once_one_was_g
     assert (len(buffer), buffer.samples_put) == (4, 5)
 
 
+def test_a_put_waits_while_only_the_partner_of_an_unseen_sample_could_go():
+    buffer = make("SimPairedReservoir", 2)
+    buffer.put_many(samples(buffer, [0, 1]))
+    buffer.get()
+    buffer.put(sample(buffer, 2))
+    putter = Thread(buffer.put, sample(buffer, 8))
+    waiting(buffer._room_made)
+    assert 2 in numbers(buffer.get())
+    putter.result()
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_the_end_of_reception_wakes_all_who_wait(kind):
     full, empty = make(kind, 3), make(kind, 3)
@@ -222,3 +233,29 @@ def test_a_checkpoint_that_is_loaded_while_a_get_goes_on_is_refused_or_whole():
     assert put_some(buffer, [9, 10, 11]) == 2 - len(expected)
     buffer.signal_reception_over()
     assert [numbers(got) for got in drain(buffer.get)] == [[7], [8]][-len(expected) :] + [[9]] * (2 - len(expected))
+
+
+def test_a_batch_reservoir_is_ready_when_a_whole_batch_is_there():
+    buffer = make("BatchReservoir", 8, 1, batch_size=4)
+    put_some(buffer, range(3))
+    assert not buffer.is_ready()
+    put_some(buffer, [3])
+    assert buffer.is_ready()
+    buffer.get()
+    buffer.signal_reception_over()
+    buffer.get_batch(3)
+    assert buffer.is_ready()
+    assert len(buffer.get()) == 1
+    assert not buffer.is_ready()
+
+
+def test_a_time_step_that_is_held_is_refused_before_any_waiting_and_before_others_are_stored():
+    buffer = make("SimPairedReservoir", 4)
+    buffer.put_many(samples(buffer, range(4)))
+    with pytest.raises(ValueError, match="time step 2 of simulation 0 is held already"):
+        buffer.put(sample(buffer, 2))
+    buffer = make("SimPairedReservoir", 4)
+    buffer.put_many(samples(buffer, [2, 3]))
+    with pytest.raises(ValueError, match="time step 3 of simulation 0 is held already"):
+        buffer.put_many(samples(buffer, [4, 5, 6, 3]))
+    assert len(buffer) == 2
