@@ -65,13 +65,13 @@ class Partition:
     def remove(self, places: Slots) -> None:
         """Hold the slots at these places, each named once, no longer."""
         is_unseen = places < self.unseen
-        if is_unseen.any():
-            unseen = places[is_unseen]
+        unseen = places[is_unseen]
+        if len(unseen):
             self._move_last(unseen, self.unseen)
             self.unseen -= len(unseen)
+        if self.unseen + len(unseen) < self.held:  # there are seen ones behind
             moved = np.arange(self.unseen, self.unseen + len(unseen))
-            places = np.concatenate([moved, places[~is_unseen]])
-        self._move_last(places, self.held)
+            self._move_last(np.concatenate([moved, places[~is_unseen]]), self.held)
         self.held -= len(places)
 
     def _distinct(self, places: Slots) -> Slots:

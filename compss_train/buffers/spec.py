@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.make import BufferType, make_buffer
@@ -67,6 +67,13 @@ class BufferSpec:
                 f"a batch of {batch_size} samples cannot come from a {self.kind.name} of size {self.size} with "
                 f"threshold {self.needed}: give a larger size, a lower threshold or smaller batches"
             )
+
+    def limited(self, samples: int, batch_size: int) -> BufferSpec:
+        """Return the description of a buffer no larger than so many samples, in all, can fill."""
+        return replace(self, size=min(self.size, max(samples, self.needed + batch_size)), threshold=self._own())
+
+    def _own(self) -> int | None:
+        return None if self.kind is BufferType.FIFO else self.needed
 
     def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
         """Return such a buffer, empty."""

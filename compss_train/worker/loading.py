@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from compss_train.buffers import Buffer, BufferSpec
@@ -18,7 +20,9 @@ from compss_train.pipeline import ReadAhead, through
 from compss_train.worker.rows import VisitRows
 from compss_train.worker.shard import Shard
 
-_CHUNK_BYTES = 2**22  # what is read at a time: large enough that handing it over costs nothing
+_FILE_CHUNK = 2**22  # bytes read at a time: large enough that handing them to another thread costs nothing
+_MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to be still in the core's cache when they are put
+_BURST = 8  # batches
 
 Chunk: TypeAlias = "tuple[torch.Tensor, ...]"
 """Rows of x, and of y where there is one."""
@@ -29,7 +33,8 @@ def buffered_batches(
 ) -> Iterator[Chunk]:
     """Iterate over the batches of a shard: rows of each source (the blocks of x, and of y), on the device.
 
-    The buffer is drained at the end of every epoch, so that how often workers merge does not change what they see.
+    The buffer is drained at the end of every epoch, so that merging every so many epochs changes nothing of what
+    a worker sees.
     """
     for _, visits in groupby(shard.share, lambda visit: visit.epoch):
         for batch in _epoch_batches(tuple(visits), shard, spec, sources, device):
@@ -41,10 +46,10 @@ def _epoch_batches(
 ) -> Iterator[Chunk]:
     sizes = batch_sizes(visits, shard.batching)
     seed = buffer_seed(shard.buffer_seed, visits[0].epoch, visits[0].block)
-    buffer = spec.make(max(sizes), seed, pin_memory=device.startswith("cuda"))
-    with ReadAhead(_reads(visits, shard, sources), lambda read: read[0].load(*read[1:])) as chunks:
+    buffer = spec.limited(sum(sizes), max(sizes)).make(max(sizes), seed, pin_memory=device.startswith("cuda"))
+    with _chunks(visits, shard, sources) as chunks:
         if spec.gives_each_once:
-            yield from in_step(buffer, chunks, sizes, spec.needed)
+            yield from in_bursts(in_step(buffer, chunks, sizes, spec.needed))
         else:
             yield from through(buffer, chunks, max(sizes))
 
@@ -59,11 +64,32 @@ def batch_sizes(visits: Share, batching: Batching) -> list[int]:
     return [stop - start for start, stop in together.bounds(samples)]
 
 
-def _reads(visits: Share, shard: Shard, sources: Sequence[Sequence[Block]]) -> Iterator[tuple[VisitRows, int, int]]:
+@contextmanager
+def _chunks(visits: Share, shard: Shard, sources: Sequence[Sequence[Block]]) -> Iterator[Iterable[Chunk]]:
+    """Give the rows of the visits in chunks, read ahead in a thread where blocks are on file.
+
+    To copy rows that are in memory ahead of time would gain nothing, and cost a tenth of the training of a small
+    network: copies go from core to core, and threads take turns.
+    """
+    if any(isinstance(block, np.memmap) for blocks in sources for block in blocks):
+        with ReadAhead(_reads(visits, shard, sources, _FILE_CHUNK), _load) as chunks:
+            yield chunks
+    else:
+        yield map(_load, _reads(visits, shard, sources, _MEMORY_CHUNK))
+
+
+def _load(read: tuple[VisitRows, int, int]) -> Chunk:
+    rows, start, stop = read
+    return rows.load(start, stop)
+
+
+def _reads(
+    visits: Share, shard: Shard, sources: Sequence[Sequence[Block]], chunk_bytes: int
+) -> Iterator[tuple[VisitRows, int, int]]:
     """Iterate over what to read, in training order."""
     for visit in visits:
         rows = VisitRows(visit, shard, sources)
-        step = max(1, _CHUNK_BYTES // max(1, rows.bytes_per_sample))
+        step = max(1, chunk_bytes // max(1, rows.bytes_per_sample))
         for start in range(0, visit.size, step):
             yield rows, start, min(start + step, visit.size)
 
@@ -84,6 +110,16 @@ def in_step(buffer: Buffer, chunks: Iterable[Chunk], sizes: Sequence[int], thres
             buffer.signal_reception_over()
         yield buffer.get_batch(size, block=False)
         got += size
+
+
+def in_bursts(batches: Iterator[Chunk]) -> Iterator[Chunk]:
+    """Iterate over the batches, making a few at a time.
+
+    Between two training steps the code and data of a buffer have left the core's caches: one by one, batches cost
+    three times as much.
+    """
+    while burst := list(islice(batches, _BURST)):
+        yield from burst
 
 
 class _Rows:

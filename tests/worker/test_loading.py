@@ -1,5 +1,7 @@
 """Batches by way of a buffer: which samples, in what order, and what is held at each draw."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_queues_give_each_sample_once_an_epoch(
     # Room for the largest batch, from one sample to sixty.
     spec = BufferSpec("FIFO", 60 + room) if kind == "FIFO" else BufferSpec("FIRO", 60 + threshold + room, threshold)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_CHUNK_BYTES", chunk)
+        patch.setattr(loading, "_MEMORY_CHUNK", chunk)
         everything = []
         for shard in shards(x, workers, batching, spec, shuffle, shuffle_seed, epochs):
             made = trained(shard, x, y)
@@ -115,8 +117,38 @@ def test_draws_do_not_depend_on_how_much_is_read_at_a_time(chunk, monkeypatch):
     x, y = data(60, 4)
     (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIRO", 20))
     expected = trained(shard, x, y)
-    monkeypatch.setattr(loading, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(loading, "_MEMORY_CHUNK", chunk)
     assert trained(shard, x, y) == expected
+
+
+@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
+def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "_FILE_CHUNK", 40)
+    threads, (x, y) = set(), data(60, 4, as_arrays=True)
+    paths = [tmp_path / f"{number}.npy" for number in range(4)]
+    for path, block in zip(paths, x.blocks(), strict=True):
+        np.save(path, block)
+    mapped = BlockedTensor.from_files(paths)
+    load = loading._load
+    monkeypatch.setattr(
+        loading, "_load", lambda read: (threads.add(threading.current_thread().name), load(read))[1]
+    )
+    (shard,) = shards(x, 1, Batching(size=5), BufferSpec(kind, 20))
+    ours = trained(shard, mapped, y)
+    assert threads == {"read-ahead-0"}
+    if kind == "FIRO":
+        assert ours == trained(shard, x, y)
+    else:
+        assert {sample for batch in ours for sample in batch} == set(range(60))
+
+
+def test_a_chunk_counts_the_bytes_of_x_and_y(monkeypatch):
+    x = BlockedTensor.from_array(np.zeros((40, 1), np.uint8), (2, 1))
+    y = BlockedTensor.from_array(np.zeros((40, 9), np.uint8), (2, 1))
+    (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIFO", 20))
+    monkeypatch.setattr(loading, "_MEMORY_CHUNK", 50)
+    with loading._chunks(shard.share, shard, [list(x.blocks()), list(y.blocks())]) as chunks:
+        assert [len(rows) for rows, _ in chunks] == [5] * 8
 
 
 def test_batches_of_a_firo_mix_blocks():
