@@ -13,7 +13,7 @@ import torch
 from _common import parser, print_table, ratios, spread
 from torch.utils.data import default_collate
 
-from compss_train.buffers import BufferDrainedError, Reservoir
+from compss_train.buffers import BufferDrainedError, ReceptionOverError, Reservoir
 
 FEATURES, BATCH, CAPACITY = 784, 128, 10_000
 POOL = 60_000
@@ -91,9 +91,7 @@ class Producer:
             start = self.samples % (len(self._pool) - BATCH)
             try:
                 self._put(self._pool[start : start + BATCH])
-            except Exception as error:
-                if "reception is over" not in str(error):
-                    raise
+            except ReceptionOverError:
                 return
             self.samples += BATCH
             if self._pace and (early := began + self.samples / self._pace - time.perf_counter()) > 0:

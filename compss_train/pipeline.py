@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
@@ -34,13 +35,14 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     threads:
         How many items are loaded at the same time, 1 by default.
     depth:
-        How many results there are at most that were not taken yet, loaded or being loaded; 2 by default.
+        How many results there are at most that were not taken yet, loaded or being loaded; by default two a thread.
     ordered:
         Give results in the order of the items (default), or as soon as they are there.
 
     The threads start at once. An exception in ``items`` or ``load`` is raised where its result would have come, and
     ends the iteration. ``close()``, a ``with`` block or the garbage collector stops the threads; those that wait
-    stop at once, and those that are in ``load`` when it returns, which ``close`` waits for a second for.
+    stop at once, and those that are in ``load`` when it returns, which ``close`` waits a second for. Then ``items``
+    is closed, too, if it is a generator. Another ``ReadAhead`` as ``items`` is stopped at once.
     """
 
     def __init__(
@@ -49,11 +51,16 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         load: Callable[[Item], Result],
         *,
         threads: int = 1,
-        depth: int = 2,
+        depth: int | None = None,
         ordered: bool = True,
     ) -> None:
         check_count("threads", threads)
-        self._work: _Work[Any, Result] = _Work(items, load, check_count("depth", depth), ordered)
+        depth = check_count("depth", 2 * threads if depth is None else depth)
+        if depth < threads:
+            raise ValueError(
+                f"depth={depth}, threads={threads}: each thread loads a result, so give at least as many"
+            )
+        self._work: _Work[Any, Result] = _Work(items, load, depth, ordered)
         self._threads = [
             threading.Thread(target=self._work.run, name=f"read-ahead-{number}", daemon=True)
             for number in range(threads)
@@ -71,9 +78,12 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     def close(self) -> None:
         """Stop the threads; nothing more comes."""
         self._work.stop()
+        until = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
+                thread.join(max(0.0, until - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._work.close_items()
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +114,8 @@ class _Work(Generic[Item, Result]):
             number, item = picked
             try:
                 self._deliver(number, self._load(item), None)
+            except StopIteration as error:  # would end the iteration without a word
+                self._deliver(number, None, _chained(RuntimeError("load raised StopIteration"), error))
             except BaseException as error:
                 self._deliver(number, None, error)
 
@@ -174,6 +186,17 @@ class _Work(Generic[Item, Result]):
         if isinstance(self._source, ReadAhead):
             self._source._work.stop()
 
+    def close_items(self) -> None:
+        """Close what gave the items, a generator that has files open, say."""
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+
+def _chained(error: RuntimeError, cause: BaseException) -> RuntimeError:
+    error.__cause__ = cause
+    return error
+
 
 def through(buffer: Buffer, chunks: Iterable[Any], batch_size: int) -> Iterator[Any]:
     """Iterate over batches from a buffer that a thread fills with chunks (what ``put_many`` takes) meanwhile.
@@ -224,4 +247,5 @@ class _Filling:
         self._buffer.signal_reception_over()
         if isinstance(self._chunks, ReadAhead):
             self._chunks.close()
-        self._thread.join(_JOIN_SECONDS)
+        if self._thread is not threading.current_thread():  # the garbage collector's, perhaps
+            self._thread.join(_JOIN_SECONDS)

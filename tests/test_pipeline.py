@@ -24,11 +24,11 @@ def assert_threads_end():
 @given(
     items=st.lists(st.integers(), max_size=30),
     threads=st.integers(1, 4),
-    depth=st.integers(1, 5),
+    more=st.integers(0, 4),
     ordered=st.booleans(),
 )
-def test_every_item_is_loaded_once_and_in_order_where_that_is_asked_for(items, threads, depth, ordered):
-    loaded = list(ReadAhead(items, lambda item: item * 2, threads=threads, depth=depth, ordered=ordered))
+def test_every_item_is_loaded_once_and_in_order_where_that_is_asked_for(items, threads, more, ordered):
+    loaded = list(ReadAhead(items, lambda item: item * 2, threads=threads, depth=threads + more, ordered=ordered))
     expected = [item * 2 for item in items]
     assert loaded == expected if ordered else sorted(loaded) == sorted(expected)
     assert_threads_end()
@@ -104,6 +104,42 @@ def test_an_exception_comes_in_the_place_of_its_result_and_ends_the_iteration():
     assert_threads_end()
 
 
+def test_an_end_of_iteration_inside_load_is_an_error():
+    def load(item):
+        return next(iter([])) if item == 1 else item
+
+    loaded = ReadAhead(range(3), load)
+    assert next(loaded) == 0
+    with pytest.raises(RuntimeError, match="load raised StopIteration"):
+        next(loaded)
+    assert_threads_end()
+
+
+def test_closing_closes_a_generator_of_items():
+    closed = []
+
+    def items():
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    loaded = ReadAhead(items(), lambda item: item)
+    assert next(loaded) == 0
+    loaded.close()
+    assert closed
+
+
+def test_by_default_every_thread_loads_an_item():
+    together = threading.Barrier(4)
+
+    def load(item):
+        together.wait(10)
+        return item
+
+    assert list(ReadAhead(range(8), load, threads=4)) == list(range(8))
+
+
 def test_an_exception_of_the_items_surfaces_after_those_before_it():
     def items():
         yield 1
@@ -166,7 +202,7 @@ def test_stages_follow_one_another_and_close_together():
 
 
 def test_wrong_numbers_are_errors_and_start_nothing():
-    for wrong in ({"threads": 0}, {"depth": 0}, {"depth": 1.5}):
+    for wrong in ({"threads": 0}, {"depth": 0}, {"depth": 1.5}, {"depth": 2, "threads": 3}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ReadAhead([1], str, **wrong)
     assert not reading_threads()

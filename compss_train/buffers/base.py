@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.errors import BufferDrainedError, BufferFullError, ReceptionOverError
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.slots import Slots
 from compss_train.buffers.store import Store
 from compss_train.buffers.structure import first
 from compss_train.buffers.waiting import deadline, wait
@@ -31,8 +31,9 @@ class Buffer(ABC):
     Parameters
     ----------
     capacity:
-        The most samples that are held, at least 1. Tensors and arrays (also in tuples and dicts) of one shape are
-        copied into memory for that many; of any other object a reference is kept.
+        The most samples that are held, at least 1. Tensors and arrays of one shape, also in tuples and dicts, are
+        copied into memory for that many, and come back on the CPU and detached; numbers beside them become tensors.
+        Of any other object, a list too, a reference is kept.
     threshold:
         Until reception is over, samples are got only while more than this many are held.
     seed:
@@ -64,9 +65,10 @@ class Buffer(ABC):
         self._store = Store(capacity, pin_memory and torch.cuda.is_available())
         # Samples are copied outside the lock, which would be held nearly all the time otherwise.
         self._in_flight = 0  # samples that have a slot and are being written to it
-        self._reads: set[threading.Lock] = set()  # one, held, for each get that is copying samples
+        self._reads: list[threading.Lock] = []  # one, held, for each get that is copying samples
         self._over = False
-        self._lock = threading.Lock()
+        # Re-entrant, for whatever the garbage collector runs meanwhile.
+        self._lock = threading.RLock()
         self._room_made = threading.Condition(self._lock)
         self._samples_came = threading.Condition(self._lock)
 
@@ -140,6 +142,7 @@ class Buffer(ABC):
     def put_many(self, samples: Any, block: bool = True, timeout: float | None = None) -> None:
         """Store a list of samples, or stacked ones whose first dimension counts them, as they find room.
 
+        A list is one of samples: give ``tuple(batch)`` of the lists [x, y] that torch's ``DataLoader`` makes.
         Raises as ``put`` does; ``error.stored`` then tells how many were stored before, the first ones.
         """
         self._put(self._incoming_many(samples), deadline(block, timeout))
@@ -161,12 +164,11 @@ class Buffer(ABC):
         try:
             with self._lock:
                 self._await_room(incoming, start, until)
-                slots = self._reserve(incoming, start, min(self._room(), len(incoming) - start))
+                number = min(self._room(), len(incoming) - start)
+                copying = self._reads.copy() if number > self._store.free else []
+                slots = self._reserve(incoming, start, number)
                 self._in_flight += len(slots)
-                earlier = self._reads.copy()
-            for read in earlier:  # may be copying what was in these slots before
-                with read:
-                    pass
+            _wait_for(copying)  # of what is evicted
             self._store.write(slots, incoming, start)
             written = True
         finally:  # a writer that is interrupted must not leave others waiting for its samples
@@ -177,6 +179,7 @@ class Buffer(ABC):
     def _await_room(self, incoming: Incoming, stored: int, until: float | None) -> None:
         self._store.admit(incoming)
         wait(self._room_made, lambda: self._over or self._room() > 0 or self._stuck() is not None, until)
+        self._store.admit(incoming)  # once more: another state may have been loaded meanwhile
         if self._over:
             raise ReceptionOverError("nothing can be put any more: reception is over", stored)
         if not self._room():
@@ -193,11 +196,10 @@ class Buffer(ABC):
             else:
                 self._abandon(slots)
             self._samples_came.notify_all()
-            if not written or self._stuck():  # which a put that waits must be told
-                self._room_made.notify_all()
+            self._room_made.notify_all()  # a new sample may be the partner for which others were kept
 
     def _abandon(self, slots: Slots) -> None:
-        self._store.release(slots)
+        self._store.give_back(slots)
 
     # Getting
 
@@ -222,7 +224,7 @@ class Buffer(ABC):
         return self._get(size, deadline(block, timeout))
 
     def _get(self, size: int, until: float | None) -> Any:
-        leaving = _NO_SLOTS
+        leaving, copying = _NO_SLOTS, list[threading.Lock]()
         read = threading.Lock()
         with read:
             try:
@@ -231,12 +233,15 @@ class Buffer(ABC):
                     slots, leaving = self._draw(number)
                     self._store.usage.got(slots)
                     self._store.usage.leave(leaving)
-                    self._reads.add(read)
+                    copying = self._reads.copy() if len(leaving) else []
+                    self._reads.append(read)
                     self._room_made.notify_all()
                 return self._read(slots)
             finally:
-                self._reads.discard(read)
+                if read in self._reads:
+                    self._reads.remove(read)
                 if len(leaving):
+                    _wait_for(copying)  # of samples that were drawn before, too
                     self._free(leaving)
 
     def _await_samples(self, size: int, until: float | None) -> int:
@@ -307,9 +312,10 @@ class Buffer(ABC):
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a buffer of the same kind and capacity needs to go on with the same draws.
+        """Return what a buffer made with the same arguments needs to go on with the same draws.
 
-        A sample whose put has not returned yet is not in it.
+        A sample whose put has not returned yet is not in it. Samples are in it as batches are; what else is in it
+        are numbers, strings, lists and dicts.
         """
         with self._lock:
             return {
@@ -322,13 +328,13 @@ class Buffer(ABC):
 
     def _identity(self) -> dict[str, Any]:
         """Return what a buffer must share with the one whose state it takes over."""
-        return {"kind": type(self).__name__, "capacity": self.capacity}
+        return {"kind": type(self).__name__, "capacity": self.capacity, "threshold": self.threshold}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become the buffer whose ``state_dict`` this is, in place of what is held now.
 
-        Raises ``ValueError`` for the state of another kind or capacity, ``RuntimeError`` while a put or get
-        goes on.
+        Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold, ``RuntimeError``
+        while a put or get goes on.
         """
         for name, own in self._identity().items():
             if state.get(name) != own:
@@ -336,8 +342,15 @@ class Buffer(ABC):
         with self._lock:
             if self._in_flight or self._reads:
                 raise RuntimeError("another thread puts or gets samples; let it end before load_state_dict")
+            self._restore(self._store.load_state_dict(state), state)
             self._over = state["over"]
             self._random.bit_generator.state = state["random"]
-            self._restore(self._store.load_state_dict(state), state)
             self._room_made.notify_all()
             self._samples_came.notify_all()
+
+
+def _wait_for(copying: list[threading.Lock]) -> None:
+    """Wait until these gets have copied their samples."""
+    for read in copying:
+        with read:
+            pass

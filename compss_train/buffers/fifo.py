@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from compss_train.buffers.base import Buffer
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.slots import Slots
 
 
 class FIFO(Buffer):

@@ -8,7 +8,7 @@ import numpy as np
 
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.partition import Partition
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.slots import Slots
 from compss_train.validation import check_count
 
 
@@ -30,7 +30,8 @@ class FIRO(Buffer):
     ) -> None:
         super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
         self._collects_all = pseudo_epochs is not None
-        self._passes = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
+        self._pseudo_epochs = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
+        self._passes = self._pseudo_epochs  # still to go
         self._samples = Partition(capacity)
 
     def _held(self) -> Slots:
@@ -40,7 +41,7 @@ class FIRO(Buffer):
         return self._samples.held
 
     def _count_unseen(self) -> int:
-        return self._samples.unseen
+        return self._samples.unseen if self._passes == self._pseudo_epochs else 0
 
     def _stuck(self) -> str | None:
         if not self._collects_all or self._room() or self._in_flight:
@@ -82,7 +83,7 @@ class FIRO(Buffer):
             self._passes -= 1
 
     def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "pseudo_epochs": self._collects_all}
+        return {**super()._identity(), "pseudo_epochs": self._pseudo_epochs if self._collects_all else None}
 
     def _state(self) -> dict[str, Any]:
         return {"unseen": self._samples.unseen, "passes": self._passes}

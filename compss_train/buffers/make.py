@@ -10,6 +10,7 @@ from compss_train.buffers.fifo import FIFO
 from compss_train.buffers.firo import FIRO
 from compss_train.buffers.paired import SimPairedReservoir
 from compss_train.buffers.reservoir import BatchReservoir, Reservoir
+from compss_train.validation import check_count
 
 
 class BufferType(Enum):
@@ -22,14 +23,14 @@ class BufferType(Enum):
     SimPairedReservoir = 4
 
     @classmethod
-    def of(cls, value: object) -> BufferType:
+    def of(cls, value: object, name: str = "type") -> BufferType:
         """Return the type that ``value`` is, or names in any case; raise ``ValueError`` where there is none."""
         if isinstance(value, cls):
             return value
         for kind in cls:
             if isinstance(value, str) and value.lower() == kind.name.lower():
                 return kind
-        raise ValueError(f"{value!r}: choose one of {', '.join(f'BufferType.{kind.name}' for kind in cls)}")
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(f'BufferType.{kind.name}' for kind in cls)}")
 
 
 def make_buffer(
@@ -67,7 +68,10 @@ def make_buffer(
     What a type has no use for is ignored. Raises ``ValueError`` where a parameter that it needs is missing, naming
     it, or out of range.
     """
-    kind = BufferType.of(buffer_t)
+    kind = BufferType.of(buffer_t, "buffer_t")
+    check_count("buffer_size", buffer_size)
+    if per_server_watermark is not None:
+        check_count("per_server_watermark", per_server_watermark, least=0)
     given = {
         "per_server_watermark": per_server_watermark,
         "batch_size": batch_size,

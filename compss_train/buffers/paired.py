@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.base import UNLIMITED, Buffer
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.slots import Slots
 from compss_train.buffers.trajectories import Trajectories
 from compss_train.validation import check_count
 
@@ -66,7 +66,7 @@ class SimPairedReservoir(Buffer):
         self.sweep_size = check_count("sweep_size", sweep_size)
         self.nb_time_steps = check_count("nb_time_steps", nb_time_steps, least=2)
         expected = -(-sweep_size // check_count("comm_size", comm_size))
-        self._samples = Trajectories(expected, nb_time_steps, self._random)
+        self._samples = Trajectories(min(expected, capacity), nb_time_steps, self._random)
         self._keys = np.zeros((capacity, 2), np.int64)  # simulation and step by slot
         self._coming: dict[
             int, tuple[tuple[int, int], tuple[int, int]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.slots import Slots
 
 
 class Partition:

@@ -9,7 +9,7 @@ import numpy as np
 from compss_train.buffers.base import UNLIMITED, Buffer
 from compss_train.buffers.incoming import Incoming
 from compss_train.buffers.partition import Partition
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.slots import Slots
 from compss_train.validation import check_count
 
 
@@ -118,6 +118,9 @@ class BatchReservoir(Reservoir):
         """Tell whether a batch could be got at once."""
         with self._lock:
             return self._available() >= (1 if self._settled() else self.batch_size)
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "batch_size": self.batch_size}
 
     def _largest(self) -> int:
         return self.capacity

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from compss_train.buffers.incoming import Incoming, check_same
+from compss_train.buffers.slots import Slots
 from compss_train.buffers.structure import Leaf, leaves, map_leaves
 from compss_train.data.block import rows_of_bytes
-
-Slots: TypeAlias = "NDArray[np.intp]"
-"""Numbers of slots, or of places in an order of slots."""
 
 
 class Storage(ABC):
@@ -32,7 +28,7 @@ class Storage(ABC):
         """Copy samples into slots, from number ``start`` on. Other slots may be read meanwhile."""
 
     @abstractmethod
-    def read(self, slots: Slots) -> Any:
+    def read(self, slots: Slots, *, pinned: bool = False) -> Any:
         """Return a batch of the samples in these slots, which shares nothing with the storage."""
 
     @abstractmethod
@@ -40,11 +36,11 @@ class Storage(ABC):
         """Let go of what is in these slots."""
 
     @staticmethod
-    def of(incoming: Incoming, capacity: int, pin_memory: bool) -> Storage:
+    def of(incoming: Incoming, capacity: int) -> Storage:
         """Return an empty storage for samples like these."""
         if incoming.objects is not None:
             return ObjectStorage(capacity)
-        return ColumnStorage(capacity, incoming.template, pin_memory)
+        return ColumnStorage(capacity, incoming.template)
 
 
 class ObjectStorage(Storage):
@@ -59,7 +55,7 @@ class ObjectStorage(Storage):
         for number, slot in enumerate(slots.tolist(), start):
             self._objects[slot] = (incoming.objects or [])[number]
 
-    def read(self, slots: Slots) -> list[Any]:
+    def read(self, slots: Slots, *, pinned: bool = False) -> list[Any]:
         """Return the objects themselves."""
         return [self._objects[slot] for slot in slots.tolist()]
 
@@ -72,32 +68,32 @@ class ObjectStorage(Storage):
 class ColumnStorage(Storage):
     """Tensors and arrays of one shape, in preallocated memory with a row a slot; batches come stacked."""
 
-    def __init__(self, capacity: int, template: Any, pin_memory: bool) -> None:
+    def __init__(self, capacity: int, template: Any) -> None:
         super().__init__(template)
         self._leaves: list[Leaf] = list(leaves(template))
         self._columns = [torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for leaf in self._leaves]
         self._bytes = [rows_of_bytes(column) for column in self._columns]
-        self._pin_memory = pin_memory
 
     def write(self, slots: Slots, incoming: Incoming, start: int) -> None:
         """Copy the rows, as bytes: a third of the time of torch's indexed copies."""
         for stored, rows in zip(self._bytes, incoming.rows, strict=True):
             stored[slots] = rows_of_bytes(rows[start : start + len(slots)])
 
-    def read(self, slots: Slots) -> Any:
-        """Gather the rows, in pinned memory where that was asked for."""
+    def read(self, slots: Slots, *, pinned: bool = False) -> Any:
+        """Gather the rows, in page-locked memory where that is asked for."""
         index = torch.from_numpy(slots)
-        gathered = (self._gather(column, index) for column in self._columns)
+        gathered = (_gather(column, index, pinned) for column in self._columns)
         return map_leaves(lambda leaf: _as_given(next(gathered), leaf), self.template)
-
-    def _gather(self, column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        if not self._pin_memory:
-            return column.index_select(0, index)
-        rows = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=True)
-        return torch.index_select(column, 0, index, out=rows)
 
     def forget(self, slots: Slots) -> None:
         """Do nothing: the memory stays for the next samples."""
+
+
+def _gather(column: torch.Tensor, index: torch.Tensor, pinned: bool) -> torch.Tensor:
+    if not pinned:
+        return column.index_select(0, index)
+    rows = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=True)
+    return torch.index_select(column, 0, index, out=rows)
 
 
 def _as_given(rows: torch.Tensor, leaf: Leaf) -> Any:

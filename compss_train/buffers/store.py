@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.storage import Slots, Storage
+from compss_train.buffers.slots import Slots
+from compss_train.buffers.storage import Storage
 from compss_train.buffers.usage import Usage
 
 
@@ -26,7 +27,7 @@ class Store:
     def admit(self, incoming: Incoming) -> None:
         """Raise ``ValueError`` unless the samples are like those before them."""
         if self._storage is None:
-            self._storage = Storage.of(incoming, self.capacity, self._pin_memory)
+            self._storage = Storage.of(incoming, self.capacity)
         self._storage.check(incoming)
 
     def take(self, number: int) -> Slots:
@@ -46,7 +47,7 @@ class Store:
 
     def read(self, slots: Slots) -> Any:
         """Return the samples in these slots as a batch, ``None`` before there was any sample."""
-        return None if self._storage is None else self._storage.read(slots)
+        return None if self._storage is None else self._storage.read(slots, pinned=self._pin_memory)
 
     def release(self, slots: Slots) -> None:
         """Let go of what is in these slots, which nobody reads any more, and make them free."""
@@ -57,7 +58,7 @@ class Store:
     def state_dict(self, held: Slots) -> dict[str, Any]:
         """Return the samples in these slots, in order, and all counts."""
         return {
-            "samples": self.read(held) if len(held) else [],
+            "samples": self._storage.read(held) if self._storage is not None and len(held) else [],
             "times_got": self.usage.times_got(held).tolist(),
             "usage": self.usage.state_dict(),
         }

@@ -61,15 +61,30 @@ def first(batch: Any) -> Any:
     return map_leaves(lambda rows: rows[0] if isinstance(rows, list) else rows[0, ...], batch)
 
 
-def is_dense(value: object) -> bool:
-    """Tell whether ``value`` consists of tensors and arrays of numbers, which can be stored as rows."""
+def as_dense(value: Any) -> Any:
+    """Return ``value`` if it consists of tensors and arrays, with numbers beside them made such; else ``None``."""
     parts = list(leaves(value))
-    return bool(parts) and all(map(_is_numbers, parts))
+    dense = [_is_dense(part) for part in parts]
+    if all(dense) and parts:
+        return value
+    if any(dense) and all(known or isinstance(part, _NUMBERS) for known, part in zip(dense, parts, strict=True)):
+        return map_leaves(_from_number, value)
+    return None
 
 
-def _is_numbers(leaf: Any) -> bool:
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+def _from_number(leaf: Any) -> Any:
+    if isinstance(leaf, np.generic):
+        return np.asarray(leaf)
+    return torch.tensor(leaf) if isinstance(leaf, _NUMBERS) else leaf
+
+
+def _is_dense(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
-        return leaf.layout is torch.strided and not leaf.is_quantized
+        strided = leaf.layout is torch.strided and not leaf.is_nested
+        return strided and not leaf.is_quantized and leaf.device.type != "meta"
     # Other subclasses of arrays know more than their numbers: masks, units.
     return type(leaf) in (np.ndarray, np.memmap) and _torch_holds(leaf.dtype)
 

@@ -16,40 +16,56 @@ _EMPTY, _COMING = -1, -2  # in the table of slots: no sample, and one that is be
 
 
 class Trajectories:
-    """A table of slots: a row for each simulation seen so far, a column for each time step.
+    """A table of slots: a row for each simulation with samples, a column for each time step.
 
-    ``expected`` rows are there from the start; further simulations get theirs as they come.
+    There are ``rows`` to begin with, and more when they are needed; a simulation without samples gives its row up.
     """
 
-    def __init__(self, expected: int, num_steps: int, random: np.random.Generator) -> None:
+    def __init__(self, rows: int, num_steps: int, random: np.random.Generator) -> None:
         self._random = random
-        self._slots = np.full((expected, num_steps), _EMPTY, np.intp)
-        self._seen = np.zeros((expected, num_steps), bool)
+        self._slots = np.full((rows, num_steps), _EMPTY, np.intp)
+        self._seen = np.zeros((rows, num_steps), bool)
+        self._held, self._unseen, self._arrived, self._uses = (np.zeros(rows, np.int64) for _ in range(4))
         self._rows: dict[int, int] = {}
-        self._arrived = np.zeros(expected, np.int64)
-        self._held = np.zeros(expected, np.int64)
-        self._unseen = np.zeros(expected, np.int64)
-        self._uses = np.zeros(expected, np.int64)
+        self._free_rows = list(range(rows))[::-1]
+        self._past: dict[int, tuple[int, int]] = {}  # arrived and uses of simulations without a row
         self.differences = np.zeros(num_steps, np.int64)
         """Pairs drawn with each time difference."""
 
     def _row(self, simulation: int) -> int:
-        """Return the simulation's row, a new one where there is none yet."""
-        if simulation not in self._rows and len(self._rows) == len(self._slots):
-            more = len(self._slots)
-            self._slots = np.pad(self._slots, ((0, more), (0, 0)), constant_values=_EMPTY)
-            self._seen = np.pad(self._seen, ((0, more), (0, 0)))
-            self._arrived, self._held, self._unseen, self._uses = (
-                np.pad(counts, (0, more)) for counts in (self._arrived, self._held, self._unseen, self._uses)
-            )
-        return self._rows.setdefault(simulation, len(self._rows))
+        """Return the simulation's row, which it gets where it has none."""
+        if simulation not in self._rows:
+            if not self._free_rows:
+                self._grow()
+            row = self._rows[simulation] = self._free_rows.pop()
+            self._arrived[row], self._uses[row] = self._past.pop(simulation, (0, 0))
+        return self._rows[simulation]
+
+    def _grow(self) -> None:
+        rows = len(self._slots)
+        self._slots = np.pad(self._slots, ((0, rows), (0, 0)), constant_values=_EMPTY)
+        self._seen = np.pad(self._seen, ((0, rows), (0, 0)))
+        self._held, self._unseen, self._arrived, self._uses = (
+            np.pad(counts, (0, rows)) for counts in (self._held, self._unseen, self._arrived, self._uses)
+        )
+        self._free_rows = list(range(rows, 2 * rows))[::-1]
+
+    def _give_row_up(self, row: int) -> None:
+        """Free the row of a simulation of which nothing is held or coming."""
+        if not self._held[row] and (self._slots[row] == _EMPTY).all():
+            simulation = next(number for number, own in self._rows.items() if own == row)
+            del self._rows[simulation]
+            self._past[simulation] = int(self._arrived[row]), int(self._uses[row])
+            self._uses[row] = 0
+            self._free_rows.append(row)
 
     # Holding
 
     @property
     def uses(self) -> dict[int, int]:
         """Pairs drawn from each simulation."""
-        return {simulation: int(self._uses[row]) for simulation, row in self._rows.items()}
+        present = {simulation: int(self._uses[row]) for simulation, row in self._rows.items()}
+        return present | {simulation: uses for simulation, (_, uses) in self._past.items()}
 
     @property
     def held(self) -> int:
@@ -97,6 +113,7 @@ class Trajectories:
     def give_up(self, row: int, step: int) -> None:
         """Expect no sample there any more."""
         self._slots[row, step] = _EMPTY
+        self._give_row_up(row)
 
     def add(self, row: int, step: int, slot: int) -> None:
         """Hold a sample there, unseen."""
@@ -111,6 +128,7 @@ class Trajectories:
         self._unseen[row] -= not self._seen[row, step]
         self._slots[row, step], self._seen[row, step] = _EMPTY, False
         self._held[row] -= 1
+        self._give_row_up(row)
         return slot
 
     # Choosing
@@ -126,7 +144,7 @@ class Trajectories:
         weights = 1.0 / (1 + self._uses[rows])
         row = int(self._random.choice(rows, p=weights / weights.sum()))
         held = self._slots[row] >= 0
-        difference = self._choose_difference(np.flatnonzero(held))
+        difference = self._choose_difference(held)
         first = int(self._random.choice(np.flatnonzero(held[:-difference] & held[difference:])))
         self._uses[row] += 1
         self.differences[difference] += 1
@@ -134,11 +152,14 @@ class Trajectories:
         self._see(row, first + difference)
         return row, first, first + difference
 
-    def _choose_difference(self, steps: NDArray[np.intp]) -> int:
-        offered = np.unique(np.subtract.outer(steps, steps))
-        offered = offered[offered > 0]
-        ranked = offered[np.argsort(self.differences[offered], kind="stable")]
-        return int(ranked[min(self._random.geometric(0.5), len(ranked)) - 1])
+    def _choose_difference(self, held: NDArray[np.bool_]) -> int:
+        rank, chosen = self._random.geometric(0.5), 0
+        for difference in (np.argsort(self.differences[1:], kind="stable") + 1).tolist():
+            if (held[:-difference] & held[difference:]).any():
+                chosen, rank = difference, rank - 1
+                if rank == 0:
+                    break
+        return chosen
 
     def _see(self, row: int, step: int) -> None:
         self._unseen[row] -= not self._seen[row, step]
@@ -176,7 +197,9 @@ class Trajectories:
         return {
             "places": places.tolist(),
             "seen": self._seen[tuple(places.T)].tolist(),
-            "simulations": list(self._rows),
+            "rows": list(self._rows.items()),
+            "free_rows": list(self._free_rows),
+            "past": [(simulation, *counts) for simulation, counts in self._past.items()],
             "uses": self._uses.tolist(),
             "arrived": self._arrived.tolist(),
             "differences": self.differences.tolist(),
@@ -185,7 +208,8 @@ class Trajectories:
     def load_state_dict(self, state: dict[str, Any], slots: NDArray[np.intp]) -> None:
         """Hold these slots, in the order of ``places``."""
         rows, steps = len(state["uses"]), len(self.differences)
-        self._rows = {simulation: row for row, simulation in enumerate(state["simulations"])}
+        self._rows, self._free_rows = dict(state["rows"]), list(state["free_rows"])
+        self._past = {simulation: (arrived, uses) for simulation, arrived, uses in state["past"]}
         self._uses = np.array(state["uses"], np.int64)
         self.differences = np.array(state["differences"], np.int64)
         self._slots, self._seen = np.full((rows, steps), _EMPTY, np.intp), np.zeros((rows, steps), bool)

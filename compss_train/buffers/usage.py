@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.slots import Slots
 
 
 class Usage:

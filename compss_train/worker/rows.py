@@ -20,7 +20,8 @@ def take(block: Block, rows: NDArray[Any]) -> Block:
     """Return a copy of some rows."""
     if isinstance(block, torch.Tensor):
         return block.index_select(0, torch.from_numpy(rows))  # a third of the time of indexing
-    return block[rows]
+    taken: NDArray[Any] = block[rows]
+    return taken
 
 
 def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]) -> torch.Tensor:

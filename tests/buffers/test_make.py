@@ -66,7 +66,7 @@ def test_another_type_is_refused_with_those_that_there_are(kind):
 @pytest.mark.parametrize("kind", BufferType)
 @pytest.mark.parametrize("capacity", [0, -1, 2.0, True, "9", None])
 def test_the_capacity_is_a_count(kind, capacity):
-    with pytest.raises(ValueError, match=r"capacity=.*give an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"buffer_size=.*give an integer of at least 1"):
         make_buffer(capacity, kind, **NEEDED[kind])
 
 
@@ -76,7 +76,7 @@ def test_a_threshold_that_can_never_be_passed_is_refused(kind):
         with pytest.raises(ValueError, match=f"threshold={threshold}, capacity=9: .* must be below the capacity"):
             make(kind, 9, threshold)
     for threshold in (-1, 1.5, True):
-        with pytest.raises(ValueError, match=f"threshold={threshold}: give an integer of at least 0"):
+        with pytest.raises(ValueError, match=f"per_server_watermark={threshold}: give an integer of at least 0"):
             make(kind, 9, threshold)
     make(kind, 9, 8)
 

@@ -30,7 +30,7 @@ def reservoir(capacity, threshold=0, sweep_size=1000, steps=STEPS, seed=0, **opt
 def held_in(buffer):
     """Return the keys of what is held, and which of them are unseen."""
     samples = buffer._samples
-    places, simulations = samples.places().tolist(), list(samples._rows)
+    places, simulations = samples.places().tolist(), {row: simulation for simulation, row in samples._rows.items()}
     unseen = {(simulations[row], number) for row, number in places if not samples._seen[row, number]}
     return {(simulations[row], number) for row, number in places}, unseen
 
@@ -297,3 +297,19 @@ def test_more_simulations_than_this_buffers_share_find_their_place():
     assert by_simulation == {simulation: {0, 3} for simulation in range(20)}
     buffer.signal_reception_over()
     assert len(numbers(buffer.get_batch(100))) == 40
+
+
+def test_simulations_without_samples_give_their_rows_up_but_keep_their_counts():
+    buffer = reservoir(6, sweep_size=10_000, steps=4)
+    for simulation in range(300):
+        for number in range(4):
+            while True:
+                try:
+                    buffer.put(step(simulation, number), block=False)
+                    break
+                except queue.Full:
+                    buffer.get()
+        buffer.get()
+    assert len(buffer._samples._slots) <= 12
+    assert set(buffer.simulation_uses()) == set(range(300))
+    assert sum(buffer.simulation_uses().values()) == buffer.time_differences().sum() == buffer.samples_got / 2

@@ -85,6 +85,19 @@ def test_tensors_and_arrays_come_back_bit_for_bit(name):
     check_same(fifo.get_batch(4), stacked([value] * 4))
 
 
+def test_numbers_beside_tensors_and_arrays_are_stacked_with_them():
+    buffer = FIFO(4)
+    buffer.put((np.ones(2, np.float32), 3, {"weight": 0.5, "kept": True, "class": np.int16(7)}))
+    buffer.put((np.ones(2, np.float32), 4, {"weight": 1.5, "kept": False, "class": np.int16(8)}))
+    x, number, rest = buffer.get_batch(2)
+    assert x.shape == (2, 2)
+    assert torch.equal(number, torch.tensor([3, 4]))
+    assert torch.equal(rest["weight"], torch.tensor([0.5, 1.5]))
+    assert torch.equal(rest["kept"], torch.tensor([True, False]))
+    assert rest["class"].dtype == np.int16
+    assert rest["class"].tolist() == [7, 8]
+
+
 @pytest.mark.parametrize("name", DENSE)
 def test_what_came_back_can_be_put_again(name):
     fifo = FIFO(4)
@@ -97,8 +110,8 @@ def test_what_came_back_can_be_put_again(name):
 
 @pytest.mark.parametrize(
     "value",
-    [Thing(), None, 3, "text", [torch.ones(2)], (torch.ones(2), 3), (), {}, np.array(["a"]), np.array([None]),
-     np.float32(2), torch.eye(2).to_sparse()],
+    [Thing(), None, 3, "text", [torch.ones(2)], (torch.ones(2), "cat"), (1, 2), (), {}, np.array(["a"]),
+     np.array([None]), np.float32(2), torch.eye(2).to_sparse()],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_other_objects_come_back_themselves(value):
@@ -231,7 +244,7 @@ def test_samples_unlike_the_first_are_refused_and_change_nothing(kind, first, ot
     buffer.put(sample(0, first))
     calls = [lambda: buffer.put(sample(1, other)), lambda: buffer.put_many([sample(1, first), sample(2, other)])]
     for call in calls:
-        with pytest.raises(ValueError, match=r"a sample of .* among samples of .*: a buffer holds samples"):
+        with pytest.raises(ValueError, match=r"a sample of .* among samples of .*: a buffer stacks samples"):
             call()
     assert (len(buffer), buffer.samples_put) == (1, 1)
     buffer.put_many([sample(1, first), sample(2, first)])
@@ -251,7 +264,8 @@ def test_the_keys_of_a_dict_may_come_in_any_order():
     [
         ("text", TypeError, "samples=str: give a list of samples, or tensors and arrays"),
         (np.array(["a"]), TypeError, "samples=ndarray"),
-        ((torch.ones(2), 3), TypeError, "samples=tuple"),
+        ((torch.ones(2), 3), ValueError, r"same first dimension in every part, not \(2,\), \(\)"),
+        ((torch.ones(2), "a"), TypeError, "samples=tuple"),
         (torch.tensor(1.0), ValueError, "same first dimension in every part"),
         ((torch.ones(2), torch.ones(3)), ValueError, r"same first dimension in every part, not \(2,\), \(3,\)"),
     ],

@@ -3,15 +3,13 @@
 import queue
 import sys
 import threading
-import warnings
 from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 
 from compss_train.buffers import BufferDrainedError, ReceptionOverError
-from tests.buffers.kinds import ALL, DEADLINE, STEPS, Thread, make, numbers, samples
+from tests.buffers.kinds import ALL, STEPS, Thread, make, numbers, samples
 
 EACH = 3 * STEPS
 """Samples of a producer: whole simulations, so that pairs come together."""
@@ -116,32 +114,3 @@ def test_every_sample_that_was_put_is_got_and_no_thread_stays_blocked(kind, seed
             assert got == put
         expected = np.bincount([times[number] for number in put], minlength=1)
         np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
-
-
-def test_threads_that_put_read_only_arrays_leave_the_filters_of_warnings_alone(monkeypatch):
-    # The second thread starts to convert its array during the first's conversion, and ends after it.
-    buffer, convert, before = make("FIFO", 2), torch.from_numpy, list(warnings.filters)
-    converting, both_convert, first_is_done = threading.Event(), threading.Event(), threading.Event()
-    array = np.arange(3.0)
-    array.flags.writeable = False
-
-    def overlapping(given):
-        if given.size and not converting.is_set():
-            converting.set()
-            both_convert.wait(DEADLINE)
-        elif given.size:
-            both_convert.set()
-            first_is_done.wait(DEADLINE)
-        return convert(given)
-
-    monkeypatch.setattr(torch, "from_numpy", overlapping)
-    try:
-        first = Thread(buffer.put, array)
-        assert converting.wait(DEADLINE)
-        second = Thread(buffer.put, array)
-        first.result()
-        first_is_done.set()
-        second.result()
-        assert list(warnings.filters) == before
-    finally:
-        warnings.filters[:] = before

@@ -259,3 +259,31 @@ def test_a_time_step_that_is_held_is_refused_before_any_waiting_and_before_other
     with pytest.raises(ValueError, match="time step 3 of simulation 0 is held already"):
         buffer.put_many(samples(buffer, [4, 5, 6, 3]))
     assert len(buffer) == 2
+
+
+@pytest.mark.parametrize("kind", [*RESERVOIRS[:2], "FIRO"])
+def test_objects_that_leave_stay_until_an_earlier_get_has_copied_them(kind):
+    # FIRO gives samples that stay in all but the last of its passes.
+    buffer, objects = make(kind, 4, batch_size=4, pseudo_epochs=2), [f"object {number}" for number in range(4)]
+    buffer.put_many(objects)
+    if kind == "FIRO":
+        buffer.signal_reception_over()
+    hold = Hold(buffer._store, "read")
+    first = Thread(buffer.get_batch, 4)
+    hold.entered()
+    buffer.signal_reception_over()
+    last = Thread(buffer.get_batch, 4)
+    until(lambda: len(buffer) == 0)
+    hold.release()
+    assert set(first.result()) <= set(objects)
+    assert sorted(last.result()) == objects
+
+
+def test_a_put_that_waited_while_a_state_was_loaded_is_stored_whole():
+    buffer = make("FIFO", 1)
+    buffer.put(torch.tensor(1))
+    putter = Thread(buffer.put, torch.tensor(2))
+    waiting(buffer._room_made)
+    buffer.load_state_dict(make("FIFO", 1).state_dict())
+    putter.result()
+    assert buffer.get().item() == 2
