@@ -209,8 +209,8 @@ class DistributedTrainer(NamedFits[Parameters]):
         optimizer_state:
             ``"keep"`` each worker's from round to round, or ``"reset"`` it at the start of every round.
         buffer:
-            ``None`` trains block after block. With a ``BufferSpec`` each worker's samples are read ahead into a
-            buffer, and batches mix blocks; docs/buffers.md compares the kinds.
+            ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
+            that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
 
         Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
         ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
