@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -225,12 +227,10 @@ class Buffer(ABC):
 
     def _get(self, size: int, until: float | None) -> Any:
         leaving, copying = _NO_SLOTS, list[threading.Lock]()
-        read = threading.Lock()
-        with read:
+        with self._reading() as read:
             try:
                 with self._lock:
-                    number = self._await_samples(size, until)
-                    slots, leaving = self._draw(number)
+                    slots, leaving = self._draw(self._await_samples(size, until))
                     self._store.usage.got(slots)
                     self._store.usage.leave(leaving)
                     copying = self._reads.copy() if len(leaving) else []
@@ -238,11 +238,20 @@ class Buffer(ABC):
                     self._room_made.notify_all()
                 return self._read(slots)
             finally:
-                if read in self._reads:
-                    self._reads.remove(read)
                 if len(leaving):
                     _wait_for(copying)  # of samples that were drawn before, too
                     self._free(leaving)
+
+    @contextmanager
+    def _reading(self) -> Iterator[threading.Lock]:
+        """Give the lock that others wait for while this get copies, held until it has given its slots back."""
+        read = threading.Lock()
+        with read:
+            try:
+                yield read
+            finally:
+                if read in self._reads:
+                    self._reads.remove(read)
 
     def _await_samples(self, size: int, until: float | None) -> int:
         """Wait until ``size`` samples can be got, or fewer are the last ones; return how many."""
