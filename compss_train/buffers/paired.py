@@ -68,9 +68,8 @@ class SimPairedReservoir(Buffer):
         expected = -(-sweep_size // check_count("comm_size", comm_size))
         self._samples = Trajectories(min(expected, capacity), nb_time_steps, self._random)
         self._keys = np.zeros((capacity, 2), np.int64)  # simulation and step by slot
-        self._coming: dict[
-            int, tuple[tuple[int, int], tuple[int, int]]
-        ] = {}  # key and place of slots being written
+        # Simulation and step, and row and step in the table, of slots that are being written.
+        self._coming: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
 
     # Putting
 
@@ -101,18 +100,11 @@ class SimPairedReservoir(Buffer):
     def _check_keys(self, simulations: Any, steps: Any, number: int) -> NDArray[np.int64]:
         if not number:
             return np.zeros((0, 2), np.int64)
-        columns = []
-        for name, values, stop in (
-            ("simulation", simulations, self.sweep_size),
-            ("step", steps, self.nb_time_steps),
-        ):
-            column = np.asarray(values)
-            if column.shape != (number,) or not np.issubdtype(column.dtype, np.integer):
-                raise ValueError(f"{name}: give an integer for each of the {number} samples, not {values!r}")
-            if ((column < 0) | (column >= stop)).any():
-                raise ValueError(f"{name}={values!r}: give integers from 0 to {stop - 1}")
-            columns.append(column)
-        keys = np.stack(columns, axis=1).astype(np.int64)
+        columns = [
+            _column("simulation", simulations, number, self.sweep_size),
+            _column("step", steps, number, self.nb_time_steps),
+        ]
+        keys = np.stack(columns, axis=1)
         if len(np.unique(keys, axis=0)) < number:
             raise ValueError("a time step of a simulation is there twice among the samples")
         return keys
@@ -221,6 +213,15 @@ class SimPairedReservoir(Buffer):
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
         self._samples.load_state_dict(state["trajectories"], slots)
         self._keys[slots] = np.array(state["keys"], np.int64).reshape(-1, 2)
+
+
+def _column(name: str, values: Any, number: int, stop: int) -> NDArray[np.int64]:
+    column = np.asarray(values)
+    if column.shape != (number,) or not np.issubdtype(column.dtype, np.integer):
+        raise ValueError(f"{name}: give an integer for each of the {number} samples, not {values!r}")
+    if ((column < 0) | (column >= stop)).any():
+        raise ValueError(f"{name}={values!r}: give integers from 0 to {stop - 1}")
+    return column.astype(np.int64)
 
 
 def _with_plain_numbers(sample: TimeStep) -> TimeStep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.make import BufferType, make_buffer
@@ -70,10 +70,8 @@ class BufferSpec:
 
     def limited(self, samples: int, batch_size: int) -> BufferSpec:
         """Return the description of a buffer no larger than so many samples, in all, can fill."""
-        return replace(self, size=min(self.size, max(samples, self.needed + batch_size)), threshold=self._own())
-
-    def _own(self) -> int | None:
-        return None if self.kind is BufferType.FIFO else self.needed
+        threshold = None if self.kind is BufferType.FIFO else self.needed
+        return BufferSpec(self.type, min(self.size, max(samples, self.needed + batch_size)), threshold)
 
     def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
         """Return such a buffer, empty."""

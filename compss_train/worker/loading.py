@@ -1,4 +1,4 @@
-"""Batches by way of a buffer: a thread reads the shard ahead in chunks, and batches mix what the buffer holds."""
+"""Batches by way of a buffer: the shard is put into it in chunks, and batches mix what it holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compss_train.worker.shard import Shard
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough that handing them to another thread costs nothing
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to be still in the core's cache when they are put
-_BURST = 8  # batches
+_BURST = 8  # batches made at a time
 
 Chunk: TypeAlias = "tuple[torch.Tensor, ...]"
 """Rows of x, and of y where there is one."""
