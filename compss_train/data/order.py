@@ -17,6 +17,7 @@ class _Stream(IntEnum):
     SAMPLES = 2
     WORKERS = 3
     BUFFERS = 4
+    PARTIAL = 5
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:
@@ -58,6 +59,11 @@ def buffer_seed(seed: int, epoch: int, block: int) -> int:
     """Return the seed of a buffer's draws; ``block`` is the first one that passes through it in that epoch."""
     state = np.random.SeedSequence((seed, _Stream.BUFFERS, epoch, block)).generate_state(1, np.uint64)
     return int(state[0] >> 1)
+
+
+def partial_shuffle_generator(seed: int, epoch: int) -> np.random.Generator:
+    """Return the generator of an epoch's partial shuffle."""
+    return _generator(seed, _Stream.PARTIAL, epoch)
 
 
 def split_points(length: int, parts: int) -> list[int]:
