@@ -117,7 +117,7 @@ def main() -> int:
     try:
         buffer_plots.check_matplotlib()
         problem = prepare(options, parser)
-        _make_folder(options.output)
+        common.make_folder(options.output)
         runs = train_all(problem, options)
         print_table(runs)
         print(f"plot in {buffer_plots.save(runs, options.output / 'buffers.png')}")
@@ -179,13 +179,6 @@ def _default(options: argparse.Namespace, name: str, value: float) -> None:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make the folder {folder} ({error.strerror}); give another with --output") from error
 
 
 def buffers(options: argparse.Namespace) -> dict[str, Callable[[], Buffer]]:

@@ -177,7 +177,7 @@ def _fit(
     data: Dataset,
     arguments: argparse.Namespace,
 ) -> None:
-    _make_folder(arguments.output)
+    make_folder(arguments.output)
     try:
         trainer.fit(
             x,
@@ -197,7 +197,8 @@ def _fit(
             parameters.save(_parameters_file(arguments.output), trainer.get_parameters())
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make the folder of the option ``--output``; raise ``OSError`` saying so where that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.errors import BufferDrainedError, BufferFullError, ReceptionOverError
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.slots import Slots
+from compss_train.buffers.slots import NO_SLOTS, Slots
 from compss_train.buffers.store import Store
 from compss_train.buffers.structure import first
 from compss_train.buffers.waiting import deadline, wait
@@ -23,8 +23,6 @@ from compss_train.validation import check_count, check_seed
 
 UNLIMITED = 2**62
 """Samples that can be got where gets leave samples in place."""
-
-_NO_SLOTS: Slots = np.empty(0, np.intp)
 
 
 class Buffer(ABC):
@@ -162,7 +160,7 @@ class Buffer(ABC):
 
     def _put_some(self, incoming: Incoming, start: int, until: float | None) -> int:
         """Store as many samples as there is room for, from number ``start`` on, waiting for room for one."""
-        slots, written = _NO_SLOTS, False
+        slots, written = NO_SLOTS, False
         try:
             with self._lock:
                 self._await_room(incoming, start, until)
@@ -226,7 +224,7 @@ class Buffer(ABC):
         return self._get(size, deadline(block, timeout))
 
     def _get(self, size: int, until: float | None) -> Any:
-        leaving, copying = _NO_SLOTS, list[threading.Lock]()
+        leaving, copying = NO_SLOTS, list[threading.Lock]()
         with self._reading() as read:
             try:
                 with self._lock:

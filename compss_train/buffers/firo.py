@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from compss_train.buffers.base import Buffer
-from compss_train.buffers.partition import Partition
-from compss_train.buffers.slots import Slots
+from compss_train.buffers.partitioned import PartitionedBuffer
+from compss_train.buffers.slots import NO_SLOTS, Slots
 from compss_train.validation import check_count
 
 
-class FIRO(Buffer):
+class FIRO(PartitionedBuffer):
     """Gives each sample once, drawn uniformly from those held; a put waits while ``capacity`` are held.
 
     With ``pseudo_epochs``, for prototypes on data that fit into the buffer, it waits for the end of reception and
@@ -28,20 +27,13 @@ class FIRO(Buffer):
         seed: int | None = None,
         pin_memory: bool = False,
     ) -> None:
-        super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
+        super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
         self._collects_all = pseudo_epochs is not None
         self._pseudo_epochs = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
         self._passes = self._pseudo_epochs  # still to go
-        self._samples = Partition(capacity)
-
-    def _held(self) -> Slots:
-        return self._samples.all()
-
-    def _count(self) -> int:
-        return self._samples.held
 
     def _count_unseen(self) -> int:
-        return self._samples.unseen if self._passes == self._pseudo_epochs else 0
+        return super()._count_unseen() if self._passes == self._pseudo_epochs else 0
 
     def _stuck(self) -> str | None:
         if not self._collects_all or self._room() or self._in_flight:
@@ -59,22 +51,18 @@ class FIRO(Buffer):
             return self._samples.unseen + (self._passes - 1) * self._samples.held
         return 0 if self._collects_all else max(0, self._samples.held - self.threshold)
 
-    def _add(self, slots: Slots) -> None:
-        self._samples.add(slots)
-
     def _draw(self, size: int) -> tuple[Slots, Slots]:
         drawn, leaving = [], []
         while size:
             places = self._random.choice(self._samples.unseen, min(size, self._samples.unseen), replace=False)
-            slots = self._samples.at(places)
-            drawn.append(slots)
             if self._passes == 1:
-                leaving.append(slots)
-                self._samples.remove(places)
+                leaving.append(self._remove(places))
+                drawn.append(leaving[-1])
             else:
+                drawn.append(self._samples.at(places))
                 self._see(places)
             size -= len(places)
-        return np.concatenate(drawn), np.concatenate([np.empty(0, np.intp), *leaving])
+        return np.concatenate(drawn), np.concatenate([NO_SLOTS, *leaving])
 
     def _see(self, places: Slots) -> None:
         self._samples.see(places)
@@ -86,8 +74,8 @@ class FIRO(Buffer):
         return {**super()._identity(), "pseudo_epochs": self._pseudo_epochs if self._collects_all else None}
 
     def _state(self) -> dict[str, Any]:
-        return {"unseen": self._samples.unseen, "passes": self._passes}
+        return {**super()._state(), "passes": self._passes}
 
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
-        self._samples = Partition.of(self.capacity, slots, state["unseen"])
+        super()._restore(slots, state)
         self._passes = state["passes"]

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from compss_train.buffers.base import UNLIMITED, Buffer
+from compss_train.buffers.base import UNLIMITED
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.partition import Partition
-from compss_train.buffers.slots import Slots
+from compss_train.buffers.partitioned import PartitionedBuffer
+from compss_train.buffers.slots import NO_SLOTS, Slots
 from compss_train.validation import check_count
 
 
-class Reservoir(Buffer):
+class Reservoir(PartitionedBuffer):
     """Gives samples drawn uniformly from those held, which stay.
 
     A put into a full reservoir evicts a random sample among those that were got before, and waits while there is
@@ -22,17 +22,7 @@ class Reservoir(Buffer):
     """
 
     def __init__(self, capacity: int, threshold: int, *, seed: int | None = None, pin_memory: bool = False) -> None:
-        super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
-        self._samples = Partition(capacity)
-
-    def _held(self) -> Slots:
-        return self._samples.all()
-
-    def _count(self) -> int:
-        return self._samples.held
-
-    def _count_unseen(self) -> int:
-        return self._samples.unseen
+        super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
 
     def _room(self) -> int:
         return self._store.free + self._samples.seen
@@ -40,14 +30,8 @@ class Reservoir(Buffer):
     def _reserve(self, incoming: Incoming, start: int, number: int) -> Slots:
         if (lacking := number - self._store.free) > 0:
             seen = self._random.choice(self._samples.seen, lacking, replace=False, shuffle=False)
-            places = self._samples.unseen + seen
-            evicted = self._samples.at(places)
-            self._samples.remove(places)
-            self._evict(evicted)
+            self._evict(self._remove(self._samples.unseen + seen))
         return self._store.take(number)
-
-    def _add(self, slots: Slots) -> None:
-        self._samples.add(slots)
 
     def _largest(self) -> int:
         return UNLIMITED
@@ -59,28 +43,17 @@ class Reservoir(Buffer):
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
         if self._settled():
-            places = self._random.choice(self._samples.held, size, replace=False)
-            slots = self._samples.at(places)
-            self._samples.remove(places)
+            slots = self._remove(self._random.choice(self._samples.held, size, replace=False))
             return slots, slots
         places = self._choose(size)
         slots = self._samples.at(places)
         self._samples.see(places)
-        return slots, _NONE
+        return slots, NO_SLOTS
 
     def _choose(self, size: int) -> Slots:
         """Return places of samples that stay."""
         # Half the time of bounded integers; of 2**53 equal parts, which sample gets one more makes no difference.
         return (self._random.random(size) * self._samples.held).astype(np.intp)
-
-    def _state(self) -> dict[str, Any]:
-        return {"unseen": self._samples.unseen}
-
-    def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
-        self._samples = Partition.of(self.capacity, slots, state["unseen"])
-
-
-_NONE: Slots = np.empty(0, np.intp)
 
 
 class BatchReservoir(Reservoir):

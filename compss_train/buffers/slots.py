@@ -9,3 +9,5 @@ from numpy.typing import NDArray
 
 Slots: TypeAlias = "NDArray[np.intp]"
 """Numbers of slots, or of places in an order of slots."""
+
+NO_SLOTS: Slots = np.empty(0, np.intp)

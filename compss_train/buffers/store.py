@@ -1,4 +1,5 @@
-"""Store: a buffer's slots, what is in them, and how often it was got. One thread at a time, but for ``write``."""
+"""Store: a buffer's slots, what is in them, and how often it was got. One thread at a time, but for
+``read`` and ``write``."""
 
 from __future__ import annotations
 

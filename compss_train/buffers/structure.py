@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from compss_train.data.block import check_dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -91,7 +93,7 @@ def _is_dense(leaf: Any) -> bool:
 
 def _torch_holds(dtype: np.dtype[Any]) -> bool:
     try:
-        torch.from_numpy(np.empty(0, dtype))
-    except (TypeError, ValueError):
+        check_dtype(dtype)
+    except TypeError:
         return False
     return True

@@ -22,11 +22,12 @@ def as_block(value: object) -> Block:
     if block.ndim == 0:
         raise ValueError(f"a block needs a first dimension of samples, this value is a scalar: {value!r}")
     if isinstance(block, np.ndarray):
-        _check_dtype(block.dtype)
+        check_dtype(block.dtype)
     return block
 
 
-def _check_dtype(dtype: np.dtype[Any]) -> None:
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Raise ``TypeError`` for a dtype that torch cannot hold."""
     try:
         torch.from_numpy(np.empty(0, dtype))
     except (TypeError, ValueError) as error:

@@ -24,6 +24,10 @@ def _generator(seed: int, *stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, *stream))))
 
 
+def _derived_seed(seed: int, *stream: int) -> int:
+    return int(np.random.SeedSequence((seed, *stream)).generate_state(1, np.uint64)[0] >> 1)
+
+
 def block_order(seed: int, epoch: int, blocks: int) -> list[int]:
     """Return a uniform permutation of the block numbers."""
     order: list[int] = _generator(seed, _Stream.BLOCKS, epoch).permutation(blocks).tolist()
@@ -51,14 +55,12 @@ def worker_seed(seed: int, worker: int) -> int:
     """
     if worker == 0:
         return seed
-    state = np.random.SeedSequence((seed, _Stream.WORKERS, worker)).generate_state(1, np.uint64)
-    return int(state[0] >> 1)
+    return _derived_seed(seed, _Stream.WORKERS, worker)
 
 
 def buffer_seed(seed: int, epoch: int, block: int) -> int:
     """Return the seed of a buffer's draws; ``block`` is the first one that passes through it in that epoch."""
-    state = np.random.SeedSequence((seed, _Stream.BUFFERS, epoch, block)).generate_state(1, np.uint64)
-    return int(state[0] >> 1)
+    return _derived_seed(seed, _Stream.BUFFERS, epoch, block)
 
 
 def partial_shuffle_generator(seed: int, epoch: int) -> np.random.Generator:

@@ -16,6 +16,7 @@ from compss_train.worker import loading
 from compss_train.worker.loading import in_step
 from compss_train.worker.samples import batches
 from compss_train.worker.shard import Shard
+from tests.worker.test_samples import DEALT
 
 BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
 
@@ -46,11 +47,7 @@ def trained(shard, x, y):
 
 
 @given(
-    samples=st.integers(1, 60),
-    blocks=st.integers(1, 6),
-    workers=st.integers(1, 4),
-    shuffle=st.sampled_from(["blocks", "total", None]),
-    shuffle_seed=st.sampled_from([None, 4]),
+    **DEALT,
     batching=BATCHINGS,
     kind=st.sampled_from(["FIFO", "FIRO"]),
     room=st.integers(0, 20),

@@ -9,13 +9,18 @@ from compss_train.data.schedule import Schedule
 from compss_train.worker.samples import batches
 from compss_train.worker.shard import Shard
 
+# How samples are cut into blocks, dealt to workers and ordered.
+DEALT = {
+    "samples": st.integers(1, 60),
+    "blocks": st.integers(1, 6),
+    "workers": st.integers(1, 4),
+    "shuffle": st.sampled_from(["blocks", "total", None]),
+    "shuffle_seed": st.sampled_from([None, 4]),
+}
+
 
 @given(
-    samples=st.integers(1, 60),
-    blocks=st.integers(1, 6),
-    workers=st.integers(1, 4),
-    shuffle=st.sampled_from(["blocks", "total", None]),
-    shuffle_seed=st.sampled_from([None, 4]),
+    **DEALT,
     size=st.integers(1, 9),
 )
 def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, workers, shuffle, shuffle_seed, size):
