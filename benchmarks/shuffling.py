@@ -16,6 +16,7 @@ from compss_train.data.batches import Batching
 from compss_train.data.schedule import Schedule, Share, Shuffle
 from compss_train.worker.samples import batches
 from compss_train.worker.shard import Shard
+from compss_train.worker.source import source_of
 
 WORKERS = 8
 BATCH = 1_000
@@ -43,7 +44,8 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: Share) -> None:
     starts = tuple(begins[number] for number in numbers)
     shard = Shard(share, numbers, starts, Batching(size=BATCH), None if total else SEED)
     xs, ys = list(x.blocks()), list(y.blocks())
-    for _ in batches(shard, [xs[number] for number in numbers], [ys[number] for number in numbers], "cpu"):
+    source = source_of(shard, [xs[number] for number in numbers], [ys[number] for number in numbers])
+    for _ in batches(shard, source, "cpu"):
         pass
 
 

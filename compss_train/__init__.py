@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadFileError",
     "BlockedTensor",
     "BufferSpec",
     "BufferType",
@@ -20,8 +21,10 @@ __all__ = [
     "DivergedError",
     "Engine",
     "EngineClosedError",
+    "FileDataset",
     "LocalEngine",
     "NotBuiltError",
+    "PartialShuffleSampler",
     "SerialEngine",
     "WorkerLostError",
     "make_buffer",
@@ -30,9 +33,10 @@ __all__ = [
 
 _HOMES = {
     "buffers": ("BufferSpec", "BufferType", "make_buffer"),
-    "data": ("BlockedTensor", "shuffle"),
+    "data": ("BlockedTensor", "FileDataset", "shuffle"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
-    "exceptions": ("DivergedError", "EngineClosedError", "NotBuiltError", "WorkerLostError"),
+    "exceptions": ("BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError", "WorkerLostError"),
+    "samplers": ("PartialShuffleSampler",),
     "trainer": ("DistributedTrainer",),
 }
 """The submodules that the public names are in."""
@@ -40,9 +44,17 @@ _HOMES = {
 if TYPE_CHECKING:
     from compss_train.buffers import BufferSpec, BufferType, make_buffer
     from compss_train.data.blocked import BlockedTensor
+    from compss_train.data.files import FileDataset
     from compss_train.data.shuffle import shuffle
     from compss_train.engines import Engine, LocalEngine, SerialEngine
-    from compss_train.exceptions import DivergedError, EngineClosedError, NotBuiltError, WorkerLostError
+    from compss_train.exceptions import (
+        BadFileError,
+        DivergedError,
+        EngineClosedError,
+        NotBuiltError,
+        WorkerLostError,
+    )
+    from compss_train.samplers import PartialShuffleSampler
     from compss_train.trainer import DistributedTrainer
 else:  # a type checker that saw this would take any name for one of the package's
 

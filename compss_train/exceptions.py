@@ -17,6 +17,18 @@ class EngineClosedError(RuntimeError):
     """The engine was shut down while something still waited for it, or was used afterwards."""
 
 
+class BadFileError(ValueError):
+    """A file cannot be read, or does not hold what it should. ``file`` is its name, ``reason`` what is wrong."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(file, reason)
+        self.file = file
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.reason}"
+
+
 class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error to catch
     """The traceback of a task's exception as text: the cause of that exception where the coordinator raises it."""
 

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
 from compss_train.data.pieces import needed_samples, renumbered, rows_by_block
+from compss_train.data.reading import FilePart
 from compss_train.data.schedule import Round, Share
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.published import PublishedData
+from compss_train.published import Published
+from compss_train.samplers import Pools
 from compss_train.worker import Shard, WorkerState, split_rows, train
 
 Rows: TypeAlias = "NDArray[Any]"
@@ -30,7 +32,7 @@ class Supply:
     """Numbers of the blocks."""
     starts: tuple[int, ...]
     """Number of the first sample of each."""
-    x: list[Ref]
+    x: list[Ref] | FilePart
     y: list[Ref] | None
     pieces: bool = False
     """Whether ``x`` holds pieces, which belong to this round and bring their rows of y with them."""
@@ -42,7 +44,7 @@ class Fleet:
 
     engine: Engine
     recipe: Ref
-    data: PublishedData
+    data: Published
     batching: Batching
     shuffle_seed: int | None
     """Seed that rows are shuffled by within a block, ``None`` for no such shuffle."""
@@ -50,7 +52,12 @@ class Fleet:
     """Whether every task begins with a new optimizer."""
     buffer: BufferSpec | None
     """What samples pass through on the way to a model copy."""
-    buffer_seed: int
+    seed: int
+    """Of what buffers draw, and of partial shuffles."""
+    pools: Pools | None
+    """Of a partial shuffle."""
+    file_buffer: int
+    """The most files that a worker has in memory."""
     resources: Resources
     devices: list[str]
     states: list[WorkerState | Ref]
@@ -71,7 +78,9 @@ class Fleet:
             f"round {round_.number} on worker {worker}",
             supply.pieces,
             self.buffer,
-            self.buffer_seed,
+            self.seed,
+            self.pools,
+            self.file_buffer,
         )
         trained, state, measured = self.engine.submit(
             train,
@@ -85,7 +94,7 @@ class Fleet:
             returns=3,
             resources=self.resources,
         )
-        if supply.pieces:
+        if supply.pieces and isinstance(supply.x, list):
             self.engine.delete(supply.x)
         self._replace_state(worker, state)
         return trained, measured
@@ -105,7 +114,7 @@ class Fleet:
         return Supply(share, numbers, starts, *self.data.select(numbers))
 
     @cached_property
-    def _everything(self) -> tuple[tuple[int, ...], tuple[int, ...], list[Ref], list[Ref] | None]:
+    def _everything(self) -> tuple[tuple[int, ...], tuple[int, ...], Any, Any]:
         numbers = tuple(range(len(self.data.sizes)))
         return numbers, self.data.starts, *self.data.select(numbers)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.order import split_points
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.published import PublishedData
+from compss_train.published import Published
 from compss_train.worker import evaluate, predict
 
 
@@ -22,7 +24,7 @@ class Inference:
 
     engine: Engine
     recipe: Ref
-    data: PublishedData
+    data: Published
     batch_size: int
     resources: Resources
     devices: list[str]
@@ -68,9 +70,21 @@ class Inference:
 
 
 def means(sums: Sequence[dict[str, float]], metric: str | None, prefix: str = "") -> dict[str, float]:
-    """Return loss and metric as means over all samples, under their names in the history."""
+    """Return loss and metric as means over all samples (NaN for none), under their names in the history."""
     samples = sum(part["samples"] for part in sums)
-    result = {f"{prefix}loss": sum(part["loss"] for part in sums) / samples}
+
+    def mean(name: str) -> float:
+        return sum(part[name] for part in sums) / samples if samples else math.nan
+
+    result = {f"{prefix}loss": mean("loss")}
     if metric is not None:
-        result[f"{prefix}{metric}"] = sum(part["metric"] for part in sums) / samples
+        result[f"{prefix}{metric}"] = mean("metric")
     return result
+
+
+def tell_skipped(sums: Sequence[dict[str, Any]], told: dict[str, str]) -> None:
+    """Warn of each file that tasks have left out, unless it is among those told; add it to them."""
+    for file, reason in chain.from_iterable(part.get("skipped", {}).items() for part in sums):
+        if file not in told:
+            told[file] = reason
+            warnings.warn(f"skipped {file} {reason}", stacklevel=3)

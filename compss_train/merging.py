@@ -75,8 +75,9 @@ class Synchronous(Merge):
         trained = [result[0] for result in results]
         if self.parameters is self._initial:
             self._engine.delete([self._initial])
-        self.parameters = tree_average(self._engine, trained, [counts[worker] for worker in active])
         measured = {worker: result[1] for worker, result in zip(active, results, strict=True)}
+        weights = measured if fleet.data.may_skip else dict(enumerate(counts))
+        self.parameters = tree_average(self._engine, trained, [weights[worker] for worker in active])
         return Submitted(round_, measured, self.parameters)
 
     def current(self, submitted: Submitted) -> params.Parameters:
@@ -121,10 +122,10 @@ class Commutative(Merge):
         for worker, count in enumerate(counts):
             if count:
                 trained, measured[worker] = fleet.train(worker, round_, self._bases[worker])
-                self._update(worker, trained, count, sum(counts))
+                self._update(worker, trained, measured[worker] if fleet.data.may_skip else count, sum(counts))
         return Submitted(round_, measured, self.parameters)
 
-    def _update(self, worker: int, trained: Ref, count: int, total: int) -> None:
+    def _update(self, worker: int, trained: Ref, count: int | Ref, total: int) -> None:
         base = self._bases[worker]
         if self._rule == "halving":
             self._bases[worker] = self._engine.commute(self.parameters, params.halve, trained)
@@ -160,8 +161,10 @@ def make_merge(
     return Commutative(engine, initial, num_workers, options.rule, buffers)
 
 
-def tree_average(engine: Engine, versions: Sequence[Ref], counts: Sequence[int]) -> Ref:
+def tree_average(engine: Engine, versions: Sequence[Ref], counts: Sequence[int | Ref]) -> Ref:
     """Submit a tree of tasks that averages the versions, and free them.
+
+    ``counts`` are the samples of each, or references to what measured them.
 
     The tree's shape depends on the number of versions only, so that every engine gives the same bits. One
     version is returned as it is.

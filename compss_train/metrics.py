@@ -46,7 +46,10 @@ METRICS: dict[str, BatchFunction] = {
 }
 
 
-BOOKKEEPING = ("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker")
+BOOKKEEPING = (
+    *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
+    *("files", "skipped"),
+)
 """Names in a record of the history that are no losses or metrics."""
 
 

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
+from compss_train.samplers.plan import Pools
+from compss_train.samplers.pools import check_pools
 from compss_train.validation import check_choice, check_count
 
 MergeName = Literal["synchronous", "commutative"]
@@ -30,6 +32,9 @@ class FitOptions:
     rule: Rule = "weighted"
     optimizer_state: OptimizerState = "keep"
     buffer: BufferSpec | None = None
+    shuffle_buffer: int | None = None
+    pools: int = 1
+    file_buffer: int = 10
 
     def __post_init__(self) -> None:
         check_count("num_epochs", self.num_epochs)
@@ -44,12 +49,29 @@ class FitOptions:
                 check_count(name, getattr(self, name))
         check_choice("merge", self.merge, get_args(MergeName))
         check_choice("merge_unit", self.merge_unit, get_args(MergeUnit))
-        check_choice("shuffle", self.shuffle, ("blocks", "total", None))
+        check_choice("shuffle", self.shuffle, ("blocks", "total", "partial", None))
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         check_choice("rule", self.rule, get_args(Rule))
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
         if not isinstance(self.buffer, BufferSpec | None):
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
+        check_count("file_buffer", self.file_buffer)
+        self._check_partial_shuffle()
+
+    def _check_partial_shuffle(self) -> None:
+        if self.shuffle_buffer is not None:
+            check_count("shuffle_buffer", self.shuffle_buffer)
+        check_pools(self.shuffle_buffer or 1, self.pools)
+        if self.shuffle != "partial" and (self.shuffle_buffer is not None or self.pools != 1):
+            raise ValueError(
+                f"shuffle_buffer={self.shuffle_buffer} and pools={self.pools} belong to shuffle='partial', "
+                f"not to shuffle={self.shuffle!r}"
+            )
+        if self.shuffle == "partial" and (self.buffer is not None or not self.shuffle_block_data):
+            raise ValueError(
+                "shuffle='partial' mixes samples in pools of its own: leave buffer= and shuffle_block_data= out, "
+                "or take shuffle='blocks'"
+            )
 
     def batching(self, sizes: tuple[int, ...]) -> Batching:
         """Return how blocks of these sizes are cut.
@@ -67,6 +89,21 @@ class FitOptions:
                 min(sum(sizes), self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)))
             )
         return Batching(self.num_batches_per_worker, self.batch_size)
+
+    def check_data(self, sizes: tuple[int, ...], *, in_files: bool) -> None:
+        """Raise ``ValueError`` for data that cannot be trained on in this way."""
+        if in_files and self.shuffle == "total":
+            raise ValueError(
+                "shuffle='total' would open every file for every batch; take shuffle='partial', which mixes "
+                "samples in pools, or load files that fit in memory with BlockedTensor.from_files"
+            )
+        self.batching(sizes)
+
+    def partial_shuffle(self, sizes: tuple[int, ...]) -> Pools | None:
+        """Return the pools of a partial shuffle of blocks of these sizes, ``None`` without such a shuffle."""
+        if self.shuffle != "partial":
+            return None
+        return Pools(max(sizes) if self.shuffle_buffer is None else self.shuffle_buffer, self.pools)
 
     def schedule(
         self, sizes: tuple[int, ...], num_workers: int, seed: int, first_epoch: int, first_round: int

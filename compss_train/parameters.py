@@ -93,13 +93,22 @@ class PartialSum:
     """The types that the mean goes back to."""
 
 
-def partial_sum(versions: Sequence[Parameters], counts: Sequence[int]) -> PartialSum:
+Count = int | Mapping[str, Any]
+"""A number of samples, or what a task measured, which says it under ``samples``."""
+
+
+def partial_sum(versions: Sequence[Parameters], counts: Sequence[Count]) -> PartialSum:
     """Add up the versions, each weighted by its number of samples."""
     first = versions[0]
+    numbers = [_number(count) for count in counts]
     values = {
-        name: _accumulate([_weighted(v[name], n) for v, n in zip(versions, counts, strict=True)]) for name in first
+        name: _accumulate([_weighted(v[name], n) for v, n in zip(versions, numbers, strict=True)]) for name in first
     }
-    return PartialSum(values, sum(counts), {name: array.dtype for name, array in first.items()})
+    return PartialSum(values, sum(numbers), {name: array.dtype for name, array in first.items()})
+
+
+def _number(count: Count) -> int:
+    return count if isinstance(count, int) else int(count["samples"])
 
 
 def _weighted(array: NDArray[Any], count: int) -> NDArray[Any]:
@@ -133,10 +142,11 @@ def mean(partials: Sequence[PartialSum]) -> Parameters:
 
 def _divide(array: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     # For float32 and one version this is exact: count * w has at most 53 bits below 2**29 samples.
-    return np.asarray(array / count if dtype.kind in "fc" else array).astype(dtype, copy=False)
+    # Without a sample there is no mean, and whoever asked for it will see that nothing was trained.
+    return np.asarray(array / max(count, 1) if dtype.kind in "fc" else array).astype(dtype, copy=False)
 
 
-def average(versions: Sequence[Parameters], counts: Sequence[int]) -> Parameters:
+def average(versions: Sequence[Parameters], counts: Sequence[Count]) -> Parameters:
     """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned as it is."""
     return versions[0] if len(versions) == 1 else mean([partial_sum(versions, counts)])
 
@@ -151,7 +161,7 @@ def apply_delta(
     current: Parameters,
     base: Parameters,
     trained: Parameters,
-    count: int,
+    count: Count,
     total: int,
     buffers: Collection[str] = (),
 ) -> Merged:
@@ -162,6 +172,7 @@ def apply_delta(
     stale base allows for (a variance would turn negative), so they are moved towards the worker's instead: with
     one update a worker to the weighted mean in any order, later by count/total. Integers take the maximum.
     """
+    count = _number(count)
     samples = getattr(current, "samples", 0) + count
     merged = Merged()
     merged.samples = samples
@@ -169,7 +180,7 @@ def apply_delta(
         if array.dtype.kind not in "fc":
             merged[name] = np.maximum(array, trained[name])
         elif name in buffers:
-            merged[name] = _between(array, trained[name], count / min(samples, total))
+            merged[name] = _between(array, trained[name], count / max(1, min(samples, total)))
         else:
             merged[name] = _shifted(array, base[name], trained[name], count / total)
     return merged

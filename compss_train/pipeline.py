@@ -75,6 +75,11 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     def __next__(self) -> Result:
         return self._work.take()
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next result is there, so that taking it does not wait."""
+        return self._work.is_ready()
+
     def close(self) -> None:
         """Stop the threads; nothing more comes."""
         self._work.stop()
@@ -170,6 +175,11 @@ class _Work(Generic[Item, Result]):
             self.stop()
             raise error
         return result  # type: ignore[return-value]
+
+    def is_ready(self) -> bool:
+        """Return whether ``take`` would return or raise at once."""
+        with self._changed:
+            return self._is_next_there() or self._is_over()
 
     def _is_next_there(self) -> bool:
         return bool(self._results) and self._results[0][0] == self._taken

@@ -11,9 +11,9 @@ from typing import Any
 
 from compss_train.data.schedule import Round
 from compss_train.engines import Engine, Ref
-from compss_train.exceptions import EngineClosedError
+from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.fleet import Fleet
-from compss_train.inference import Inference, means
+from compss_train.inference import Inference, means, tell_skipped
 from compss_train.merging import Merge, Submitted
 from compss_train.parameters import Parameters
 
@@ -36,6 +36,7 @@ class Rounds:
     _complete: deque[Submitted] = field(default_factory=deque)
     """The last two rounds whose training is complete; the merge of the last may still be running."""
     _pending: deque[tuple[Submitted, list[Ref]]] = field(default_factory=deque)
+    _skipped: dict[str, str] = field(default_factory=dict)
     _clock: float = field(default_factory=time.perf_counter)
 
     def run(self, rounds: Iterable[Round]) -> Parameters:
@@ -72,6 +73,11 @@ class Rounds:
         values = self.engine.fetch(refs, small=True)
         self.engine.delete(refs)
         measured = dict(zip(submitted.measured, values, strict=False))
+        tell_skipped(values, self._skipped)
+        if not sum(sums["samples"] for sums in measured.values()):
+            raise BadFileError(
+                ", ".join(self._skipped), f"were all there was to train on in round {submitted.round.number}"
+            )
         self._complete.append(submitted)
         if len(self._complete) > 2:
             self.merge.retire(self._complete.popleft())
@@ -91,9 +97,11 @@ class Rounds:
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": samples / seconds,
+            **({"skipped": list(self._skipped)} if self._skipped else {}),
             "workers": [
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
                 | means([sums], self.metric)
+                | {name: sums[name] for name in ("files",) if name in sums}
                 for worker, sums in measured.items()
             ],
         }

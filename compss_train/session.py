@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from compss_train.data import BlockedTensor
 from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.exceptions import EngineClosedError
 from compss_train.fleet import Fleet
+from compss_train.given import Given
 from compss_train.inference import Inference
 from compss_train.options import FitOptions
 from compss_train.parameters import Parameters
-from compss_train.published import PublishedData
 from compss_train.worker import Recipe, WorkerState
 
 
@@ -30,33 +29,33 @@ class Session:
             WorkerState(None, worker_seed(seed, worker)) for worker in range(len(devices))
         ]
 
-    def fleet(self, x: BlockedTensor, y: BlockedTensor | None, options: FitOptions, seed: int) -> Fleet:
-        """Publish blocks to train on."""
+    def fleet(self, data: Given, options: FitOptions, seed: int) -> Fleet:
+        """Publish samples to train on."""
         return Fleet(
             self.engine,
             self.recipe,
-            PublishedData(self.engine, x, y),
-            batching=options.batching(x.sizes),
+            data.publish(self.engine),
+            batching=options.batching(data.sizes),
             shuffle_seed=seed if options.shuffle_block_data else None,
             new_optimizer=options.optimizer_state == "reset",
             buffer=options.buffer,
-            buffer_seed=seed,
+            seed=seed,
+            pools=options.partial_shuffle(data.sizes),
+            file_buffer=options.file_buffer,
             resources=self.resources,
             devices=self.devices,
             states=self.states,
         )
 
-    def inference(self, x: BlockedTensor, y: BlockedTensor | None, batch_size: int) -> Inference:
-        """Publish blocks to evaluate or predict on."""
-        data = PublishedData(self.engine, x, y)
-        return Inference(self.engine, self.recipe, data, batch_size, self.resources, self.devices)
+    def inference(self, data: Given, batch_size: int) -> Inference:
+        """Publish samples to evaluate or predict on."""
+        published = data.publish(self.engine)
+        return Inference(self.engine, self.recipe, published, batch_size, self.resources, self.devices)
 
     @contextmanager
-    def inferring(
-        self, x: BlockedTensor, y: BlockedTensor | None, batch_size: int, parameters: Parameters
-    ) -> Iterator[tuple[Inference, Ref]]:
+    def inferring(self, data: Given, batch_size: int, parameters: Parameters) -> Iterator[tuple[Inference, Ref]]:
         """Give what evaluates or predicts, and the published parameters; free both afterwards."""
-        inference = self.inference(x, y, batch_size)
+        inference = self.inference(data, batch_size)
         published = self.engine.publish(parameters)
         try:
             yield inference, published

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
@@ -18,20 +17,19 @@ from compss_train import parameters as params
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, telling
 from compss_train.checks import check_network, check_optimizer, check_picklable
-from compss_train.data import BlockedTensor
+from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Shuffle
-from compss_train.data.shuffle import check_paired
 from compss_train.engines import Engine, Ref, engine_class
 from compss_train.exceptions import EngineClosedError, NotBuiltError
 from compss_train.fits import NamedFits
-from compss_train.inference import Inference, means
+from compss_train.given import Given, as_given
+from compss_train.inference import Inference, means, tell_skipped
 from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.merging import make_merge
 from compss_train.metrics import resolve_metric
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.options import FitOptions, MergeName, OptimizerState, Rule
 from compss_train.parameters import Parameters
-from compss_train.published import as_blocked
 from compss_train.rounds import Record, Rounds
 from compss_train.session import Session
 from compss_train.validation import check_choice, check_count, check_seed
@@ -40,8 +38,6 @@ from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat,
 
 EVALUATION_BATCH = 1024
 """Samples a batch where nothing is trained."""
-
-_Data: TypeAlias = "tuple[BlockedTensor, BlockedTensor | None]"
 
 
 @dataclass(frozen=True)
@@ -169,11 +165,14 @@ class DistributedTrainer(NamedFits[Parameters]):
         merge_unit: MergeUnit = "epochs",
         shuffle: Shuffle = "blocks",
         shuffle_block_data: bool = True,
-        validation_data: tuple[Any, Any] | None = None,
+        validation_data: tuple[Any, Any] | FileDataset | None = None,
         callbacks: Sequence[Callback] = (),
         rule: Rule = "weighted",
         optimizer_state: OptimizerState = "keep",
         buffer: BufferSpec | None = None,
+        shuffle_buffer: int | None = None,
+        pools: int = 1,
+        file_buffer: int = 10,
     ) -> Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
@@ -183,7 +182,8 @@ class DistributedTrainer(NamedFits[Parameters]):
         ----------
         x, y:
             Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into a
-            block a worker. Without ``y`` each transformed batch is its own target, as for autoencoders.
+            block a worker; or a ``FileDataset`` as ``x``, whose files are blocks that the workers read. Without
+            ``y`` each transformed batch is its own target, as for autoencoders.
         num_epochs:
             How often every sample is trained on.
         num_batches_per_worker, batch_size:
@@ -195,13 +195,14 @@ class DistributedTrainer(NamedFits[Parameters]):
         merge_every, merge_unit:
             Merge every so many ``"epochs"``, or ``"blocks"`` a worker inside an epoch; 0 merges once at the end.
         shuffle:
-            Each epoch deals whole ``"blocks"`` to workers in a new order, or permutes all samples (``"total"``),
-            or does neither (``None``).
+            Each epoch deals whole ``"blocks"`` to workers in a new order, or permutes all samples (``"total"``, not
+            for files), or deals equal shares of blocks in a new order, whose samples are mixed in pools while they
+            are read in turn (``"partial"``), or does none of these (``None``).
         shuffle_block_data:
             Whether the samples within each block are shuffled every time that it is trained on.
         validation_data:
-            (x, y) to evaluate the global parameters on after every round, as ``val_loss`` and so on. Commutative
-            merging then waits for all updates of a round before those of the next.
+            (x, y) or files to evaluate the global parameters on after every round, as ``val_loss`` and so on.
+            Commutative merging then waits for all updates of a round before those of the next.
         callbacks:
             ``Callback`` objects, called in this process.
         rule:
@@ -211,6 +212,11 @@ class DistributedTrainer(NamedFits[Parameters]):
         buffer:
             ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
             that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
+        shuffle_buffer, pools:
+            Of a partial shuffle: samples in a pool (by default as many as the largest block has), and 1 or 2 pools;
+            see ``PartialShuffleSampler``. The pools run empty at the end of an epoch and where workers merge.
+        file_buffer:
+            The most files that each worker has in memory; 1 reads none ahead.
 
         Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
         ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
@@ -230,17 +236,20 @@ class DistributedTrainer(NamedFits[Parameters]):
             rule=rule,
             optimizer_state=optimizer_state,
             buffer=buffer,
+            shuffle_buffer=shuffle_buffer,
+            pools=pools,
+            file_buffer=file_buffer,
         )
         built = self._require_built()
         self._require_idle("fit")
-        data = self._data(x, y)
-        held_out = None if validation_data is None else self._data(*validation_data)
-        options.batching(data[0].sizes)  # raises where a block has too few rows
+        data = as_given(x, y, self.num_workers)
+        held_out = None if validation_data is None else self._held_out(validation_data)
+        options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
         params.check_finite(self._parameters)
-        self._warn_of_idle_workers(data[0])
+        data.warn_of_idle_workers(self.num_workers, shuffle)
         with (
             self._working(built, fitting=True) as session,
-            telling(callbacks, self, num_epochs * data[0].number_samples),
+            telling(callbacks, self, num_epochs * data.number_samples),
         ):
             self._run(session, options, data, held_out, callbacks)
         return self.get_parameters()
@@ -249,8 +258,8 @@ class DistributedTrainer(NamedFits[Parameters]):
         self,
         session: Session,
         options: FitOptions,
-        data: _Data,
-        held_out: _Data | None,
+        data: Given,
+        held_out: Given | None,
         callbacks: Sequence[Callback],
     ) -> None:
         def on_round(record: Record) -> None:
@@ -259,9 +268,9 @@ class DistributedTrainer(NamedFits[Parameters]):
             for callback in callbacks:
                 callback.on_round_end(self, record)
 
-        schedule = options.schedule(data[0].sizes, self.num_workers, self.seed, self._epochs, len(self.history))
-        fleet = session.fleet(*data, options, self.seed)
-        validation = None if held_out is None else session.inference(*held_out, EVALUATION_BATCH)
+        schedule = options.schedule(data.sizes, self.num_workers, self.seed, self._epochs, len(self.history))
+        fleet = session.fleet(data, options, self.seed)
+        validation = None if held_out is None else session.inference(held_out, EVALUATION_BATCH)
         buffers = [name for name, _ in session.net.named_buffers()]
         merge = make_merge(options, session.engine, self._parameters, self.num_workers, buffers)
         rounds = Rounds(session.engine, fleet, merge, self._require_built().metric, validation, on_round)
@@ -281,18 +290,19 @@ class DistributedTrainer(NamedFits[Parameters]):
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, float]:
         """Return ``{"loss": ..., "<metric>": ...}``, means over all samples with the global parameters."""
         built = self._require_built()
-        data = self._data(x, y)
+        data = as_given(x, y, self.num_workers)
         check_count("batch_size", batch_size)
         with self._inferring(built, data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
             sums = inference.engine.fetch(refs, small=True)
             inference.engine.delete(refs)
+        tell_skipped(sums, {})
         return means(sums, built.metric)
 
     def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:
         """Return the outputs for all samples in order, shape (samples, ...), with the global parameters."""
         built = self._require_built()
-        data = self._data(x, None)
+        data = as_given(x, None, self.num_workers, targets=False)
         check_count("batch_size", batch_size)
         with self._inferring(built, data, batch_size) as (inference, parameters):
             return inference.predict(parameters)
@@ -368,26 +378,13 @@ class DistributedTrainer(NamedFits[Parameters]):
             raise
 
     @contextmanager
-    def _inferring(self, built: _Built, data: _Data, batch_size: int) -> Iterator[tuple[Inference, Ref]]:
+    def _inferring(self, built: _Built, data: Given, batch_size: int) -> Iterator[tuple[Inference, Ref]]:
         with (
             self._working(built) as session,
-            session.inferring(*data, batch_size, self._current()) as published,
+            session.inferring(data, batch_size, self._current()) as published,
         ):
             yield published
 
-    def _data(self, x: Any, y: Any) -> _Data:
-        blocked = as_blocked(x, self.num_workers)
-        if y is None:
-            return blocked, None
-        targets = as_blocked(y, self.num_workers)
-        check_paired(blocked, targets)
-        return blocked, targets
-
-    def _warn_of_idle_workers(self, x: BlockedTensor) -> None:
-        blocks = len(x.sizes)
-        if self.num_workers > blocks:
-            warnings.warn(
-                f"{self.num_workers} workers share {blocks} blocks, so that {self.num_workers - blocks} have "
-                f"nothing to train; cut the data into at least {self.num_workers} blocks",
-                stacklevel=3,
-            )
+    def _held_out(self, validation_data: tuple[Any, Any] | FileDataset) -> Given:
+        pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
+        return as_given(pair[0], pair[1], self.num_workers)

@@ -10,7 +10,7 @@ import torch
 from compss_train.buffers.incoming import Incoming, check_same
 from compss_train.buffers.slots import Slots
 from compss_train.buffers.structure import Leaf, leaves, map_leaves
-from compss_train.data.block import rows_of_bytes
+from compss_train.data.block import rows_as_items
 
 
 class Storage(ABC):
@@ -72,12 +72,12 @@ class ColumnStorage(Storage):
         super().__init__(template)
         self._leaves: list[Leaf] = list(leaves(template))
         self._columns = [torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for leaf in self._leaves]
-        self._bytes = [rows_of_bytes(column) for column in self._columns]
+        self._items = [rows_as_items(column) for column in self._columns]
 
     def write(self, slots: Slots, incoming: Incoming, start: int) -> None:
-        """Copy the rows, as bytes: a third of the time of torch's indexed copies."""
-        for stored, rows in zip(self._bytes, incoming.rows, strict=True):
-            stored[slots] = rows_of_bytes(rows[start : start + len(slots)])
+        """Copy the rows, each as one item: a small part of the time of torch's indexed copies."""
+        for stored, rows in zip(self._items, incoming.rows, strict=True):
+            stored[slots] = rows_as_items(rows[start : start + len(slots)])
 
     def read(self, slots: Slots, *, pinned: bool = False) -> Any:
         """Gather the rows, in page-locked memory where that is asked for."""

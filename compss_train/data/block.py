@@ -62,6 +62,12 @@ def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
     return np.ascontiguousarray(block).reshape(len(block), width).view(np.uint8)
 
 
+def rows_as_items(block: Block) -> NDArray[np.void]:
+    """Return each row as one item of a flat array that shares the block's memory: the fastest to copy by number."""
+    rows = rows_of_bytes(block)
+    return rows.view(np.dtype((np.void, rows.shape[1])))[:, 0] if rows.shape[1] else np.empty(len(rows), "V1")
+
+
 def own_copy(block: Block) -> Block:
     """Return a contiguous copy; a memory-mapped array is returned as it is, being a file's already."""
     if isinstance(block, np.memmap):

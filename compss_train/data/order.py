@@ -18,6 +18,7 @@ class _Stream(IntEnum):
     WORKERS = 3
     BUFFERS = 4
     PARTIAL = 5
+    SHARES = 6
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:
@@ -63,9 +64,15 @@ def buffer_seed(seed: int, epoch: int, block: int) -> int:
     return _derived_seed(seed, _Stream.BUFFERS, epoch, block)
 
 
-def partial_shuffle_generator(seed: int, epoch: int) -> np.random.Generator:
-    """Return the generator of an epoch's partial shuffle."""
-    return _generator(seed, _Stream.PARTIAL, epoch)
+def share_order(seed: int, epoch: int, shares: int) -> list[int]:
+    """Return a uniform permutation of the numbers of the shares that an epoch is cut into."""
+    order: list[int] = _generator(seed, _Stream.SHARES, epoch).permutation(shares).tolist()
+    return order
+
+
+def partial_shuffle_generator(seed: int, epoch: int, *place: int) -> np.random.Generator:
+    """Return the generator of a partial shuffle; ``place`` is where in the epoch it begins."""
+    return _generator(seed, _Stream.PARTIAL, epoch, *place)
 
 
 def split_points(length: int, parts: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The schedule: which worker visits which samples in which round, a pure function of sizes, seed and epoch.
 
-A *visit* is one pass over one block's worth of samples. Visits are dealt to workers round-robin within an
-epoch; a *round* is what lies between two merges: n epochs, n blocks a worker inside an epoch, or everything.
+A *visit* is one pass over one block's worth of samples. Visits are dealt to workers round-robin within an epoch, or
+in a partial shuffle as shares of consecutive blocks, with parts of blocks at their ends. A *round* is what lies
+between two merges: n epochs, n blocks a worker inside an epoch, or everything.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.data.order import block_order, sample_order
+from compss_train.data.stretches import deal_files
 
-Shuffle = Literal["blocks", "total"] | None
+Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visit:
-    """One pass over one block's worth of samples."""
+    """One pass over one block's worth of samples, or over a part of it."""
 
     block: int
     """Number of the block, or of the place in the grid where a total shuffle puts these samples."""
@@ -31,6 +33,8 @@ class Visit:
     """Samples in this visit."""
     samples: NDArray[Any] | None = None
     """Numbers of the samples among all blocks' samples; ``None`` for the block's own rows."""
+    first: int = 0
+    """The block's row that the visit begins with."""
 
 
 Share = tuple[Visit, ...]
@@ -82,6 +86,9 @@ class Schedule:
                 yield together[-1], _join_shares([self._epoch_shares(epoch) for epoch in together])
 
     def _epoch_shares(self, epoch: int) -> list[Share]:
+        if self.shuffle == "partial":
+            dealt = deal_files(self.sizes, self.num_workers, self.seed, epoch)
+            return [tuple(Visit(s.file, epoch, len(s), first=s.start) for s in share) for share in dealt]
         visits = self._visits(epoch)
         return [tuple(visits[worker :: self.num_workers]) for worker in range(self.num_workers)]
 

@@ -1,5 +1,14 @@
 """Samplers: partial shuffles of samples that lie in many files. Knows no engine and no training."""
 
+from compss_train.samplers.by_file import DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2
+from compss_train.samplers.partial import PartialShuffleSampler
+from compss_train.samplers.plan import Pools
 from compss_train.samplers.pools import partial_order
 
-__all__ = ["partial_order"]
+__all__ = [
+    "DistributedSamplerViaLocallyShuffle",
+    "DistributedSamplerViaLocallyShuffleV2",
+    "PartialShuffleSampler",
+    "Pools",
+    "partial_order",
+]

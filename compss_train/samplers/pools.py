@@ -1,8 +1,15 @@
-"""Partial shuffles: orders in which samples move by about the size of a pool, so that files can be read in turn."""
+"""Partial shuffles: orders in which samples move by about the size of a pool, so that files can be read in turn.
+
+With one pool, each stretch of as many samples as it holds is permuted. With two, samples are drawn at random from
+the first, where the next one of a permuted stretch takes each one's place, so that they travel further.
+
+Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,28 +35,64 @@ def partial_order(
     pool:
         Numbers in a pool, at least 1.
     pools:
-        1: each stretch of ``pool`` numbers is permuted. 2: numbers are drawn at random from a first pool, where the
-        next one of a permuted stretch takes each one's place, so that they travel further.
+        1 or 2.
     seed, epoch:
         Of the random order.
     start:
         How many numbers at the beginning to leave out: the order after an interruption.
 
-    Source: the samplers of microsoft/PartiallyShuffleDistributedSampler. Raises ``ValueError`` for other numbers.
+    Raises ``ValueError`` for other numbers.
     """
     check_count("samples", samples)
-    check_count("pool", pool)
     check_count("start", start, least=0)
+    check_pools(pool, pools)
+    parts = _parts(samples, pool, pools, partial_shuffle_generator(seed, epoch), _as_counted)
+    return _without_first(start, parts)
+
+
+def check_pools(pool: int, pools: int) -> None:
+    """Raise ``ValueError`` for numbers that make no pools."""
+    check_count("shuffle_buffer", pool)
     if pools not in (1, 2):
         raise ValueError(f"pools={pools!r}: choose 1 or 2")
-    random = partial_shuffle_generator(seed, epoch)
-    stretches = _permuted_stretches(samples, pool, random)
-    return _without_first(start, stretches if pools == 1 else _through_pool(stretches, random))
 
 
-def _permuted_stretches(samples: int, pool: int, random: np.random.Generator) -> Iterator[Numbers]:
+def slot_order(samples: int, pool: int, pools: int, random: np.random.Generator | None) -> Iterator[Numbers]:
+    """Iterate over the same order by the slots that samples lie in, of ``pool * pools``.
+
+    Samples 0, 1, 2... begin in slots 0, 1, 2..., and each later one, in turn, takes the slot that became free
+    first: whoever puts the next sample where one was just taken out does right. Without ``random`` the order stays as it
+    is, for which there is one pool.
+    """
+    left: deque[Numbers] = deque()
+
+    def slots_of(first: int, number: int) -> Numbers:
+        return _as_counted(first, number) if first < pool * pools else left.popleft()[:number]
+
+    for part in _parts(samples, pool, pools, random, slots_of):
+        left.append(part)
+        yield part
+
+
+def _as_counted(first: int, number: int) -> Numbers:
+    return np.arange(first, first + number)
+
+
+def _parts(
+    samples: int, pool: int, pools: int, random: np.random.Generator | None, named: Callable[[int, int], Numbers]
+) -> Iterator[Numbers]:
+    """Iterate over the order; ``named(first, number)`` says what the samples of a stretch are called."""
+    stretches = _stretches(samples, pool, random, named)
+    return stretches if pools == 1 or random is None else _through_pool(stretches, random)
+
+
+def _stretches(
+    samples: int, pool: int, random: np.random.Generator | None, named: Callable[[int, int], Numbers]
+) -> Iterator[Numbers]:
     for first in range(0, samples, pool):
-        yield first + random.permutation(min(pool, samples - first))
+        number = min(pool, samples - first)
+        names = named(first, number)
+        yield names if random is None else names[random.permutation(number)]
 
 
 def _through_pool(stretches: Iterator[Numbers], random: np.random.Generator) -> Iterator[Numbers]:

@@ -1,19 +1,26 @@
-"""A visit's samples as tensors: a block's own rows, or rows gathered from many blocks by a total shuffle."""
+"""A shard's batches: visit by visit, through a buffer, or in a partial shuffle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import NDArray
 
-from compss_train.data.block import Block, as_tensor
-from compss_train.data.order import row_order
-from compss_train.data.schedule import Visit
-from compss_train.worker.loading import buffered_batches
-from compss_train.worker.rows import gather, take
+from compss_train.data.block import Block
+from compss_train.data.order import partial_shuffle_generator, row_order
+from compss_train.data.schedule import Share, Visit
+from compss_train.samplers.mixing import mixed
+from compss_train.samplers.plan import Pools
+from compss_train.samplers.slots import SlotStore
+from compss_train.worker.loading import batch_sizes, buffered_batches
+from compss_train.worker.rows import take
 from compss_train.worker.shard import Shard
+from compss_train.worker.source import Columns, Source
 
 Batch: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 Piece: TypeAlias = "tuple[Block, Block | None]"
@@ -29,35 +36,36 @@ def split_rows(x: Block, y: Block | None, parts: Sequence[NDArray[Any]]) -> tupl
     return pieces if len(pieces) > 1 else pieces[0]
 
 
-def batches(shard: Shard, xs: Sequence[Block], ys: Sequence[Block] | None, device: str) -> Iterator[Batch]:
+def batches(shard: Shard, source: Source, device: str) -> Iterator[Batch]:
     """Iterate over the batches of a shard, on the device, in training order."""
-    if shard.pieces:
-        xs, ys = _unzipped(xs)
+    for columns in _columns(shard, source, device):
+        yield columns[0], columns[1] if len(columns) > 1 else None
+
+
+def _columns(shard: Shard, source: Source, device: str) -> Iterator[Columns]:
+    if shard.pools is not None:
+        return _partially_shuffled(shard, shard.pools, source, device)
     if shard.buffer is not None:
-        for batch in buffered_batches(shard, shard.buffer, [xs] if ys is None else [xs, ys], device):
-            yield batch[0], None if ys is None else batch[1]
-        return
-    for visit in shard.share:
-        x = _load(visit, shard, xs).to(device)
-        y = _load(visit, shard, ys).to(device) if ys is not None else None
-        yield from _cut(visit, shard, x, y)
+        return buffered_batches(shard, shard.buffer, source, device)
+    return _visit_by_visit(shard, source, device)
 
 
-def _unzipped(pieces: Sequence[Any]) -> tuple[list[Block], list[Block] | None]:
-    xs, ys = zip(*pieces, strict=True)
-    return list(xs), None if ys[0] is None else list(ys)
+def _visit_by_visit(shard: Shard, source: Source, device: str) -> Iterator[Columns]:
+    with source.visits(shard.share) as visits:
+        for visit, rows in zip(shard.share, visits, strict=True):
+            if rows is not None:
+                yield from _cut(visit, shard, tuple(part.to(device) for part in rows))
 
 
-def _cut(visit: Visit, shard: Shard, x: torch.Tensor, y: torch.Tensor | None) -> Iterator[Batch]:
-    bounds = shard.batching.bounds(len(x))
+def _cut(visit: Visit, shard: Shard, rows: Columns) -> Iterator[Columns]:
+    bounds = shard.batching.bounds(visit.size)
     if shard.shuffle_seed is None or visit.samples is not None:
         for start, stop in bounds:
-            yield own_rows(x, start, stop), None if y is None else own_rows(y, start, stop)
+            yield tuple(own_rows(part, start, stop) for part in rows)
         return
-    order = torch.from_numpy(row_order(shard.shuffle_seed, visit.epoch, visit.block, len(x))).to(x.device)
+    order = torch.from_numpy(row_order(shard.shuffle_seed, visit.epoch, visit.block, visit.size)).to(rows[0].device)
     for start, stop in bounds:
-        rows = order[start:stop]
-        yield x.index_select(0, rows), None if y is None else y.index_select(0, rows)
+        yield tuple(part.index_select(0, order[start:stop]) for part in rows)
 
 
 def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -69,7 +77,23 @@ def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     return samples[start:stop].clone()
 
 
-def _load(visit: Visit, shard: Shard, blocks: Sequence[Block]) -> torch.Tensor:
-    if visit.samples is None:
-        return as_tensor(blocks[shard.blocks.index(visit.block)])
-    return gather(visit.samples, shard.starts, blocks)
+def _visits(source: Source, visits: Share, numbers: Sequence[int]) -> AbstractContextManager[Iterator[Any]]:
+    return source.visits([visits[number] for number in numbers])
+
+
+def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[Columns]:
+    """Mix the samples of each epoch's visits; the pools are empty at its end, and where a round ends in it."""
+    store = SlotStore()
+    for epoch, group in groupby(shard.share, lambda visit: visit.epoch):
+        visits = tuple(group)
+        batches = mixed(
+            [visit.size for visit in visits],
+            partial(_visits, source, visits),
+            pools,
+            partial_shuffle_generator(shard.seed, epoch, visits[0].block, visits[0].first),
+            batch_sizes(visits, shard.batching),
+            store=store,
+        )
+        for batch in batches:
+            if batch is not None:
+                yield tuple(part.to(device) for part in batch)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
-from compss_train.data.schedule import Share
+from compss_train.data.block import Block
+from compss_train.data.reading import FilePart
+from compss_train.data.schedule import Share, Visit
+from compss_train.samplers.plan import Pools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,5 +34,17 @@ class Shard:
     """Whether the task is given pieces of blocks, each with its rows of x and y, instead of blocks."""
     buffer: BufferSpec | None = None
     """The buffer that samples pass through, ``None`` to train block after block."""
-    buffer_seed: int = 0
-    """Seed of the buffer's draws."""
+    seed: int = 0
+    """Seed of what a buffer draws, and of a partial shuffle."""
+    pools: Pools | None = None
+    """The pools of a partial shuffle, ``None`` for none."""
+    file_buffer: int = 2
+    """The most files in memory at a time, where the samples are in files."""
+
+
+def in_order(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:
+    """Return the shard of all samples of these blocks, or files, as they are: what is evaluated on."""
+    sizes = xs.sizes if isinstance(xs, FilePart) else {number: len(block) for number, block in enumerate(xs)}
+    visits = tuple(Visit(number, 0, size) for number, size in sizes.items())
+    starts = tuple(accumulate(sizes.values(), initial=0))[:-1]
+    return Shard(visits, tuple(sizes), starts, Batching(size=batch_size), None)

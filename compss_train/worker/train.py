@@ -13,12 +13,14 @@ import torch
 
 from compss_train import parameters as params
 from compss_train.data.block import Block
+from compss_train.data.reading import FilePart
 from compss_train.exceptions import DivergedError
 from compss_train.parameters import Parameters
 from compss_train.worker.random_state import RandomState, random_state
 from compss_train.worker.recipe import Recipe, Replica
 from compss_train.worker.samples import Batch, batches
 from compss_train.worker.shard import Shard
+from compss_train.worker.source import source_of
 from compss_train.worker.tally import Tally, explained
 
 
@@ -36,29 +38,31 @@ def train(
     recipe: Recipe,
     parameters: Parameters,
     state: WorkerState,
-    xs: Sequence[Block],
+    xs: Sequence[Block] | FilePart,
     ys: Sequence[Block] | None,
     shard: Shard,
     device: str,
-) -> tuple[Parameters, WorkerState, dict[str, float]]:
+) -> tuple[Parameters, WorkerState, dict[str, Any]]:
     """Train a model copy on the shard's batches.
 
-    ``xs`` and ``ys`` are the blocks that the shard names. Returns the new parameters and state and the sums of
-    what was measured: ``samples``, ``batches``, ``loss`` and ``metric`` (sums over samples), ``seconds``.
+    ``xs`` and ``ys`` are the blocks that the shard names, or ``xs`` is what reads its files. Returns the new
+    parameters and state and the sums of what was measured: ``samples``, ``batches``, ``loss`` and ``metric`` (sums
+    over samples), ``seconds``, and of files what the source tells.
     """
     began = time.perf_counter()
     with random_state(state.random, device):
         replica = recipe.replica(parameters, device, training=True)
         optimizer = _optimizer(replica, None if shard.new_optimizer else state.optimizer)
         tally = Tally(replica.recipe.metric)
-        for x, y in batches(shard, xs, ys, device):
+        source = source_of(shard, xs, ys)
+        for x, y in batches(shard, source, device):
             with explained(x, replica):
                 _step(replica, optimizer, (x, y), tally)
         sums = tally.sums()
         _check_finite(sums, shard.name)
         after = WorkerState(_to_cpu(optimizer.state_dict()), RandomState.now(device))
         trained = params.from_module(replica.recipe.net)
-        return trained, after, {**sums, "seconds": time.perf_counter() - began}
+        return trained, after, {**sums, **source.measured(), "seconds": time.perf_counter() - began}
 
 
 def _check_finite(sums: dict[str, float], name: str) -> None:

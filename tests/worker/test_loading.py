@@ -16,6 +16,7 @@ from compss_train.worker import loading
 from compss_train.worker.loading import in_step
 from compss_train.worker.samples import batches
 from compss_train.worker.shard import Shard
+from compss_train.worker.source import source_of
 from tests.worker.test_samples import DEALT
 
 BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
@@ -35,13 +36,13 @@ def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=
     for round_ in Schedule(x.sizes, workers, epochs, 4, shuffle, merge_every=epochs).rounds():
         for share in round_.shares:
             numbers = tuple(range(len(x.sizes)))
-            yield Shard(share, numbers, starts, batching, shuffle_seed, buffer=spec, buffer_seed=4)
+            yield Shard(share, numbers, starts, batching, shuffle_seed, buffer=spec, seed=4)
 
 
 def trained(shard, x, y):
     return [
         batch_y.int().tolist()
-        for batch_x, batch_y in batches(shard, list(x.blocks()), list(y.blocks()), "cpu")
+        for batch_x, batch_y in batches(shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu")
         if torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))  # else a sample is missed below
     ]
 

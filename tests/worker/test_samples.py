@@ -8,6 +8,7 @@ from compss_train.data.batches import Batching
 from compss_train.data.schedule import Schedule
 from compss_train.worker.samples import batches
 from compss_train.worker.shard import Shard
+from compss_train.worker.source import source_of
 
 # How samples are cut into blocks, dealt to workers and ordered.
 DEALT = {
@@ -32,7 +33,7 @@ def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, work
     for round_ in Schedule(x.sizes, workers, 1, 4, shuffle).rounds():
         for share in round_.shares:
             shard = Shard(share, tuple(range(blocks)), starts, Batching(size=size), shuffle_seed)
-            for batch_x, batch_y in batches(shard, list(x.blocks()), list(y.blocks()), "cpu"):
+            for batch_x, batch_y in batches(shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu"):
                 assert (batch_x.dtype, batch_y.dtype) == (torch.uint8, torch.bfloat16)
                 assert 1 <= len(batch_x) <= size
                 assert torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))

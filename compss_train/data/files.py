@@ -1,0 +1,225 @@
+"""``FileDataset``: samples in many files, which workers read themselves."""
+
+from __future__ import annotations
+
+import glob
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from compss_train.data.file_index import FileIndex
+from compss_train.data.layout import Description, Layout, check_alike
+from compss_train.data.readers import Reader, as_reader
+from compss_train.data.reading import FilePart, layout_of, naming
+from compss_train.data.stretches import Stretch
+from compss_train.exceptions import BadFileError
+from compss_train.validation import check_choice
+
+OnBadFile = Literal["raise", "skip"]
+FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+
+
+class FileDataset:
+    """Samples in many files, each with arrays that have a row a sample.
+
+    Parameters
+    ----------
+    files:
+        Their names, or a pattern such as ``"data/*.npz"``, whose matches are sorted.
+    reader:
+        ``None`` takes the one for .npz, .npy (memory-mapped), .pt (tensors only) or HDF5 files. Else a function
+        ``reader(filename, get_data=False)`` that returns the number of samples, or with ``get_data=True`` a dict
+        of arrays and that number.
+    files_len:
+        Samples of each file, by name, which saves opening them to count; what does not match is found when a
+        file is read. By default files are counted here, by their headers.
+    keys:
+        The arrays to read, by default all.
+    x, y:
+        The arrays that hold samples and targets for ``DistributedTrainer.fit``; ``y=None``, or files of a single
+        array, for samples that are their own targets.
+    index:
+        A small JSON file that remembers what the headers said, as long as a file's size and time are the same.
+    on_bad_file:
+        ``"raise"`` a ``BadFileError``, or ``"skip"`` the file with a warning, here and when it is read.
+
+    Attributes: ``files``, names; ``files_len``; ``sizes``, samples of each file; ``skipped``, what is wrong with
+    each file that was left out; ``layout``, dtypes and shapes, ``None`` where the reader tells only numbers.
+
+    Raises ``ValueError`` where there are no such files, names come twice or ``files_len`` names others;
+    ``BadFileError`` for a file that is missing, empty, cut short or corrupt as far as its header shows, of
+    objects (pickles), or with other arrays, shapes or dtypes than the first one.
+    """
+
+    def __init__(
+        self,
+        files: FileNames,
+        reader: Reader | Callable[..., Any] | None = None,
+        files_len: Mapping[str, int] | None = None,
+        *,
+        keys: Collection[str] | None = None,
+        x: str = "x",
+        y: str | None = "y",
+        index: str | os.PathLike[str] | None = None,
+        on_bad_file: OnBadFile = "raise",
+    ) -> None:
+        check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
+        names = file_names(files)
+        self.reader = as_reader(reader, names)
+        self.keys = _checked_keys(keys)
+        self.x, self.y = x, y
+        self.on_bad_file: OnBadFile = on_bad_file
+        self.skipped: dict[str, str] = {}
+        described = self._described(names, files_len, FileIndex(index))
+        self.files = list(described)
+        self.files_len = {name: description.rows for name, description in described.items()}
+        self.layout: Layout | None = next(iter(described.values())).layout
+
+    def _described(
+        self, names: list[str], files_len: Mapping[str, int] | None, index: FileIndex
+    ) -> dict[str, Description]:
+        if files_len is not None:
+            return self._as_told(names, files_len, index)
+        found = index.describe([_path(name) for name in names], self.reader, self.keys)
+        good: dict[str, Description] = {}
+        for name, description in zip(names, found, strict=True):
+            try:
+                good[name] = _alike(name, description, good)
+            except BadFileError as error:
+                self.skip(error)
+        if not good:
+            raise ValueError(f"all {len(names)} files were skipped; the last one {list(self.skipped.values())[-1]}")
+        return good
+
+    def _as_told(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> dict[str, Description]:
+        """Believe the numbers given; only the first file is opened, to see what is in it."""
+        if missing := [name for name in names if name not in files_len]:
+            raise ValueError(f"files_len has no number of samples for {missing[0]} ({len(missing)} such files)")
+        if wrong := [name for name in names if not _is_count(files_len[name])]:
+            raise ValueError(f"files_len says {files_len[wrong[0]]!r} for {wrong[0]}; give integers of at least 1")
+        first = index.describe([_path(names[0])], self.reader, self.keys)[0]
+        layout = _alike(names[0], first, {}).layout
+        if isinstance(first, Description) and first.rows != files_len[names[0]]:
+            raise BadFileError(_path(names[0]), f"has {first.rows} samples, files_len says {files_len[names[0]]}")
+        return {name: Description(int(files_len[name]), layout) for name in names}
+
+    def skip(self, error: BadFileError) -> None:
+        """Leave out a bad file with a warning, or raise the error, as ``on_bad_file`` says."""
+        if self.on_bad_file == "raise":
+            raise error
+        if error.file not in self.skipped:
+            self.skipped[error.file] = error.reason
+            warnings.warn(f"skipped {error}", stacklevel=4)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each file."""
+        return tuple(self.files_len.values())
+
+    @property
+    def number_samples(self) -> int:
+        """Samples in all files."""
+        return sum(self.sizes)
+
+    def __len__(self) -> int:
+        """Return the number of samples, as torch has it."""
+        return self.number_samples
+
+    def __getitem__(self, batch: Any) -> Any:
+        """Return a batch as a ``PartialShuffleSampler`` gave it: ``DataLoader`` asks for what a sampler names."""
+        if isinstance(batch, dict | list):
+            return batch
+        raise TypeError(
+            f"dataset[{batch!r}]: samples in files have no index; use "
+            "DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
+        )
+
+    def reset(self) -> None:
+        """Do nothing; samplers call it at the start of an epoch."""
+
+    def part(self, numbers: Sequence[int], keys: tuple[str, ...] | None = None) -> FilePart:
+        """Return what reads some of the files: their names, not their data. ``keys`` names the arrays to read."""
+        keys = self.keys if keys is None else keys
+        layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
+        paths = {number: _path(self.files[number]) for number in numbers}
+        sizes = {number: self.files_len[self.files[number]] for number in numbers}
+        return FilePart(self.reader, paths, sizes, keys, layout, self.files[0], self.on_bad_file == "skip")
+
+    def training_keys(self, *, targets: bool = True) -> tuple[str, ...]:
+        """Return the names of the arrays to train on, x and perhaps y.
+
+        Where the reader does not tell, the first file is read to see them. Raises ``ValueError`` where they are not
+        there.
+        """
+        if self.layout is None:
+            self.layout = self._layout_of_first()
+        names = list(self.layout)
+        if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None):
+            return (names[0],)
+        wanted = (self.x,) if self.y is None or not targets else (self.x, self.y)
+        for role, name in zip(("x", "y"), wanted, strict=False):
+            if name not in names:
+                raise ValueError(
+                    f"{self.files[0]} has no array {name!r} for {role}, it has {', '.join(map(repr, names))}; say "
+                    "which to take in FileDataset(..., x=..., y=...), y=None for no targets"
+                )
+        return wanted
+
+    def _layout_of_first(self) -> Layout:
+        return layout_of(self.part([0]).read(Stretch(0, 0, self.sizes[0])))
+
+    def __repr__(self) -> str:
+        return (
+            f"FileDataset({len(self.files)} files, {self.number_samples} samples, keys {list(self.layout or ())})"
+        )
+
+
+def file_names(files: FileNames) -> list[str]:
+    """Return names as a list; raise ``ValueError`` where there are none or one comes twice."""
+    if isinstance(files, str | os.PathLike):
+        names = _matches(os.fspath(files))
+    else:
+        names = [os.fspath(file) for file in files]
+    if not names:
+        raise ValueError(f"files={files!r}: there are no such files")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} is named more than once; each file is read once an epoch")
+    return names
+
+
+def _matches(pattern: str) -> list[str]:
+    if os.path.isdir(pattern):
+        raise ValueError(f"{pattern} is a folder; name its files, for example {os.path.join(pattern, '*.npz')!r}")
+    if os.path.exists(pattern) or not glob.has_magic(pattern):
+        return [pattern]
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+def _path(name: str) -> str:
+    """Return a name that is valid in any process's folder; names that are no local files stay as they are."""
+    return name if "://" in name else os.path.abspath(name)
+
+
+def _checked_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
+    if isinstance(keys, str):
+        raise TypeError(f"keys={keys!r}: give a list of names, for example [{keys!r}]")
+    return None if keys is None else tuple(keys)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _alike(name: str, found: Description | BadFileError, good: Mapping[str, Description]) -> Description:
+    """Return the description of a file that is good, and like the first good one."""
+    if isinstance(found, BadFileError):
+        raise found
+    first = next(iter(good), name)
+    if found.layout is not None and first != name and (reference := good[first].layout) is not None:
+        with naming(_path(name)):
+            check_alike(found.layout, reference, first)
+    return found

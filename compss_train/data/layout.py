@@ -1,0 +1,69 @@
+"""Layouts: which arrays a file holds, of what dtypes and shapes, and whether files agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from compss_train.data.block import Block
+
+
+class UnfitFileError(ValueError):
+    """A file does not hold what it should; the message goes on where the file's name would end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What all samples of one array have in common."""
+
+    dtype: str
+    """As numpy or torch prints it: ``float32``, ``torch.float32``."""
+    shape: tuple[int, ...]
+    """Of one sample."""
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+Layout = dict[str, Field]
+"""The arrays of a file by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is known of a file without its data."""
+
+    rows: int
+    layout: Layout | None
+    """``None`` where the reader tells how many samples there are, and no more."""
+
+
+def field_of(block: Block) -> Field:
+    """Return what the block's rows have in common."""
+    return Field(str(block.dtype), tuple(block.shape[1:]))
+
+
+def check_alike(layout: Layout, reference: Layout, name: str) -> None:
+    """Raise ``ValueError`` unless a layout is that of the reference file, which is called ``name``."""
+    if set(layout) != set(reference):
+        raise UnfitFileError(f"holds arrays {_listed(layout)}, but {name} holds {_listed(reference)}")
+    for key, field in layout.items():
+        if field != reference[key]:
+            raise UnfitFileError(f"holds samples of {field} in {key!r}, but {name} of {reference[key]}")
+
+
+def common_length(lengths: Mapping[str, int]) -> int:
+    """Return the length that all arrays have; raise ``UnfitFileError`` where they differ or there is no sample."""
+    if not lengths:
+        raise UnfitFileError("holds no arrays")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key!r} {length}" for key, length in lengths.items())
+        raise UnfitFileError(f"holds arrays of different lengths: {listed}; each needs a row a sample")
+    length = next(iter(lengths.values()))
+    if length == 0:
+        raise UnfitFileError("holds no samples")
+    return length
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

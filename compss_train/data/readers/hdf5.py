@@ -1,0 +1,43 @@
+"""HDF5 files, by way of h5py, which the extra ``hdf5`` installs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from compss_train.data.layout import Description
+from compss_train.data.readers.base import Arrays, Reader, described, select
+
+
+class Hdf5Reader(Reader):
+    """Reads the data sets of an HDF5 file, also those in groups (``group/name``); only the rows asked for.
+
+    Files are opened where they are read, in the worker, and closed again.
+    """
+
+    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
+        """Return the data sets' shapes and dtypes."""
+        with _h5py().File(path, "r") as file:
+            names = _names(file)
+            return described({key: file[key] for key in select(keys, names)})
+
+    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+        """Return the rows."""
+        with _h5py().File(path, "r") as file:
+            chosen = {key: file[key] for key in select(keys, _names(file))}
+            rows = described(chosen).rows
+            return {key: data[start:stop] for key, data in chosen.items()}, rows
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("HDF5 files need h5py: pip install 'compss_train[hdf5]'", name="h5py") from error
+    return h5py
+
+
+def _names(file: Any) -> list[str]:
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if hasattr(item, "dtype") else None)
+    return names

@@ -1,0 +1,72 @@
+"""Reading some of many files: rows by file, checked, or an error that names the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from compss_train.data.layout import Layout, UnfitFileError, check_alike, field_of
+from compss_train.data.readers import Arrays, Reader
+from compss_train.data.stretches import Stretch
+from compss_train.exceptions import BadFileError
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Turn what goes wrong with a file into a ``BadFileError`` that names it; lack of memory is no file's fault."""
+    try:
+        yield
+    except (BadFileError, MemoryError, ModuleNotFoundError):
+        raise
+    except FileNotFoundError as error:
+        if error.filename not in (None, file):
+            raise BadFileError(file, f"cannot be read: {error}") from error
+        raise BadFileError(file, "does not exist; give names that are valid where it is read") from error
+    except UnfitFileError as error:
+        raise BadFileError(file, str(error)) from None
+    except Exception as error:
+        empty = os.path.isfile(file) and os.path.getsize(file) == 0
+        reason = "is empty" if empty else f"cannot be read: {type(error).__name__}: {error}"
+        raise BadFileError(file, reason) from error
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Some files of a ``FileDataset``, by number: all that a task needs to read its share."""
+
+    reader: Reader
+    files: Mapping[int, str]
+    sizes: Mapping[int, int]
+    """Samples of each file."""
+    keys: tuple[str, ...] | None
+    """The arrays to read, ``None`` for all."""
+    layout: Layout | None
+    """What each file must hold, ``None`` where only reading one tells."""
+    reference: str
+    """The file that the layout is of."""
+    skip: bool = False
+    """Whether to leave out a file that is not as it should be."""
+
+    def read(self, stretch: Stretch, layout: Layout | None = None, reference: str = "") -> Arrays:
+        """Return rows of a file.
+
+        Raises ``BadFileError`` where the file does not hold as many as was said, or not what the reference file
+        holds, where that is known.
+        """
+        file, size = self.files[stretch.file], self.sizes[stretch.file]
+        with naming(file):
+            arrays, rows = self.reader.read(file, stretch.start, stretch.stop, self.keys)
+            if rows != size:
+                raise UnfitFileError(
+                    f"has {rows} samples, {size} were expected: did it change, or is files_len wrong?"
+                )
+            if layout is not None:
+                check_alike(layout_of(arrays), layout, reference)
+        return arrays
+
+
+def layout_of(arrays: Arrays) -> Layout:
+    """Return what the arrays hold."""
+    return {key: field_of(array) for key, array in arrays.items()}

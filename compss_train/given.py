@@ -1,0 +1,135 @@
+"""What a trainer is given to train or evaluate on: blocked tensors, or files."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compss_train.checks import check_picklable
+from compss_train.data import BlockedTensor, FileDataset
+from compss_train.data.block import as_block, check_dtype
+from compss_train.data.schedule import Shuffle
+from compss_train.data.shuffle import check_paired
+from compss_train.engines import Engine
+from compss_train.published import Published, PublishedBlocks, PublishedFiles
+
+
+class Given(ABC):
+    """Samples to train or evaluate on, in blocks or in files."""
+
+    unit: str
+    """What they come in, for messages."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each block or file."""
+
+    @abstractmethod
+    def publish(self, engine: Engine) -> Published:
+        """Put them where tasks can have them."""
+
+    @property
+    def number_samples(self) -> int:
+        """All samples."""
+        return sum(self.sizes)
+
+    def warn_of_idle_workers(self, num_workers: int, shuffle: Shuffle) -> None:
+        """Warn where workers are more than what is dealt to them."""
+        parts, unit = (self.number_samples, "sample") if shuffle == "partial" else (len(self.sizes), self.unit)
+        if num_workers > parts:
+            warnings.warn(
+                f"{num_workers} workers share {parts} {unit}s, so that {num_workers - parts} have nothing to "
+                f"train; cut the data into at least {num_workers} {unit}s",
+                stacklevel=3,
+            )
+
+
+@dataclass(frozen=True)
+class GivenBlocks(Given):
+    """Blocked tensors."""
+
+    x: BlockedTensor
+    y: BlockedTensor | None
+    unit = "block"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each block."""
+        return self.x.sizes
+
+    def publish(self, engine: Engine) -> Published:
+        """Publish the blocks."""
+        return PublishedBlocks(engine, self.x, self.y)
+
+
+@dataclass(frozen=True)
+class GivenFiles(Given):
+    """Files that workers read."""
+
+    dataset: FileDataset
+    keys: tuple[str, ...]
+    unit = "file"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each file."""
+        return self.dataset.sizes
+
+    def publish(self, engine: Engine) -> Published:
+        """Name the files."""
+        return PublishedFiles(self.dataset, self.keys)
+
+
+def as_given(x: Any, y: Any, num_workers: int, *, targets: bool = True) -> Given:
+    """Return what is given as ``x`` and ``y``: tensors in blocks, arrays that are cut into some, or files.
+
+    Without ``targets`` no more than the samples of files are read.
+
+    Raises ``ValueError`` and ``TypeError`` for what cannot be trained on.
+    """
+    if isinstance(x, FileDataset):
+        return _files(x, y, targets)
+    blocked = as_blocked(x, num_workers)
+    if y is None:
+        return GivenBlocks(blocked, None)
+    paired = as_blocked(y, num_workers)
+    check_paired(blocked, paired)
+    return GivenBlocks(blocked, paired)
+
+
+def _files(dataset: FileDataset, y: Any, targets: bool) -> GivenFiles:
+    if y is not None:
+        raise TypeError(
+            f"y is a {type(y).__name__}, but x a FileDataset, whose files hold the targets, too; leave y out, and "
+            "name the array of targets in FileDataset(..., y=...)"
+        )
+    check_picklable(reader=dataset.reader)
+    keys = dataset.training_keys(targets=targets)
+    for key in keys:
+        dtype = (dataset.layout or {})[key].dtype
+        if not dtype.startswith("torch."):
+            check_dtype(np.dtype(dtype))
+    return GivenFiles(dataset, keys)
+
+
+def as_blocked(value: object, num_workers: int) -> BlockedTensor:
+    """Return ``value`` as a blocked tensor.
+
+    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors`` as dislib's Tensor has, and an
+    array or tensor, which is cut into a block a worker.
+    """
+    if isinstance(value, BlockedTensor):
+        return value
+    if isinstance(value, FileDataset):
+        raise TypeError("a FileDataset holds samples and targets in one; give it as x, alone")
+    if hasattr(value, "tensors"):
+        return BlockedTensor.from_dislib(value)
+    block = as_block(value)
+    if len(block) == 0:
+        raise ValueError("the array has no samples")
+    return BlockedTensor.from_array(block, (min(num_workers, len(block)), 1))

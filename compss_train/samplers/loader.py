@@ -1,0 +1,108 @@
+"""``FileLoader``: reads stretches of files in a thread, a few ahead of whoever takes them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from compss_train.data.readers import Arrays
+from compss_train.data.reading import FilePart, layout_of
+from compss_train.data.stretches import Stretch
+from compss_train.exceptions import BadFileError
+from compss_train.pipeline import ReadAhead
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class FileReads:
+    """What was read, and how far ahead."""
+
+    files: int = 0
+    """How often a file was opened."""
+    ahead: int = 0
+    """How many were there when they were needed."""
+    seconds_waited: float = 0.0
+    """How long their consumer waited for the others."""
+    most_held: int = 0
+    """The most files that were in memory at a time."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers by name."""
+        return asdict(self)
+
+
+class FileLoader:
+    """Reads stretches of files, at most ``file_buffer`` of them in memory, with one thread.
+
+    The first file that is read says what the others must hold, where that was not known before. A file that is
+    not as it should be is a ``BadFileError`` where its rows would have come, or where the part says so it is left
+    out: ``None`` comes instead, and ``skipped`` says why.
+    """
+
+    def __init__(self, part: FilePart, file_buffer: int, *, debug: bool = False) -> None:
+        self._part = part
+        self._file_buffer = file_buffer
+        self._level = logging.INFO if debug else logging.DEBUG
+        self._layout, self._reference = part.layout, part.reference
+        self._held = 0
+        self._counting = threading.Lock()
+        self.reads = FileReads()
+        self.skipped: dict[str, str] = {}
+
+    @contextmanager
+    def reading(self, stretches: Sequence[Stretch]) -> Iterator[Iterator[Arrays | None]]:
+        """Give the rows of the stretches in turn. Whoever takes the next ones has let go of those before."""
+        if self._file_buffer == 1:
+            yield self._one_by_one(stretches)
+            return
+        with ReadAhead(stretches, self._load, depth=self._file_buffer - 1) as ahead:
+            yield self._taken(ahead)
+
+    def _one_by_one(self, stretches: Sequence[Stretch]) -> Iterator[Arrays | None]:
+        for stretch in stretches:
+            began = time.perf_counter()
+            arrays = self._load(stretch)
+            self.reads.seconds_waited += time.perf_counter() - began
+            yield arrays
+            del arrays
+            self._count_held(-1)
+
+    def _taken(self, ahead: ReadAhead[Arrays | None]) -> Iterator[Arrays | None]:
+        while True:
+            was_ready = ahead.ready
+            began = time.perf_counter()
+            try:
+                arrays = next(ahead)
+            except StopIteration:
+                return
+            self.reads.seconds_waited += time.perf_counter() - began
+            self.reads.ahead += was_ready
+            yield arrays
+            del arrays
+            self._count_held(-1)
+
+    def _load(self, stretch: Stretch) -> Arrays | None:
+        self._count_held(1)
+        self.reads.files += 1
+        _LOG.log(self._level, "rows %d to %d of %s", stretch.start, stretch.stop, self._part.files[stretch.file])
+        try:
+            arrays = self._part.read(stretch, self._layout, self._reference)
+        except BadFileError as error:
+            if not self._part.skip:
+                raise
+            self.skipped[error.file] = error.reason
+            return None
+        if self._layout is None:
+            self._layout, self._reference = layout_of(arrays), self._part.files[stretch.file]
+        return arrays
+
+    def _count_held(self, change: int) -> None:
+        with self._counting:
+            self._held += change
+            self.reads.most_held = max(self.reads.most_held, self._held)
