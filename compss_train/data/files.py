@@ -91,20 +91,31 @@ class FileDataset:
             except BadFileError as error:
                 self.skip(error)
         if not good:
-            raise ValueError(f"all {len(names)} files were skipped; the last one {list(self.skipped.values())[-1]}")
+            raise self._nothing_left(len(names))
         return good
 
     def _as_told(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> dict[str, Description]:
-        """Believe the numbers given; only the first file is opened, to see what is in it."""
+        """Believe the numbers given; only one file is opened, to see what is in it."""
         if missing := [name for name in names if name not in files_len]:
             raise ValueError(f"files_len has no number of samples for {missing[0]} ({len(missing)} such files)")
         if wrong := [name for name in names if not _is_count(files_len[name])]:
             raise ValueError(f"files_len says {files_len[wrong[0]]!r} for {wrong[0]}; give integers of at least 1")
-        first = index.describe([_path(names[0])], self.reader, self.keys)[0]
-        layout = _alike(names[0], first, {}).layout
-        if isinstance(first, Description) and first.rows != files_len[names[0]]:
-            raise BadFileError(_path(names[0]), f"has {first.rows} samples, files_len says {files_len[names[0]]}")
-        return {name: Description(int(files_len[name]), layout) for name in names}
+        layout = self._first_layout(names, files_len, index)
+        good = [name for name in names if _path(name) not in self.skipped]
+        return {name: Description(int(files_len[name]), layout) for name in good}
+
+    def _first_layout(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> Layout | None:
+        """Return what is in the first file that is as it should be."""
+        for name in names:
+            try:
+                found = _alike(name, index.describe([_path(name)], self.reader, self.keys)[0], {})
+                if found.rows != files_len[name]:
+                    raise BadFileError(_path(name), f"has {found.rows} samples, files_len says {files_len[name]}")
+            except BadFileError as error:
+                self.skip(error)
+            else:
+                return found.layout
+        raise self._nothing_left(len(names))
 
     def skip(self, error: BadFileError) -> None:
         """Leave out a bad file with a warning, or raise the error, as ``on_bad_file`` says."""
@@ -113,6 +124,9 @@ class FileDataset:
         if error.file not in self.skipped:
             self.skipped[error.file] = error.reason
             warnings.warn(f"skipped {error}", stacklevel=4)
+
+    def _nothing_left(self, files: int) -> ValueError:
+        return ValueError(f"all {files} files were skipped; the last one {list(self.skipped.values())[-1]}")
 
     @property
     def sizes(self) -> tuple[int, ...]:

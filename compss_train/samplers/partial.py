@@ -64,7 +64,8 @@ class PartialShuffleSampler(Sampler[Any]):
         Of the order, the same on all ranks.
 
     Attributes: ``num_samples`` of this rank, ``num_batches``, ``epoch``, ``reads`` (files read, and how many
-    ahead), ``skipped`` (bad files that a dataset with ``on_bad_file="skip"`` leaves out; batches then have fewer samples).
+    ahead), ``skipped`` (bad files that a dataset with ``on_bad_file="skip"`` leaves out; batches then have fewer
+    samples).
 
     Raises ``ValueError`` for numbers out of range and a ``total_size`` that is wrong, ``BadFileError`` for files,
     here where their headers tell and in the iteration otherwise.

@@ -61,8 +61,8 @@ def slot_order(samples: int, pool: int, pools: int, random: np.random.Generator 
     """Iterate over the same order by the slots that samples lie in, of ``pool * pools``.
 
     Samples 0, 1, 2... begin in slots 0, 1, 2..., and each later one, in turn, takes the slot that became free
-    first: whoever puts the next sample where one was just taken out does right. Without ``random`` the order stays as it
-    is, for which there is one pool.
+    first: whoever puts the next sample where one was just taken out does right. Without ``random`` the order stays
+    as it is, for which there is one pool.
     """
     left: deque[Numbers] = deque()
 
