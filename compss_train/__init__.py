@@ -29,11 +29,12 @@ __all__ = [
     "WorkerLostError",
     "make_buffer",
     "shuffle",
+    "write_files",
 ]
 
 _HOMES = {
     "buffers": ("BufferSpec", "BufferType", "make_buffer"),
-    "data": ("BlockedTensor", "FileDataset", "shuffle"),
+    "data": ("BlockedTensor", "FileDataset", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
     "exceptions": ("BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError", "WorkerLostError"),
     "samplers": ("PartialShuffleSampler",),
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from compss_train.data.blocked import BlockedTensor
     from compss_train.data.files import FileDataset
     from compss_train.data.shuffle import shuffle
+    from compss_train.data.writing import write_files
     from compss_train.engines import Engine, LocalEngine, SerialEngine
     from compss_train.exceptions import (
         BadFileError,

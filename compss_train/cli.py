@@ -102,6 +102,28 @@ def _names(text: str) -> list[str]:
     return names
 
 
+def _shard_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "files of one kind (.npz, .npy, .pt, .h5), or NAME=FILE.npy for each array"
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=text)
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--rows", type=int, required=True, help="samples of a file")
+    formats = ("npz", "npz-compressed", "npy", "pt", "h5")
+    parser.add_argument("--format", choices=formats, default=formats[0], help="of the files (npz)")
+    pool = "mix the samples on the way, in two pools of so many (as they are)"
+    parser.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=pool)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which they are mixed (0)")
+
+
+def _run_shard(options: argparse.Namespace) -> int:
+    from compss_train.sharding import shard  # it needs torch, which this command does without
+
+    names = shard(
+        options.inputs, options.output, options.rows, options.format, options.shuffle_buffer, options.seed
+    )
+    print(f"{len(names)} files in {options.output.absolute()}")
+    return 0
+
+
 COMMANDS = (
     Command(
         "doctor",
@@ -114,5 +136,11 @@ COMMANDS = (
         "write project.xml and resources.xml for runcompss: workers, their units, GPUs and ports",
         _configure_arguments,
         _run_configure,
+    ),
+    Command(
+        "shard",
+        "write arrays, or files of one size, as files of another size or format, from which workers train",
+        _shard_arguments,
+        _run_shard,
     ),
 )

@@ -3,5 +3,6 @@
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.files import FileDataset
 from compss_train.data.shuffle import shuffle
+from compss_train.data.writing import write_files
 
-__all__ = ["BlockedTensor", "FileDataset", "shuffle"]
+__all__ = ["BlockedTensor", "FileDataset", "shuffle", "write_files"]

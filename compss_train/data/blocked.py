@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.data.block import Block, DType, as_block, concatenate, own_copy
+from compss_train.data.files import FileNames, file_names, read_whole
 from compss_train.data.order import split_points
 from compss_train.data.remote import RemoteBlock, loaded
 
@@ -61,13 +61,18 @@ class BlockedTensor:
         return cls([[own_copy(next(cells)) for _ in range(columns)] for _ in range(rows)])
 
     @classmethod
-    def from_files(cls, paths: Sequence[str | os.PathLike[str]]) -> BlockedTensor:
-        """Make a block of each ``.npy`` file, one below the other, in the order given.
+    def from_files(cls, paths: FileNames, key: str = "x", *, reader: Any = None) -> BlockedTensor:
+        """Make a block of each file, one below the other.
 
-        The files are mapped, not read: only their paths go to the workers, which must find them there (on a
-        cluster: in a shared file system). Raises ``ValueError`` for other files and what cannot be mapped.
+        ``paths`` is a list, or a pattern as ``FileDataset`` takes. ``.npy`` files are mapped, not read: only their
+        paths go to the workers, which must find them there (on a cluster: in a shared file system). Of other files
+        that it can read, or ``reader``, the array called ``key`` is read into memory; samples that do not fit
+        belong in a ``FileDataset``. Raises ``ValueError`` for files that cannot be read or mapped.
         """
-        return cls([[_mapped(Path(path))] for path in paths])
+        names = file_names(paths)
+        if reader is None and all(Path(name).suffix == ".npy" for name in names):
+            return cls([[_mapped(Path(name))] for name in names])
+        return cls([[block] for block in read_whole(names, key, reader)])
 
     @classmethod
     def from_dislib(cls, tensor: Any) -> BlockedTensor:
@@ -132,8 +137,6 @@ def _as_cell(block: object) -> AnyBlock:
 
 
 def _mapped(path: Path) -> NDArray[Any]:
-    if path.suffix != ".npy":
-        raise ValueError(f"{path} is no .npy file; write blocks with numpy.save, or give loaded arrays")
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     if not array.flags.c_contiguous:
         raise ValueError(f"{path} is in Fortran order; save numpy.ascontiguousarray(array) instead")

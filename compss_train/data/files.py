@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from compss_train.data.block import Block
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import Description, Layout, check_alike
 from compss_train.data.readers import Reader, as_reader
@@ -237,3 +238,14 @@ def _alike(name: str, found: Description | BadFileError, good: Mapping[str, Desc
         with naming(_path(name)):
             check_alike(found.layout, reference, first)
     return found
+
+
+def read_whole(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:
+    """Return one array of each file, in memory."""
+    own = as_reader(reader, names)
+    blocks = []
+    for name in names:
+        with naming(_path(name)):
+            rows = own.describe(_path(name), (key,)).rows
+            blocks.append(own.read(_path(name), 0, rows, (key,))[0][key])
+    return blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection
 from typing import Any
 
@@ -17,24 +18,24 @@ class Hdf5Reader(Reader):
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the data sets' shapes and dtypes."""
-        with _h5py().File(path, "r") as file:
+        with h5py().File(path, "r") as file:
             names = _names(file)
             return described({key: file[key] for key in select(keys, names)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return the rows."""
-        with _h5py().File(path, "r") as file:
+        with h5py().File(path, "r") as file:
             chosen = {key: file[key] for key in select(keys, _names(file))}
             rows = described(chosen).rows
             return {key: data[start:stop] for key, data in chosen.items()}, rows
 
 
-def _h5py() -> Any:
+def h5py() -> Any:
+    """Return the module; raise ``ModuleNotFoundError`` saying how to get it."""
     try:
-        import h5py
+        return importlib.import_module("h5py")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("HDF5 files need h5py: pip install 'compss_train[hdf5]'", name="h5py") from error
-    return h5py
 
 
 def _names(file: Any) -> list[str]:

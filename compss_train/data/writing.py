@@ -1,0 +1,137 @@
+"""Writing samples as many files, from which workers can train."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compss_train.data.block import Block, as_block, as_tensor, concatenate, own_copy
+from compss_train.data.blocked import BlockedTensor
+from compss_train.data.layout import common_length
+from compss_train.data.readers.npy import NAME
+from compss_train.data.remote import loaded
+from compss_train.validation import check_choice, check_count
+
+Part = Mapping[str, Block]
+"""Some rows of each array, by name."""
+
+
+def write_files(
+    folder: str | os.PathLike[str],
+    arrays: Mapping[str, Any],
+    *,
+    rows: int,
+    format: str = "npz",
+) -> list[str]:
+    """Write arrays as files of ``rows`` samples each (the last one may have fewer); return their names in order.
+
+    Parameters
+    ----------
+    folder:
+        Where ``part-00000.npz`` and so on go; made if need be. It must hold no files of that format.
+    arrays:
+        Arrays, tensors or blocked tensors by name, ``{"x": ..., "y": ...}``, with as many samples each. Mapped ones
+        are read a file's rows at a time.
+    rows:
+        Samples of a file.
+    format:
+        ``"npz"``, ``"npz-compressed"``, ``"npy"`` (one array), ``"pt"`` or ``"h5"`` (needs h5py).
+
+    Raises ``ValueError`` for arrays of different lengths, an unknown format, and a folder with such files in it.
+    """
+    check_count("rows", rows)
+    sources = {
+        name: value if isinstance(value, BlockedTensor) else as_block(value) for name, value in arrays.items()
+    }
+    length = common_length({name: _length(source) for name, source in sources.items()})
+    starts = range(0, length, rows)
+    parts = ({name: _slice(s, start, start + rows) for name, s in sources.items()} for start in starts)
+    return write_parts(folder, parts, format=format)
+
+
+def write_parts(folder: str | os.PathLike[str], parts: Iterable[Part], *, format: str = "npz") -> list[str]:
+    """Write each part as a file, as ``write_files`` does. A file has its name only when it is whole."""
+    check_choice("format", format, tuple(_WRITERS))
+    suffix, write = f".{format.partition('-')[0]}", _WRITERS[format]
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if there := next(folder.glob(f"*{suffix}"), None):
+        raise ValueError(f"{folder} holds {there.name} already, and files of two data sets would mix; give another")
+    names = []
+    for number, part in enumerate(parts):
+        path = folder / f"part-{number:05d}{suffix}"
+        unfinished = path.with_name(f"unfinished-{path.stem}")
+        write(unfinished, part)
+        unfinished.replace(path)
+        names.append(str(path))
+    return names
+
+
+def _length(source: Block | BlockedTensor) -> int:
+    return source.number_samples if isinstance(source, BlockedTensor) else len(source)
+
+
+def _slice(source: Block | BlockedTensor, start: int, stop: int) -> Block:
+    if not isinstance(source, BlockedTensor):
+        return source[start:stop]
+    return concatenate(list(_rows_of_blocks(source, start, stop)))
+
+
+def _rows_of_blocks(tensor: BlockedTensor, start: int, stop: int) -> Iterator[Block]:
+    first = 0
+    for block in tensor.blocks():
+        low, high = max(start - first, 0), min(stop - first, len(block))
+        if low < high:
+            yield loaded(block)[low:high]
+        first += len(block)
+
+
+def _arrays(part: Part) -> dict[str, Any]:
+    return {name: block.numpy() if isinstance(block, torch.Tensor) else block for name, block in part.items()}
+
+
+def _write_npz(path: Path, part: Part) -> None:
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **_arrays(part))
+
+
+def _write_compressed(path: Path, part: Part) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **_arrays(part))
+
+
+def _write_npy(path: Path, part: Part) -> None:
+    if list(part) != [NAME]:
+        raise ValueError(f"a .npy file holds one array, which is called {NAME!r}, not {', '.join(part)}; take npz")
+    with path.open("wb") as file:
+        np.save(file, np.ascontiguousarray(_arrays(part)[NAME]), allow_pickle=False)
+
+
+def _write_pt(path: Path, part: Part) -> None:
+    # Copies: torch would save all that a slice is cut from.
+    torch.save({name: own_copy(as_tensor(block)) for name, block in part.items()}, path)
+
+
+def _write_hdf5(path: Path, part: Part) -> None:
+    from compss_train.data.readers.hdf5 import h5py
+
+    with h5py().File(path, "w") as file:
+        for name, array in _arrays(part).items():
+            file[name] = array
+
+
+_WRITERS: dict[str, Callable[[Path, Part], None]] = {
+    "npz": _write_npz,
+    "npz-compressed": _write_compressed,
+    "npy": _write_npy,
+    "pt": _write_pt,
+    "h5": _write_hdf5,
+}
+
+FORMATS = tuple(_WRITERS)
+"""The formats that can be written."""
