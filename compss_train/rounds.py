@@ -75,9 +75,8 @@ class Rounds:
         measured = dict(zip(submitted.measured, values, strict=False))
         tell_skipped(values, self._skipped)
         if not sum(sums["samples"] for sums in measured.values()):
-            raise BadFileError(
-                ", ".join(self._skipped), f"were all there was to train on in round {submitted.round.number}"
-            )
+            file, reason = next(iter(self._skipped.items()))
+            raise BadFileError(file, f"{reason}; nor can any other file of round {submitted.round.number} be read")
         self._complete.append(submitted)
         if len(self._complete) > 2:
             self.merge.retire(self._complete.popleft())

@@ -2,7 +2,8 @@
 
 A *visit* is one pass over one block's worth of samples. Visits are dealt to workers round-robin within an epoch, or
 in a partial shuffle as shares of consecutive blocks, with parts of blocks at their ends. A *round* is what lies
-between two merges: n epochs, n blocks a worker inside an epoch, or everything.
+between two merges: n epochs, n blocks a worker inside an epoch (in a partial shuffle: as many samples as n blocks
+have on average), or everything.
 """
 
 from __future__ import annotations
@@ -79,18 +80,29 @@ class Schedule:
         epochs = range(self.first_epoch, self.first_epoch + self.num_epochs)
         if self.merge_unit == "blocks" and self.merge_every:
             for epoch in epochs:
-                for shares in _cut_shares(self._epoch_shares(epoch), self.merge_every):
+                for shares in self._parts_of_epoch(epoch):
                     yield epoch, shares
         else:
             for together in _groups(epochs, self.merge_every or self.num_epochs):
                 yield together[-1], _join_shares([self._epoch_shares(epoch) for epoch in together])
 
+    def _parts_of_epoch(self, epoch: int) -> Iterator[tuple[Share, ...]]:
+        if self.shuffle != "partial":
+            return _cut_shares(self._epoch_shares(epoch), self.merge_every)
+        rounds = -(-len(self.sizes) // (self.num_workers * self.merge_every))
+        shares = self._stretches(epoch, rounds * self.num_workers)
+        return (tuple(shares[part::rounds]) for part in range(rounds))
+
     def _epoch_shares(self, epoch: int) -> list[Share]:
         if self.shuffle == "partial":
-            dealt = deal_files(self.sizes, self.num_workers, self.seed, epoch)
-            return [tuple(Visit(s.file, epoch, len(s), first=s.start) for s in share) for share in dealt]
+            return self._stretches(epoch, self.num_workers)
         visits = self._visits(epoch)
         return [tuple(visits[worker :: self.num_workers]) for worker in range(self.num_workers)]
+
+    def _stretches(self, epoch: int, shares: int) -> list[Share]:
+        """Return equal shares of the epoch's samples, each file by file."""
+        dealt = deal_files(self.sizes, shares, self.seed, epoch)
+        return [tuple(Visit(s.file, epoch, len(s), first=s.start) for s in share) for share in dealt]
 
     def _visits(self, epoch: int) -> list[Visit]:
         if self.shuffle == "total":

@@ -1,0 +1,300 @@
+"""Fits that read files: the laws of the core hold, and bad files are errors that name them."""
+
+import contextlib
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import (
+    BadFileError,
+    BlockedTensor,
+    BufferSpec,
+    DistributedTrainer,
+    FileDataset,
+    PartialShuffleSampler,
+    SerialEngine,
+)
+from compss_train.engines.this_machine import intra_op_threads
+from tests.models import ADAM, MODES, assert_close, assert_same_bits, awkward_net, classification, mlp, state_arrays
+
+SIZES = (13, 20, 7, 17)
+BOUNDS = (0, *itertools.accumulate(SIZES))
+POOLS = {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}
+
+
+def rows(array):
+    return [array[start:stop] for start, stop in itertools.pairwise(BOUNDS)]
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return classification(samples=sum(SIZES))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, samples):
+    folder = tmp_path_factory.mktemp("files")
+    for number, (x, y) in enumerate(zip(*map(rows, samples), strict=True)):
+        np.savez(folder / f"{number}.npz", x=x, y=y)
+    return FileDataset(f"{folder}/*.npz")
+
+
+@pytest.fixture
+def own_files(tmp_path, samples):
+    """Files that a test may spoil."""
+    for number, (x, y) in enumerate(zip(*map(rows, samples), strict=True)):
+        np.savez(tmp_path / f"{number}.npz", x=x, y=y)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def blocks(samples):
+    return tuple(BlockedTensor([[block] for block in rows(array)]) for array in samples)
+
+
+def fitted(engine, workers, data, net=awkward_net, **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(net(), ADAM, "cross_entropy", "accuracy")
+    data = (data,) if isinstance(data, FileDataset) else data
+    return trainer.fit(*data, **{"num_epochs": 2, "batch_size": 5, **options}), trainer.history
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", None])
+def test_files_are_blocks(engine, files, blocks, shuffle):
+    for mode, shuffle_rows in itertools.product(MODES, [True, False]):
+        options = {"shuffle": shuffle, "shuffle_block_data": shuffle_rows, **mode}
+        ours, history = fitted(engine, 3, files, **options)
+        theirs, expected = fitted(SerialEngine(), 3, blocks, **options)
+        assert_same_bits(ours, theirs)
+        assert [record["loss"] for record in history] == [record["loss"] for record in expected]
+
+
+@pytest.mark.parametrize("spec", [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)])
+def test_files_are_blocks_through_a_buffer_too(engine, files, blocks, spec):
+    assert_same_bits(fitted(engine, 2, files, buffer=spec)[0], fitted(SerialEngine(), 2, blocks, buffer=spec)[0])
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+@pytest.mark.parametrize("file_buffer", [1, 2, 10])
+def test_a_partial_shuffle_gives_the_same_bits_on_every_engine_from_files_and_from_memory(
+    engine, files, blocks, pools, file_buffer
+):
+    for mode in MODES[:: 1 if file_buffer == 2 else 3]:
+        options = {**POOLS, "pools": pools, **mode}
+        ours, history = fitted(engine, 3, files, file_buffer=file_buffer, **options)
+        assert_same_bits(ours, fitted(SerialEngine(), 3, blocks, **options)[0])
+        assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * sum(SIZES)
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_one_worker_is_the_plain_loop_over_the_sampler(engine, own_files, pools):
+    (own_files / "0.npz").unlink()  # 44 samples make batches of four
+    dataset = FileDataset(f"{own_files}/*.npz")
+    ours, _ = fitted(engine, 1, dataset, batch_size=4, **{**POOLS, "pools": pools})
+    with intra_op_threads(1):
+        net = awkward_net()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        sampler = PartialShuffleSampler(dataset, shuffle_buffer=11, batch_size=4, pools=pools)
+        torch.manual_seed(0)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for batch in sampler:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(
+                    net(torch.from_numpy(batch["x"])), torch.from_numpy(batch["y"])
+                ).backward()
+                optimizer.step()
+    assert_same_bits(ours, state_arrays(net))
+
+
+def test_every_worker_reads_its_share_and_each_file_once(engine, files):
+    _, history = fitted(engine, 2, files, **POOLS)
+    for record in history:
+        assert sorted(worker["samples"] for worker in record["workers"]) == [28, 29]
+        # One file is cut between the two.
+        assert sum(worker["files"]["files"] for worker in record["workers"]) <= len(SIZES) + 1
+        assert all(worker["files"]["most_held"] <= 10 for worker in record["workers"])
+
+
+def test_commutative_workers_read_files(engine, files):
+    one_merge = {"merge": "commutative", "num_epochs": 1, **POOLS}
+    assert_close(
+        fitted(engine, 3, files, **one_merge)[0], fitted(SerialEngine(), 3, files, num_epochs=1, **POOLS)[0]
+    )
+
+
+def test_evaluate_predict_and_validation_take_files(engine, files, samples):
+    x, y = samples
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    trainer.fit(files, num_epochs=1, batch_size=5, validation_data=files, **POOLS)
+    measured = trainer.evaluate(files)
+    assert measured["loss"] == pytest.approx(trainer.evaluate(x, y)["loss"], rel=1e-6)
+    assert trainer.history[-1]["val_loss"] == pytest.approx(measured["loss"], rel=1e-6)
+    np.testing.assert_allclose(trainer.predict(files), trainer.predict(x), rtol=0, atol=1e-6)
+
+
+def test_the_fit_reads_any_reader_the_user_has(engine, samples):
+    parts = dict(zip("abcd", zip(*map(rows, samples), strict=True), strict=True))
+
+    def reader(filename, get_data=False):
+        x, y = parts[filename[-1]]
+        return ({"images": x, "labels": y}, len(x)) if get_data else len(x)
+
+    dataset = FileDataset([f"store://{name}" for name in parts], reader, x="images", y="labels")
+    ours, _ = fitted(engine, 2, dataset, **POOLS)
+    assert all(np.isfinite(array).all() for array in ours.values())
+
+
+def test_batches_are_as_many_as_asked_for(engine, files):
+    _, history = fitted(engine, 1, files, batch_size=None, num_batches_per_worker=3, num_epochs=1, **POOLS)
+    assert history[0]["samples"] == sum(SIZES)
+
+
+# -- bad files ---------------------------------------------------------------------------------------------
+
+
+def spoil(file):
+    """Change a byte of the data, which no header shows."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 255
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, {"buffer": BufferSpec("FIRO", 24, threshold=9)}])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_corrupt_file_is_an_error_that_names_it(engine, own_files, options, merge):
+    dataset = FileDataset(f"{own_files}/*.npz")
+    spoil(own_files / "2.npz")
+    with contextlib.ExitStack() as stack:
+        if not isinstance(engine, SerialEngine):  # an exception in a fit ends its engine
+            engine = stack.enter_context(type(engine)(processes=1))
+        with pytest.raises(BadFileError, match=r"2\.npz is corrupt"):
+            fitted(engine, 2, dataset, merge=merge, **options)
+
+
+@pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, {"buffer": BufferSpec("FIRO", 24, threshold=9)}])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_or_it_is_left_out_and_told(engine, own_files, options, merge):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    spoil(own_files / "2.npz")
+    with pytest.warns(UserWarning, match=r"skipped .*2\.npz is corrupt"):
+        ours, history = fitted(engine, 2, dataset, mlp, merge=merge, **options)  # batches may have one sample left
+    for record in history:
+        assert sum(worker["samples"] for worker in record["workers"]) == sum(SIZES) - SIZES[2]
+        assert record["skipped"] == [str(own_files / "2.npz")]
+    assert all(np.isfinite(array).all() for array in ours.values())
+
+
+def test_workers_count_by_what_they_have_trained(own_files):
+    """A worker whose only file is bad has no vote."""
+    for name in ("2.npz", "3.npz"):
+        (own_files / name).unlink()
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    options = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 1}
+    spoil(own_files / "1.npz")
+    with pytest.warns(UserWarning, match="skipped"):
+        ours, history = fitted("serial", 2, dataset, **options)
+    alone, _ = fitted("serial", 1, FileDataset([own_files / "0.npz"]), **options)
+    assert_same_bits(ours, alone)
+    assert [worker["samples"] for worker in history[0]["workers"]] == [SIZES[0], 0]
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_round_without_a_file_that_can_be_read_is_an_error(own_files, merge):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    for file in own_files.iterdir():
+        spoil(file)
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    before = trainer.get_parameters()
+    with (
+        pytest.warns(UserWarning, match="skipped"),
+        pytest.raises(BadFileError, match="corrupt.*nor can any other file of round 0"),
+    ):
+        trainer.fit(dataset, num_epochs=2, batch_size=5, merge=merge, **POOLS)
+    assert_same_bits(trainer.get_parameters(), before)
+
+
+def test_files_left_out_are_told_by_evaluate_and_an_error_for_predict(own_files, samples):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    spoil(own_files / "2.npz")
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    kept = np.r_[0 : BOUNDS[2], BOUNDS[3] : BOUNDS[4]]
+    with pytest.warns(UserWarning, match=r"skipped .*2\.npz"):
+        loss = trainer.evaluate(dataset)["loss"]
+    assert loss == pytest.approx(trainer.evaluate(*(array[kept] for array in samples))["loss"], rel=1e-6)
+    with pytest.raises(BadFileError, match=r"2\.npz is corrupt"):
+        trainer.predict(dataset)
+
+
+@pytest.mark.parametrize("start", [{"shuffle": "blocks"}, POOLS])
+def test_no_thread_is_left_after_a_fit_or_an_error(own_files, start):
+    dataset = FileDataset(f"{own_files}/*.npz")
+    fitted("serial", 2, dataset, **start)
+    spoil(own_files / "2.npz")
+    with pytest.raises(BadFileError):
+        fitted("serial", 2, dataset, **start)
+    readers = [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+    for thread in readers:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in readers)
+
+
+# -- wrong input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": "total"}, "take shuffle='partial'"),
+        ({"shuffle": "blocks", "pools": 2}, "pools=2 belong to shuffle='partial'"),
+        ({"shuffle_buffer": 9}, "shuffle_buffer=9 and pools=1 belong to shuffle='partial'"),
+        ({"shuffle": "partial", "shuffle_buffer": 0}, "shuffle_buffer=0"),
+        ({"shuffle": "partial", "pools": 3}, "pools=3: choose 1 or 2"),
+        ({"shuffle": "partial", "shuffle_block_data": False}, "leave buffer= and shuffle_block_data= out"),
+        ({"shuffle": "partial", "buffer": BufferSpec("FIFO", 9)}, "leave buffer= and shuffle_block_data= out"),
+        ({"file_buffer": 0}, "file_buffer=0"),
+    ],
+)
+def test_options_that_do_not_fit(files, options, message):
+    with pytest.raises(ValueError, match=message):
+        fitted("serial", 1, files, **options)
+
+
+def test_y_is_in_the_files(files, blocks):
+    with pytest.raises(TypeError, match="leave y out"):
+        fitted("serial", 1, (files, blocks[1]))
+    with pytest.raises(TypeError, match="give it as x, alone"):
+        fitted("serial", 1, (blocks[0], files))
+
+
+def test_arrays_that_torch_cannot_hold_and_names_that_are_not_there(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2), ">f4"), y=np.arange(3), names=np.array(["a", "b", "c"]))
+    with pytest.raises(TypeError, match="torch cannot hold arrays of dtype >f4"):
+        fitted("serial", 1, FileDataset(tmp_path / "a.npz"))
+    with pytest.raises(ValueError, match=r"no array 'images' for x.*FileDataset\(\.\.\., x=\.\.\., y=\.\.\.\)"):
+        fitted("serial", 1, FileDataset(tmp_path / "a.npz", x="images"))
+
+
+def test_more_workers_than_there_is_to_train_on_are_warned_of(files):
+    with pytest.warns(UserWarning, match="6 workers share 4 files, so that 2 have nothing"):
+        fitted("serial", 6, files)
+    with pytest.warns(UserWarning, match="60 workers share 57 samples, so that 3 have nothing"):
+        fitted("serial", 60, files, mlp, **POOLS)
+
+
+def test_a_reader_that_cannot_travel_is_an_error_before_training(files):
+    lock = threading.Lock()
+
+    def reader(filename, get_data=False):
+        with lock:
+            return 3
+
+    with pytest.raises(TypeError, match="reader"):
+        fitted("serial", 1, FileDataset(files.files, reader))
