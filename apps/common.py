@@ -15,7 +15,7 @@ from datasets import DataError, Dataset
 from torch import nn
 from tqdm.auto import tqdm
 
-from compss_train import BlockedTensor, DistributedTrainer, DivergedError, WorkerLostError, parameters
+from compss_train import BadFileError, BlockedTensor, DistributedTrainer, DivergedError, WorkerLostError, parameters
 from compss_train.callbacks import Callback, JsonLines, ProgressBar, measured_names
 
 INTERRUPTED = 130
@@ -106,26 +106,31 @@ def _add(group: argparse._ActionsContainer, option: str, text: str, **arguments:
     group.add_argument(option, help=f"{text} (default: %(default)s)", **arguments)
 
 
-def run_app(parser: argparse.ArgumentParser, prepare: Callable[[argparse.Namespace], Problem]) -> int:
+def run_app(
+    parser: argparse.ArgumentParser,
+    prepare: Callable[[argparse.Namespace], Problem],
+    train: Callable[[Problem, argparse.Namespace], None] | None = None,
+) -> int:
     """Parse the command line, train what ``prepare`` makes of it, and return the exit code.
 
-    0 after a complete run, 1 where data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
+    ``train`` does so in another way than cutting the samples into blocks. The code is 0 after a complete run, 1 where
+    data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
     """
     arguments = parser.parse_args()
     warnings.formatwarning = _one_line
     try:
         torch.manual_seed(arguments.seed)
-        train(prepare(arguments), arguments)
+        (train or train_on_blocks)(prepare(arguments), arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except (BadFileError, DataError, DivergedError, OSError, WorkerLostError) as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
     except ValueError as error:
         if error.__cause__ is not None:  # from inside a task: no option's fault, so that its traceback matters
             raise
         parser.error(str(error))
-    except (DataError, DivergedError, OSError, WorkerLostError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
     return 0
 
 
@@ -133,7 +138,7 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> str:
     return f"warning: {message}\n"
 
 
-def train(problem: Problem, arguments: argparse.Namespace) -> None:
+def train_on_blocks(problem: Problem, arguments: argparse.Namespace) -> None:
     """Train, print what was reached and how fast, and write the history and the parameters."""
     data = problem.dataset
     grid = (_number_of_blocks(len(data.train_x), arguments), 1)

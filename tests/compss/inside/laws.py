@@ -2,20 +2,22 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
-from compss_train import BufferSpec, DistributedTrainer, SerialEngine
+from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, SerialEngine
 from compss_train.engines import CompssEngine, engine_class
 from tests.models import ADAM, MODES, assert_close, assert_same_bits, awkward_net, blocked, classification
 
 
-def fitted(engine, workers, **options):
+def fitted(engine, workers, data=None, **options):
     x, y = classification(samples=57)
     trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
-    parameters = trainer.fit(*blocked(x, y, 7), batch_size=4, **options)
+    parameters = trainer.fit(*(data or blocked(x, y, 7)), batch_size=4, **options)
     for record in trainer.history:
-        assert sum(worker["samples"] for worker in record["workers"]) >= record["samples"]
+        trained = sum(worker["samples"] for worker in record["workers"])
+        assert trained >= record["samples"] or "skipped" in record
     return parameters, [(record["loss"], record["accuracy"]) for record in trainer.history]
 
 
@@ -38,6 +40,43 @@ def test_so_they_are_where_samples_pass_through_a_queue(buffer):
     for shuffle, mode in itertools.product(["blocks", "total"], MODES[:3:2]):
         options = {"num_epochs": 2, "shuffle": shuffle, "buffer": buffer, **mode}
         assert_same_bits(fitted("auto", 3, **options)[0], fitted(SerialEngine(), 3, **options)[0])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    x, y = classification(samples=57)
+    for number, rows in enumerate(np.array_split(np.arange(57), 7)):
+        np.savez(tmp_path / f"{number}.npz", x=x[rows], y=y[rows])
+    return tmp_path
+
+
+def test_so_they_are_where_workers_read_files(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    files = FileDataset("*.npz")
+    for mode in MODES:
+        whole, mixed = (
+            {"shuffle": "blocks", **mode},
+            {"shuffle": "partial", "shuffle_buffer": 9, "pools": 2, **mode},
+        )
+        assert_same_bits(
+            fitted("auto", 3, num_epochs=2, **whole)[0], fitted("auto", 3, (files,), num_epochs=2, **whole)[0]
+        )
+        ours, measured = fitted("auto", 3, (files,), num_epochs=2, **mixed)
+        theirs, expected = fitted(SerialEngine(), 3, (files,), num_epochs=2, **mixed)
+        assert_same_bits(ours, theirs)
+        assert measured == expected
+
+
+def test_workers_leave_out_files_that_cannot_be_read_or_name_them(folder):
+    files = {choice: FileDataset(f"{folder}/*.npz", on_bad_file=choice) for choice in ("skip", "raise")}
+    content = bytearray((folder / "3.npz").read_bytes())
+    content[300] ^= 255
+    (folder / "3.npz").write_bytes(content)
+    options = {"shuffle": "partial", "shuffle_buffer": 57, "num_epochs": 1}
+    with pytest.warns(UserWarning, match=r"skipped .*3\.npz is corrupt"):
+        fitted("auto", 1, (files["skip"],), **options)
+    with pytest.raises(BadFileError, match=r"3\.npz is corrupt"):
+        fitted("auto", 2, (files["raise"],), **options)
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])

@@ -1,0 +1,120 @@
+"""Train from many files: write images as .npz files, and let workers read and mix them while they train.
+
+The table says of each round how many files the workers have opened, how many of those were there before they were
+needed, how long workers waited for the others, and the most files that a worker had in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import common
+import datasets
+import models
+
+from compss_train import DistributedTrainer, FileDataset, write_files
+from compss_train.callbacks import Callback
+from compss_train.validation import check_count
+
+DIGITS = "digits"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser(
+        description="Write images as .npz files and train from them with many workers.", allow_abbrev=False
+    )
+    data = (
+        f"folder with Fashion-MNIST's four idx files, or {DIGITS} (default: Fashion-MNIST where it is, else digits)"
+    )
+    parser.add_argument("--data", metavar="FOLDER", help=data)
+    _add(parser, "--files", int, 20, "files to write")
+    _add(parser, "--workers", int, 2, "model copies that are trained and merged")
+    _add(parser, "--epochs", int, 5, "how often every sample is trained on")
+    _add(parser, "--batch-size", int, 100, "most samples in a batch")
+    _add(parser, "--lr", float, 0.05, "learning rate of SGD with momentum 0.9")
+    _add(parser, "--shuffle-buffer", int, 4096, "samples in a pool of the partial shuffle")
+    _add(parser, "--pools", int, 2, "pools: 1, or 2 that mix over longer distances")
+    _add(parser, "--file-buffer", int, 10, "most files that a worker has in memory; 1 reads none ahead")
+    _add(parser, "--seed", int, 0, "fixes the initial weights and the order of samples")
+    _add(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
+    _add(parser, "--output", Path, Path("runs/npz_files"), "folder of the files, which are replaced if there")
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, option: str, kind: Any, default: Any, text: str) -> None:
+    parser.add_argument(option, type=kind, default=default, help=f"{text} (default: %(default)s)")
+
+
+def prepare(options: argparse.Namespace) -> common.Problem:
+    """Return a network and the images, which stay bytes in the files."""
+    data = options.data
+    if data is None and not datasets.FASHION_MNIST_FOLDER.is_dir():
+        print(f"no Fashion-MNIST in {datasets.FASHION_MNIST_FOLDER}: scikit-learn's digits")
+        data = DIGITS
+    if data == DIGITS:
+        return common.Problem(models.digits_mlp(), datasets.digits())
+    images = datasets.fashion_mnist(Path(data or datasets.FASHION_MNIST_FOLDER))
+    return common.Problem(models.image_mlp(), images, models.normalize_images)
+
+
+def write(problem: common.Problem, options: argparse.Namespace) -> FileDataset:
+    """Write the training samples as files, in place of those of an earlier run."""
+    rows = -(-len(problem.dataset.train_y) // check_count("--files", options.files))
+    folder = options.output / "train"
+    common.make_folder(options.output)
+    shutil.rmtree(folder, ignore_errors=True)
+    y = problem.dataset.train_y.astype("int64")
+    files = write_files(folder, {"x": problem.dataset.train_x, "y": y}, rows=rows)
+    return FileDataset(files, index=options.output / "index.json")
+
+
+def train(problem: common.Problem, options: argparse.Namespace) -> None:
+    """Train from files, and print what was reached, how fast, and how the files were read."""
+    with DistributedTrainer(options.workers, engine=options.engine, seed=options.seed) as trainer:
+        optimizer = {"optimizer": "sgd", "lr": options.lr, "momentum": 0.9}
+        trainer.build(problem.net, optimizer, "cross_entropy", "accuracy", transform=problem.transform)
+        dataset = write(problem, options)
+        print(f"{dataset.number_samples:,} samples in {len(dataset.files)} files in {options.output / 'train'}")
+        trainer.fit(
+            dataset,
+            num_epochs=options.epochs,
+            batch_size=options.batch_size,
+            shuffle="partial",
+            shuffle_buffer=options.shuffle_buffer,
+            pools=options.pools,
+            file_buffer=options.file_buffer,
+            callbacks=[common.Table(), FileTable()],
+        )
+        test = trainer.evaluate(problem.dataset.test_x, problem.dataset.test_y)
+    best = max(record["samples_per_second"] for record in trainer.history)
+    print(f"test loss {test['loss']:.4f}, test accuracy {100 * test['accuracy']:.2f}%")
+    print(f"{best:,.0f} samples/s in the best round")
+
+
+class FileTable(Callback):
+    """Prints how the workers read their files in a round."""
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Print a line a round."""
+        reads = [worker["files"] for worker in record["workers"]]
+        opened, ahead = (sum(read[name] for read in reads) for name in ("files", "ahead"))
+        waited, held = (max(read[name] for read in reads) for name in ("seconds_waited", "most_held"))
+        print(
+            f"       {opened} files opened, {ahead} of them there before they were needed; a worker waited "
+            f"{waited:.2f} s at most, and had {held} files in memory at most",
+            flush=True,
+        )
+
+
+def main() -> int:
+    """Run the app and return its exit code."""
+    return common.run_app(make_parser(), prepare, train)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
