@@ -113,8 +113,8 @@ def run_app(
 ) -> int:
     """Parse the command line, train what ``prepare`` makes of it, and return the exit code.
 
-    ``train`` does so in another way than cutting the samples into blocks. The code is 0 after a complete run, 1 where
-    data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
+    ``train`` does so in another way than cutting the samples into blocks. The code is 0 after a complete run, 1
+    where data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
     """
     arguments = parser.parse_args()
     warnings.formatwarning = _one_line
