@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 
+from compss_train import FileDataset, PartialShuffleSampler
 from compss_train.cli import main
 from compss_train.configuration import read_project, read_resources
 
@@ -31,3 +33,62 @@ def test_configure_says_what_is_wrong(tmp_path, capsys):
     assert main(["configure", "--units", "-1", "--folder", str(tmp_path)]) == 2
     assert "compss-train configure: units=-1 for localhost" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    np.save(tmp_path / "images.npy", np.arange(60).reshape(30, 2))
+    np.save(tmp_path / "labels.npy", np.arange(30))
+    return [f"x={tmp_path / 'images.npy'}", f"y={tmp_path / 'labels.npy'}"]
+
+
+def labels(dataset):
+    batches = list(PartialShuffleSampler(dataset, shuffle=False, batch_size=7))
+    assert all((batch["x"][:, 0] == 2 * batch["y"]).all() for batch in batches)
+    return np.concatenate([np.asarray(batch["y"]) for batch in batches]).tolist()
+
+
+@pytest.mark.parametrize("format", ["npz", "npz-compressed", "pt", "h5"])
+def test_shard_writes_arrays_as_files_and_files_as_other_files(arrays, tmp_path, capsys, format):
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert main(["shard", *arrays, "--rows", "8", "--output", first]) == 0
+    assert f"4 files in {first}" in capsys.readouterr().out
+    files = FileDataset(f"{first}/*.npz")
+    assert files.sizes == (8, 8, 8, 6)
+    assert labels(files) == list(range(30))
+    assert main(["shard", *files.files, "--rows", "20", "--output", second, "--format", format]) == 0
+    others = FileDataset(f"{second}/*")
+    assert others.sizes == (20, 10)
+    assert labels(others) == list(range(30))
+
+
+def test_shard_mixes_samples_on_the_way(arrays, tmp_path):
+    first, *mixed = (str(tmp_path / name) for name in "abc")
+    main(["shard", *arrays, "--rows", "8", "--output", first])
+    inputs = FileDataset(f"{first}/*").files
+    for output in mixed:
+        options = ["--rows", "8", "--shuffle-buffer", "10", "--seed", "3", "--output", output]
+        assert main(["shard", *inputs, *options]) == 0
+    orders = [labels(FileDataset(f"{output}/*")) for output in mixed]
+    assert orders[0] == orders[1] != list(range(30))
+    assert sorted(orders[0]) == list(range(30))
+
+
+def test_shard_says_what_is_wrong(arrays, tmp_path, capsys):
+    def refused(*arguments):
+        assert main(["shard", *map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    assert "rows=0" in refused(*arrays, "--rows", 0, "--output", tmp_path / "o")
+    assert "give all inputs so" in refused(
+        arrays[0], tmp_path / "labels.npy", "--rows", 5, "--output", tmp_path / "o"
+    )
+    assert "does not exist" in refused(tmp_path / "none.npz", "--rows", 5, "--output", tmp_path / "o")
+    assert "files of two data sets would mix" in refused(
+        tmp_path / "images.npy", "--rows", 5, "--format", "npy", "--output", tmp_path
+    )
+    assert "one array, which is called 'x'" in refused(
+        *arrays, "--rows", 5, "--format", "npy", "--output", tmp_path / "o"
+    )
+    np.save(tmp_path / "labels.npy", np.arange(29))
+    assert "different lengths: 'x' 30, 'y' 29" in refused(*arrays, "--rows", 5, "--output", tmp_path / "p")

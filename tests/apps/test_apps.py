@@ -8,17 +8,15 @@ import gzip
 import json
 import os
 import re
-import runpy
 import signal
-import struct
 import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from idx_files import idx
 
 from compss_train import parameters
 
@@ -30,30 +28,6 @@ INTERRUPTED = 130
 def run(app, *options):
     command = [sys.executable, str(ROOT / "apps" / f"{app}.py"), *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-APP_MODULES = ("common", "datasets", "models")
-
-
-@pytest.fixture
-def here(monkeypatch, capsys, tmp_path):
-    """Run an app in this process, in an empty folder, and leave nothing of it behind."""
-    others = {name: sys.modules.pop(name) for name in APP_MODULES if name in sys.modules}
-    monkeypatch.syspath_prepend(ROOT / "apps")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-
-    def run_here(app, *options):
-        monkeypatch.setattr(sys, "argv", [f"{app}.py", *map(str, options)])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "apps" / f"{app}.py"), run_name="__main__")
-        printed = capsys.readouterr()
-        return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
-
-    yield run_here
-    for name in APP_MODULES:  # benchmarks may have modules of these names too
-        sys.modules.pop(name, None)
-    sys.modules.update(others)
 
 
 def history(folder):
@@ -73,25 +47,6 @@ def assert_wrong_option(done, *parts):
     assert "Traceback" not in done.stderr
     for part in parts:
         assert part in done.stderr.splitlines()[-1]
-
-
-def idx(array):
-    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    return gzip.compress(header + array.tobytes())
-
-
-@pytest.fixture
-def images(tmp_path):
-    """A folder with a small stand-in for Fashion-MNIST: the class is the row that is bright."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for part, samples in (("train", 240), ("t10k", 60)):
-        labels = np.random.default_rng(samples).integers(10, size=samples, dtype=np.uint8)
-        pixels = np.zeros((samples, 28, 28), np.uint8)
-        pixels[np.arange(samples), 2 * labels] = 255
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(pixels))
-        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(labels))
-    return folder
 
 
 def test_digits_prints_what_it_reached_and_writes_history_and_parameters(here, tmp_path):

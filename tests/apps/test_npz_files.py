@@ -1,0 +1,45 @@
+"""The app that trains from many files, and the examples of its document."""
+
+import re
+
+import pytest
+from test_apps import assert_wrong_option, python_blocks, run_blocks
+
+OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer", 50)
+
+
+def test_it_trains_from_files_and_says_how_they_were_read(here, images, tmp_path):
+    done = here("npz_files", *OPTIONS, "--batch-size", 10, "--data", images, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"240 samples in 5 files in {tmp_path / 'run' / 'train'}" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "run" / "train").iterdir()) == [
+        f"part-{number:05d}.npz" for number in range(5)
+    ]
+    opened = [int(number) for number in re.findall(r"(\d+) files opened", done.stdout)]
+    assert len(opened) == 3
+    assert all(5 <= number <= 6 for number in opened)  # one is cut between the two workers
+    assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 80
+
+
+def test_a_second_run_replaces_the_files_of_the_first(here, tmp_path):
+    for number in (7, 3):
+        options = (*OPTIONS[:4], "--files", number, "--data", "digits", "--output", tmp_path)
+        assert here("npz_files", *options).returncode == 0
+        assert len(list((tmp_path / "train").iterdir())) == number
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--files", 0, "--files=0"), ("--pools", 3, "pools=3"), ("--file-buffer", 0, "file_buffer=0")],
+)
+def test_wrong_options_are_told(here, tmp_path, option, value, message):
+    assert_wrong_option(
+        here("npz_files", *OPTIONS, "--data", "digits", option, value, "--output", tmp_path), message
+    )
+
+
+def test_the_examples_of_files_run_as_printed(tmp_path):
+    blocks = python_blocks("docs/files.md")
+    assert len(blocks) >= 3
+    assert "'accuracy'" in run_blocks(blocks, tmp_path)

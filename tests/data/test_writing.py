@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train import BlockedTensor, FileDataset, write_files
+from compss_train.data.writing import FORMATS, write_parts
+
+
+def whole(files, key="x"):
+    return np.asarray(BlockedTensor.from_files(files, key).collect())
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "npy"])
+@given(samples=st.integers(1, 30), rows=st.integers(1, 12))
+def test_what_is_written_is_read_again_in_order(tmp_path_factory, format, samples, rows):
+    x, y = np.random.default_rng(0).normal(size=(samples, 2, 3)).astype(np.float32), np.arange(samples)
+    names = write_files(tmp_path_factory.mktemp("files"), {"x": x, "y": y}, rows=rows, format=format)
+    files = FileDataset(names)
+    assert files.sizes == tuple(min(rows, samples - start) for start in range(0, samples, rows))
+    np.testing.assert_array_equal(whole(names), x)
+    np.testing.assert_array_equal(whole(names, "y"), y)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 9))
+def test_blocks_are_cut_anew(tmp_path_factory, sizes, rows):
+    x = np.arange(2 * sum(sizes)).reshape(-1, 2)
+    cuts = np.cumsum(sizes)[:-1]
+    for block in (np.asarray, torch.from_numpy):
+        tensor = BlockedTensor([[block(part)] for part in np.split(x, cuts)])
+        names = write_files(tmp_path_factory.mktemp("files"), {"x": tensor}, rows=rows)
+        np.testing.assert_array_equal(whole(names), x)
+
+
+def test_one_array_can_be_npy_files_which_are_mapped(tmp_path):
+    names = write_files(tmp_path, {"x": np.arange(10)}, rows=4, format="npy")
+    tensor = BlockedTensor.from_files(names)
+    assert all(isinstance(block, np.memmap) for block in tensor.blocks())
+    assert tensor.collect().tolist() == list(range(10))
+
+
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path):
+    def parts():
+        yield {"x": np.arange(3)}
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        write_parts(tmp_path, parts())
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00000.npz"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"x": np.ones(3), "y": np.ones(4)}, {}, "different lengths: 'x' 3, 'y' 4"),
+        ({}, {}, "no arrays"),
+        ({"x": np.ones((0, 2))}, {}, "no samples"),
+        ({"x": np.ones(3)}, {"rows": 0}, "rows=0"),
+        ({"x": np.ones(3)}, {"format": "csv"}, "format='csv': choose one of 'npz'"),
+        ({"x": np.ones(3), "y": np.ones(3)}, {"format": "npy"}, "take npz"),
+    ],
+)
+def test_what_cannot_be_written_is_an_error(tmp_path, arrays, options, message):
+    with pytest.raises(ValueError, match=message):
+        write_files(tmp_path, arrays, **{"rows": 2, **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_two_data_sets_do_not_mix(tmp_path):
+    write_files(tmp_path, {"x": np.arange(4)}, rows=2)
+    with pytest.raises(ValueError, match=r"holds part-0000\d\.npz already"):
+        write_files(tmp_path, {"x": np.arange(4)}, rows=2)
+
+
+def test_a_slice_of_a_tensor_is_written_without_the_rest(tmp_path):
+    tensor = torch.zeros(10_000, 10)
+    name = write_files(tmp_path, {"x": tensor[:10]}, rows=10, format="pt")[0]
+    assert Path(name).stat().st_size < 10_000
