@@ -214,7 +214,7 @@ def test_a_round_without_a_file_that_can_be_read_is_an_error(own_files, merge):
     before = trainer.get_parameters()
     with (
         pytest.warns(UserWarning, match="skipped"),
-        pytest.raises(BadFileError, match="corrupt.*nor can any other file of round 0"),
+        pytest.raises(BadFileError, match=r"corrupt.*nor can any other file of round 0"),
     ):
         trainer.fit(dataset, num_epochs=2, batch_size=5, merge=merge, **POOLS)
     assert_same_bits(trainer.get_parameters(), before)
