@@ -78,6 +78,7 @@ class FileDataset:
         self.files = list(described)
         self.files_len = {name: description.rows for name, description in described.items()}
         self.layout: Layout | None = next(iter(described.values())).layout
+        self._reference = self.files[0]
 
     def _described(
         self, names: list[str], files_len: Mapping[str, int] | None, index: FileIndex
@@ -161,7 +162,7 @@ class FileDataset:
         layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
         paths = {number: _path(self.files[number]) for number in numbers}
         sizes = {number: self.files_len[self.files[number]] for number in numbers}
-        return FilePart(self.reader, paths, sizes, keys, layout, self.files[0], self.on_bad_file == "skip")
+        return FilePart(self.reader, paths, sizes, keys, layout, self._reference, self.on_bad_file == "skip")
 
     def training_keys(self, *, targets: bool = True) -> tuple[str, ...]:
         """Return the names of the arrays to train on, x and perhaps y.
@@ -169,8 +170,9 @@ class FileDataset:
         Where the reader does not tell, the first file is read to see them. Raises ``ValueError`` where they are not
         there.
         """
+        self.learn_layout()
         if self.layout is None:
-            self.layout = self._layout_of_first()
+            raise ValueError(f"none of the {len(self.files)} files can be read, {self.files[0]} among them")
         names = list(self.layout)
         if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None):
             return (names[0],)
@@ -183,8 +185,17 @@ class FileDataset:
                 )
         return wanted
 
-    def _layout_of_first(self) -> Layout:
-        return layout_of(self.part([0]).read(Stretch(0, 0, self.sizes[0])))
+    def learn_layout(self) -> None:
+        """Read the first file that is good, where the reader does not tell what is in one without reading it."""
+        for number, size in enumerate(self.sizes):
+            if self.layout is not None:
+                return
+            try:
+                self.layout = layout_of(self.part([number]).read(Stretch(number, 0, size)))
+                self._reference = self.files[number]
+            except BadFileError:
+                if self.on_bad_file == "raise":
+                    raise
 
     def __repr__(self) -> str:
         return (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from compss_train.data.block import concatenate
 from compss_train.data.layout import Layout, UnfitFileError, check_alike, field_of
 from compss_train.data.readers import Arrays, Reader
 from compss_train.data.stretches import Stretch
@@ -57,14 +58,20 @@ class FilePart:
         """
         file, size = self.files[stretch.file], self.sizes[stretch.file]
         with naming(file):
-            arrays, rows = self.reader.read(file, stretch.start, stretch.stop, self.keys)
+            first = 0 if stretch.again else stretch.start
+            arrays, rows = self.reader.read(file, first, stretch.stop, self.keys)
             if rows != size:
                 raise UnfitFileError(
                     f"has {rows} samples, {size} were expected: did it change, or is files_len wrong?"
                 )
             if layout is not None:
                 check_alike(layout_of(arrays), layout, reference)
-        return arrays
+        return arrays if first == stretch.start else _turned(arrays, stretch)
+
+
+def _turned(arrays: Arrays, stretch: Stretch) -> Arrays:
+    """Return the stretch's rows of arrays that begin with the file."""
+    return {key: concatenate([array[stretch.start :], array[: stretch.again]]) for key, array in arrays.items()}
 
 
 def layout_of(arrays: Arrays) -> Layout:

@@ -7,7 +7,7 @@ few whole files and at its ends perhaps parts of two, so that its samples can be
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,11 +17,13 @@ from compss_train.data.order import block_order, share_order, split_points
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Rows ``start`` to ``stop`` of a file."""
+    """Rows ``start`` to ``stop`` of a file, and after them perhaps some of its first ones."""
 
     file: int
     start: int
     stop: int
+    again: int = 0
+    """How many of the file's first rows follow, where the end of an epoch goes on at its beginning."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -29,7 +31,7 @@ class Stretch:
         return self.file, self.start
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return self.stop - self.start + self.again
 
 
 def deal_files(sizes: Sequence[int], shares: int, seed: int, epoch: int) -> list[list[Stretch]]:
@@ -80,7 +82,10 @@ class _Stream:
 
 
 def _by_file(stretches: Iterator[Stretch]) -> list[Stretch]:
-    files: dict[int, list[Stretch]] = {}
+    """Return one stretch a file; only what the share goes on with at the beginning can name a file again."""
+    files: dict[int, Stretch] = {}
     for stretch in stretches:
-        files.setdefault(stretch.file, []).append(stretch)
-    return [stretch for together in files.values() for stretch in together]
+        if stretch.file in files:
+            stretch = replace(files[stretch.file], again=stretch.stop)
+        files[stretch.file] = stretch
+    return list(files.values())

@@ -58,27 +58,21 @@ class FileLoader:
     @contextmanager
     def reading(self, stretches: Sequence[Stretch]) -> Iterator[Iterator[Arrays | None]]:
         """Give the rows of the stretches in turn. Whoever takes the next ones has let go of those before."""
-        if self._file_buffer == 1:
-            yield self._one_by_one(stretches)
-            return
-        with ReadAhead(stretches, self._load, depth=self._file_buffer - 1) as ahead:
-            yield self._taken(ahead)
+        try:
+            if self._file_buffer == 1:
+                yield self._taken(map(self._load, stretches))
+                return
+            with ReadAhead(stretches, self._load, depth=self._file_buffer - 1) as ahead:
+                yield self._taken(ahead)
+        finally:
+            self._held = 0
 
-    def _one_by_one(self, stretches: Sequence[Stretch]) -> Iterator[Arrays | None]:
-        for stretch in stretches:
-            began = time.perf_counter()
-            arrays = self._load(stretch)
-            self.reads.seconds_waited += time.perf_counter() - began
-            yield arrays
-            del arrays
-            self._count_held(-1)
-
-    def _taken(self, ahead: ReadAhead[Arrays | None]) -> Iterator[Arrays | None]:
+    def _taken(self, loaded: Iterator[Arrays | None]) -> Iterator[Arrays | None]:
         while True:
-            was_ready = ahead.ready
+            was_ready = isinstance(loaded, ReadAhead) and loaded.ready
             began = time.perf_counter()
             try:
-                arrays = next(ahead)
+                arrays = next(loaded)
             except StopIteration:
                 return
             self.reads.seconds_waited += time.perf_counter() - began
@@ -88,8 +82,8 @@ class FileLoader:
             self._count_held(-1)
 
     def _load(self, stretch: Stretch) -> Arrays | None:
-        self._count_held(1)
         self.reads.files += 1
+        self._count_held(1)
         _LOG.log(self._level, "rows %d to %d of %s", stretch.start, stretch.stop, self._part.files[stretch.file])
         try:
             arrays = self._part.read(stretch, self._layout, self._reference)

@@ -57,7 +57,7 @@ def mixed(
     with reading(numbers) as rows:
         store = SlotStore() if store is None else store
         store.begin(len(plan.held))
-        filling = _Filling(bounds, zip(numbers, rows, strict=True), store)
+        filling = _Filling(bounds, iter(numbers), rows, store)
         filling.put(*plan.held_in_turn())
         draws = _Draws(plan, filling)
         for size in batches:
@@ -95,10 +95,13 @@ class _Draws:
 class _Filling:
     """Puts samples into slots, going from piece to piece."""
 
-    def __init__(self, bounds: Numbers, pieces: Iterator[tuple[int, Rows | None]], store: SlotStore) -> None:
+    def __init__(
+        self, bounds: Numbers, numbers: Iterator[int], pieces: Iterator[Rows | None], store: SlotStore
+    ) -> None:
         self.store = store
         self._bounds = bounds
-        self._pieces = pieces
+        self._numbers = numbers
+        self._pieces = pieces  # by itself: zip would hold on to a piece while it waits for the next
         self._piece: Incoming | None = None
         self._first = self._stop = 0  # samples in the piece
 
@@ -116,6 +119,7 @@ class _Filling:
 
     def _go_on(self) -> None:
         self._piece = None  # lets go of it before the next one comes
-        number, rows = next(self._pieces)
+        rows = next(self._pieces)
         self._piece = None if rows is None else Incoming.many(rows)
+        number = next(self._numbers)
         self._first, self._stop = self._bounds[number : number + 2].tolist()

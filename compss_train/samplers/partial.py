@@ -98,6 +98,8 @@ class PartialShuffleSampler(Sampler[Any]):
         check_count("file_buffer", file_buffer)
         self.dataset = dataset
         self._files = _as_files(dataset, reader, files_len)
+        if self._files.on_bad_file == "skip":
+            self._files.learn_layout()  # what is left out must not depend on which file is read first
         self.total_size = _checked_total(self._files, total_size)
         self.pools = Pools(max(self._files.sizes) if shuffle_buffer is None else shuffle_buffer, pools)
         self.num_samples = -(-self.total_size // self.num_replicas)
@@ -121,7 +123,7 @@ class PartialShuffleSampler(Sampler[Any]):
     @property
     def skipped(self) -> dict[str, str]:
         """Bad files that were left out, and what is wrong with them."""
-        return {**self._files.skipped, **self._loader.skipped}
+        return {**getattr(self.dataset, "skipped", {}), **self._files.skipped, **self._loader.skipped}
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -129,13 +131,15 @@ class PartialShuffleSampler(Sampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; another one than before begins with its first batch."""
-        if check_count("epoch", epoch, least=0) != self.epoch:
+        epoch = check_count("epoch", epoch, least=0)
+        if epoch != self.epoch:
             self._start = self._given = 0
         self.epoch = epoch
 
     def find_ckpt_position(self, step: int) -> None:
         """Let the next iteration begin after ``step`` batches of the epoch, with exactly those that remain."""
-        if check_count("step", step, least=0) > self.num_batches:
+        step = check_count("step", step, least=0)
+        if step > self.num_batches:
             raise ValueError(f"step={step}: an epoch has {self.num_batches} batches")
         self._start = self._given = step
 
@@ -148,13 +152,14 @@ class PartialShuffleSampler(Sampler[Any]):
 
         Raises ``ValueError`` where this one has other files, sizes, ranks or options, so another order.
         """
-        if state["order"] != self._fingerprint:
+        if state.get("order") != self._fingerprint:
             raise ValueError(
                 "the state is of a sampler with another order: files, their sizes, seed, batch_size, shuffle, "
                 "shuffle_buffer, pools, rank and num_replicas must be those of when it was saved"
             )
-        self.epoch = check_count("epoch", state["epoch"], least=0)
+        epoch = check_count("epoch", state["epoch"], least=0)
         self.find_ckpt_position(state["step"])
+        self.epoch = epoch
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -18,6 +18,8 @@ class Pools:
 
     def __post_init__(self) -> None:
         check_pools(self.size, self.number)
+        object.__setattr__(self, "size", int(self.size))  # numpy's integers do not go into JSON
+        object.__setattr__(self, "number", int(self.number))
 
     @property
     def capacity(self) -> int:

@@ -52,9 +52,12 @@ def _columns(shard: Shard, source: Source, device: str) -> Iterator[Columns]:
 
 def _visit_by_visit(shard: Shard, source: Source, device: str) -> Iterator[Columns]:
     with source.visits(shard.share) as visits:
-        for visit, rows in zip(shard.share, visits, strict=True):
+        for visit in shard.share:
+            rows = next(visits)
             if rows is not None:
-                yield from _cut(visit, shard, tuple(part.to(device) for part in rows))
+                rows = tuple(part.to(device) for part in rows)
+                yield from _cut(visit, shard, rows)
+            del rows  # before the next one is read
 
 
 def _cut(visit: Visit, shard: Shard, rows: Columns) -> Iterator[Columns]:

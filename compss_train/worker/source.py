@@ -12,6 +12,7 @@ import torch
 
 from compss_train.data.block import Block, as_tensor
 from compss_train.data.order import row_order
+from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.schedule import Visit
 from compss_train.data.stretches import Stretch
@@ -117,17 +118,19 @@ class FileSource(Source):
         """Give the rows, ``None`` for a file that is left out."""
         stretches = [Stretch(visit.block, visit.first, visit.first + visit.size) for visit in visits]
         with self._loader.reading(stretches) as arrays:
-            yield (None if rows is None else tuple(as_tensor(rows[key]) for key in self._keys) for rows in arrays)
+            yield map(self._columns, arrays)  # holds on to none while the next one is read
+
+    def _columns(self, arrays: Arrays | None) -> Columns | None:
+        return None if arrays is None else tuple(as_tensor(arrays[key]) for key in self._keys)
 
     @contextmanager
     def chunks(self, visits: Sequence[Visit]) -> Iterator[Iterable[Columns]]:
         """Give the rows file by file."""
         with self.visits(visits) as read:
-            pairs = zip(visits, read, strict=True)
-            yield (self._in_order(visit, rows) for visit, rows in pairs if rows is not None)
+            yield filter(None, map(self._in_order, visits, read))
 
-    def _in_order(self, visit: Visit, rows: Columns) -> Columns:
-        if self._shuffle_seed is None:
+    def _in_order(self, visit: Visit, rows: Columns | None) -> Columns | None:
+        if self._shuffle_seed is None or rows is None:
             return rows
         order = torch.from_numpy(row_order(self._shuffle_seed, visit.epoch, visit.block, visit.size))
         return tuple(part.index_select(0, order) for part in rows)

@@ -12,7 +12,7 @@ from compss_train.buffers import FIRO, BufferSpec
 from compss_train.data import BlockedTensor
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import Schedule
-from compss_train.worker import loading
+from compss_train.worker import source
 from compss_train.worker.loading import in_step
 from compss_train.worker.samples import batches
 from compss_train.worker.shard import Shard
@@ -64,7 +64,7 @@ def test_queues_give_each_sample_once_an_epoch(
     # Room for the largest batch, from one sample to sixty.
     spec = BufferSpec("FIFO", 60 + room) if kind == "FIFO" else BufferSpec("FIRO", 60 + threshold + room, threshold)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_MEMORY_CHUNK", chunk)
+        patch.setattr(source, "_MEMORY_CHUNK", chunk)
         everything = []
         for shard in shards(x, workers, batching, spec, shuffle, shuffle_seed, epochs):
             made = trained(shard, x, y)
@@ -115,22 +115,20 @@ def test_draws_do_not_depend_on_how_much_is_read_at_a_time(chunk, monkeypatch):
     x, y = data(60, 4)
     (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIRO", 20))
     expected = trained(shard, x, y)
-    monkeypatch.setattr(loading, "_MEMORY_CHUNK", chunk)
+    monkeypatch.setattr(source, "_MEMORY_CHUNK", chunk)
     assert trained(shard, x, y) == expected
 
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
 def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "_FILE_CHUNK", 40)
+    monkeypatch.setattr(source, "_FILE_CHUNK", 40)
     threads, (x, y) = set(), data(60, 4, as_arrays=True)
     paths = [tmp_path / f"{number}.npy" for number in range(4)]
     for path, block in zip(paths, x.blocks(), strict=True):
         np.save(path, block)
     mapped = BlockedTensor.from_files(paths)
-    load = loading._load
-    monkeypatch.setattr(
-        loading, "_load", lambda read: (threads.add(threading.current_thread().name), load(read))[1]
-    )
+    load = source._load
+    monkeypatch.setattr(source, "_load", lambda read: (threads.add(threading.current_thread().name), load(read))[1])
     (shard,) = shards(x, 1, Batching(size=5), BufferSpec(kind, 20))
     ours = trained(shard, mapped, y)
     assert threads == {"read-ahead-0"}
@@ -144,8 +142,8 @@ def test_a_chunk_counts_the_bytes_of_x_and_y(monkeypatch):
     x = BlockedTensor.from_array(np.zeros((40, 1), np.uint8), (2, 1))
     y = BlockedTensor.from_array(np.zeros((40, 9), np.uint8), (2, 1))
     (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIFO", 20))
-    monkeypatch.setattr(loading, "_MEMORY_CHUNK", 50)
-    with loading._chunks(shard.share, shard, [list(x.blocks()), list(y.blocks())]) as chunks:
+    monkeypatch.setattr(source, "_MEMORY_CHUNK", 50)
+    with source_of(shard, list(x.blocks()), list(y.blocks())).chunks(shard.share) as chunks:
         assert [len(rows) for rows, _ in chunks] == [5] * 8
 
 

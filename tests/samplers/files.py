@@ -1,0 +1,134 @@
+"""Files whose samples are their own numbers, so that each can be followed: real ones, and ones without a disk."""
+
+import threading
+import weakref
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import strategies as st
+
+from compss_train.data.files import FileDataset
+from compss_train.data.order import partial_shuffle_generator
+from compss_train.data.stretches import even_share
+from compss_train.samplers import PartialShuffleSampler
+
+SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=7)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "shuffle_buffer": st.none() | st.integers(1, 15),
+        "batch_size": st.integers(1, 9),
+        "pools": st.sampled_from([1, 2]),
+        "seed": st.integers(0, 2**40),
+        "shuffle": st.sampled_from([True, True, False]),
+    }
+)
+REPLICAS = st.integers(1, 5)
+EPOCHS = st.integers(0, 9)
+
+
+def bounds_of(sizes):
+    return list(pairwise(np.cumsum([0, *sizes]).tolist()))
+
+
+def arrays_of(start, stop):
+    x = np.arange(start, stop)
+    return {"x": x, "y": np.stack([x * 0.5, -x], axis=1).astype(np.float32)}
+
+
+def write_files(folder, sizes):
+    """Write a file of so many samples each; ``x`` is the number of a sample among those of all files."""
+    names = [str(folder / f"part-{number:03d}.npz") for number in range(len(sizes))]
+    for name, bounds in zip(names, bounds_of(sizes), strict=True):
+        np.savez(name, **arrays_of(*bounds))
+    return names
+
+
+def names_of(sizes):
+    """Return names that a ``CountingReader`` reads without a disk."""
+    return [f"numbers://{start}-{stop}" for start, stop in bounds_of(sizes)]
+
+
+class CountingReader:
+    """Counts the files that it reads, and those whose arrays are still somewhere; those in ``bad`` break."""
+
+    def __init__(self, bad=()):
+        self.bad = set(bad)
+        self.opened = []
+        self.threads = set()
+        self.most_alive = 0
+        self._arrays = []
+
+    def __call__(self, filename, get_data=False):
+        start, stop = map(int, filename.removeprefix("numbers://").split("-"))
+        if not get_data:
+            return stop - start
+        self.opened.append(filename)
+        self.threads.add(threading.current_thread())
+        if filename in self.bad:
+            raise OSError("the disk is gone")
+        arrays = arrays_of(start, stop)
+        self._arrays.append(weakref.ref(arrays["x"]))
+        self.most_alive = max(self.most_alive, sum(array() is not None for array in self._arrays))
+        return arrays, stop - start
+
+
+def sampler_of(sizes, kind=PartialShuffleSampler, reader=None, on_bad_file="raise", **options):
+    dataset = FileDataset(names_of(sizes), reader or CountingReader(), on_bad_file=on_bad_file)
+    return kind(dataset, **options)
+
+
+def epoch_of(sampler, epoch=0):
+    """Return the samples of each batch of an epoch."""
+    sampler.set_epoch(epoch)
+    return samples(sampler)
+
+
+def samples(batches):
+    return [batch["x"].tolist() for batch in batches]
+
+
+def flat(batches):
+    return [sample for batch in batches for sample in batch]
+
+
+def rows_of(stretch):
+    return [*range(stretch.start, stretch.stop), *range(stretch.again)]
+
+
+def share_of(sampler, sizes, epoch):
+    """Return a rank's samples in the order in which they are read."""
+    place = (sampler.num_replicas, sampler.rank, sampler.seed, epoch)
+    bounds = bounds_of(sizes)
+    stretches = even_share(sizes, *place, shuffle=sampler.shuffle)
+    return stretches, [bounds[part.file][0] + row for part in stretches for row in rows_of(part)]
+
+
+def expected_order(sampler, sizes, epoch):
+    """Return a rank's samples in order, mixed one after another in plain lists."""
+    stretches, share = share_of(sampler, sizes, epoch)
+    if not sampler.shuffle:
+        return share
+    random = partial_shuffle_generator(sampler.seed, epoch, *stretches[0].place)
+    size = sampler.pools.size
+    runs = [share[first : first + size] for first in range(0, len(share), size)]
+    if sampler.pools.number == 1:
+        return [run[place] for run in runs for place in random.permutation(len(run))]
+    pool, *others = runs
+    pool = [pool[place] for place in random.permutation(len(pool))]
+    order = []
+    for run in others:
+        arriving = [run[place] for place in random.permutation(len(run))]
+        for place, sample in zip(random.integers(len(pool), size=len(run)), arriving, strict=True):
+            order.append(pool[place])
+            pool[place] = sample
+    return order + [pool[place] for place in random.permutation(len(pool))]
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+
+
+def assert_threads_end():
+    for thread in reading_threads():
+        thread.join(10)
+    assert not reading_threads()

@@ -1,0 +1,171 @@
+"""The drop-in samplers: the same samples, apart by file, behind the original's constructor."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from compss_train.data.files import FileDataset
+from compss_train.exceptions import BadFileError
+from compss_train.samplers import (
+    DistributedSamplerViaLocallyShuffle,
+    DistributedSamplerViaLocallyShuffleV2,
+    PartialShuffleSampler,
+)
+from tests.samplers.files import (
+    EPOCHS,
+    REPLICAS,
+    SIZES,
+    CountingReader,
+    arrays_of,
+    assert_threads_end,
+    bounds_of,
+    epoch_of,
+    names_of,
+    sampler_of,
+    write_files,
+)
+
+KINDS = {DistributedSamplerViaLocallyShuffle: 1, DistributedSamplerViaLocallyShuffleV2: 2}
+kinds = st.sampled_from(list(KINDS))
+OPTIONS = st.fixed_dictionaries(
+    {
+        "shuffle_buffer": st.none() | st.integers(1, 15),
+        "batch_size": st.integers(1, 9),
+        "shuffle": st.booleans(),
+        "file_buffer": st.sampled_from([1, 3]),
+        "num_replicas": REPLICAS,
+    }
+)
+some = settings(max_examples=25, deadline=None)
+
+
+def by_file(sampler, epoch=0):
+    sampler.set_epoch(epoch)
+    return [[(name, part["x"].tolist()) for part, name in zip(b[0], b[2], strict=True)] for b in sampler]
+
+
+@given(kind=kinds, sizes=SIZES, options=OPTIONS, epoch=EPOCHS)
+@some
+def test_batches_are_those_of_the_partial_shuffle_taken_apart_by_file(kind, sizes, options, epoch):
+    options |= {"rank": options["num_replicas"] - 1}
+    batches = epoch_of(sampler_of(sizes, pools=KINDS[kind], seed=0, **options), epoch)
+    sampler = sampler_of(sizes, kind, **options)
+    sampler.set_epoch(epoch)
+    apart = list(sampler)
+    whole, bounds = arrays_of(0, sum(sizes)), dict(zip(names_of(sizes), bounds_of(sizes), strict=True))
+    for (parts, nothing, files), batch in zip(apart, batches, strict=True):
+        assert nothing is None
+        assert len(files) == len(set(files)) == len(parts)
+        wanted = {}  # files in the order of their first samples, their samples as they come
+        for sample in batch:
+            name = next(name for name, (start, stop) in bounds.items() if start <= sample < stop)
+            wanted.setdefault(name, []).append(sample)
+        assert list(wanted) == files
+        assert [part["x"].tolist() for part in parts] == list(wanted.values())
+        for part in parts:
+            assert list(part) == ["x", "y"]
+            np.testing.assert_array_equal(part["y"], whole["y"][part["x"]], strict=True)
+
+
+@given(kind=kinds, sizes=SIZES, options=OPTIONS)
+@some
+def test_its_length_is_its_number_of_samples_and_steps_are_batches(kind, sizes, options):
+    sampler = sampler_of(sizes, kind, **options, rank=0)
+    whole = by_file(sampler)
+    assert len(sampler) == sampler.num_samples == sum(len(rows) for batch in whole for _, rows in batch)
+    assert len(whole) == sampler.num_batches
+    for step in range(len(whole) + 1):
+        sampler.find_ckpt_position(step)
+        state = sampler.state_dict()
+        resumed = sampler_of(sizes, kind, **options, rank=0)
+        resumed.load_state_dict(state)
+        assert by_file(sampler) == by_file(resumed) == whole[step:]
+    with pytest.raises(ValueError, match=f"step={len(whole) + 1}"):
+        sampler.find_ckpt_position(len(whole) + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_made_with_the_arguments_of_the_original_in_their_order(kind):
+    names = (
+        "dataset reader num_replicas rank shuffle shuffle_buffer total_size batch_size file_buffer debug files_len"
+    )
+    assert list(inspect.signature(kind).parameters) == names.split()
+    files = names_of([4, 5, 3])
+    lengths, reader = dict(zip(files, [4, 5, 3], strict=True)), CountingReader()
+    dataset = FileDataset(files, reader)
+    sampler = kind(dataset, reader, 2, 1, False, 3, 12, 4, 1, True, lengths)
+    named = kind(dataset, num_replicas=2, rank=1, shuffle=False, batch_size=4)
+    assert by_file(sampler) == by_file(named)
+    assert [rows for batch in by_file(sampler) for _, rows in batch] == [[6, 7, 8], [9], [10, 11]]
+    assert (sampler.pools.size, sampler.pools.number) == (3, KINDS[kind])
+    assert isinstance(sampler, PartialShuffleSampler)
+    with pytest.raises(ValueError, match="total_size=11"):
+        kind(dataset, reader, 2, 1, True, 3, 11)
+
+
+def test_the_two_kinds_differ_and_one_does_not_go_on_where_the_other_was():
+    first, second = (sampler_of([20] * 5, kind, batch_size=10, shuffle_buffer=20) for kind in KINDS)
+    assert by_file(first) != by_file(second)
+    with pytest.raises(ValueError, match="another order"):
+        second.load_state_dict(first.state_dict())
+
+
+def test_names_are_those_that_were_given(tmp_path, monkeypatch):
+    write_files(tmp_path, [3, 4])
+    monkeypatch.chdir(tmp_path)
+    sampler = DistributedSamplerViaLocallyShuffle(FileDataset("part-*.npz"), batch_size=7)
+    (_, _, files), *rest = sampler
+    assert (sorted(files), rest) == (["part-000.npz", "part-001.npz"], [])
+
+
+def test_a_data_loader_gives_lists_of_tensors(tmp_path):
+    dataset = FileDataset(write_files(tmp_path, [5, 7, 3]))
+    sampler = DistributedSamplerViaLocallyShuffleV2(dataset, batch_size=4)
+    got = []
+    for parts, nothing, files in DataLoader(dataset, sampler=sampler, batch_size=None):
+        assert nothing is None
+        assert all(isinstance(rows, torch.Tensor) for part in parts for rows in part.values())
+        got.append([(name, part["x"].tolist()) for part, name in zip(parts, files, strict=True)])
+    assert got == by_file(sampler)
+
+
+def test_parts_stay_as_they_are_and_changing_one_changes_no_other():
+    sampler = sampler_of([5] * 6, DistributedSamplerViaLocallyShuffle, batch_size=4)
+    whole = by_file(sampler)
+    changed = []
+    for parts, _, files in sampler:
+        changed.append([(name, part["x"].tolist()) for part, name in zip(parts, files, strict=True)])
+        for part in parts:
+            part["x"][:] = -1
+    assert changed == whole == by_file(sampler)
+
+
+def test_tensors_are_taken_apart_too(tmp_path):
+    names = [str(tmp_path / f"{number}.pt") for number in range(3)]
+    for number, name in enumerate(names):
+        torch.save({"x": torch.arange(4) + 4 * number}, name)
+    for parts, _, files in DistributedSamplerViaLocallyShuffle(FileDataset(names), batch_size=6):
+        for part, name in zip(parts, files, strict=True):
+            assert isinstance(part["x"], torch.Tensor)
+            assert set((part["x"] // 4).tolist()) == {names.index(name)}
+
+
+def test_bad_files_are_errors_or_left_out():
+    names = names_of([4] * 5)
+    sampler = sampler_of(
+        [4] * 5, DistributedSamplerViaLocallyShuffle, CountingReader(names[2:3]), batch_size=4, on_bad_file="skip"
+    )
+    apart = by_file(sampler)
+    got = sorted(sample for batch in apart for _, rows in batch for sample in rows)
+    assert got == [*range(8), *range(12, 20)]
+    assert names[2] not in {name for batch in apart for name, _ in batch}
+    assert list(sampler.skipped) == names[2:3]
+    broken = sampler_of([4] * 5, DistributedSamplerViaLocallyShuffle, CountingReader(names[2:3]))
+    with pytest.raises(BadFileError, match=names[2]):
+        list(broken)
+    assert_threads_end()

@@ -1,0 +1,224 @@
+"""Reading ahead: files in turn, a few at a time, with what is wrong in its place."""
+
+import gc
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.data.files import FileDataset
+from compss_train.data.stretches import Stretch
+from compss_train.exceptions import BadFileError
+from compss_train.samplers.loader import FileLoader, FileReads
+from tests.samplers.files import (
+    SIZES,
+    CountingReader,
+    assert_threads_end,
+    bounds_of,
+    flat,
+    names_of,
+    reading_threads,
+)
+
+BUFFERS = st.integers(1, 5)
+
+
+def loader_of(sizes, file_buffer, reader=None, on_bad_file="raise", **options):
+    dataset = FileDataset(names_of(sizes), reader or CountingReader(), on_bad_file=on_bad_file)
+    return FileLoader(dataset.part(range(len(sizes))), file_buffer, **options)
+
+
+def whole(sizes):
+    return [Stretch(file, 0, size) for file, size in enumerate(sizes)]
+
+
+def read_all(loader, stretches):
+    with loader.reading(stretches) as arrays:
+        return [None if rows is None else rows["x"].tolist() for rows in arrays]
+
+
+def wait_for(condition):
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "it never came to be"
+        time.sleep(0.001)
+
+
+@given(sizes=SIZES, file_buffer=BUFFERS, data=st.data())
+def test_it_gives_the_rows_of_each_stretch_in_turn(sizes, file_buffer, data):
+    stretches = []
+    for file in data.draw(st.permutations(range(len(sizes)))):
+        start = data.draw(st.integers(0, sizes[file] - 1))
+        stretches.append(Stretch(file, start, data.draw(st.integers(start + 1, sizes[file]))))
+    loader = loader_of(sizes, file_buffer)
+    firsts = [first for first, _ in bounds_of(sizes)]
+    wanted = [list(range(firsts[part.file] + part.start, firsts[part.file] + part.stop)) for part in stretches]
+    assert read_all(loader, stretches) == wanted
+    assert loader.reads.files == len(sizes)
+    assert_threads_end()
+
+
+@given(sizes=SIZES, file_buffer=BUFFERS, epochs=st.integers(1, 3))
+def test_no_more_files_are_in_memory_than_it_may_hold_in_any_epoch(sizes, file_buffer, epochs):
+    reader = CountingReader()
+    loader = loader_of(sizes, file_buffer, reader)
+    for _ in range(epochs):
+        with loader.reading(whole(sizes)) as arrays:
+            for rows in arrays:
+                assert len(rows["x"])
+                del rows
+    assert 1 <= reader.most_alive <= loader.reads.most_held <= file_buffer
+
+
+@pytest.mark.parametrize("file_buffer", [1, 2, 4])
+def test_it_does_read_as_many_ahead_as_it_may(file_buffer):
+    reader = CountingReader()
+    loader = loader_of([3] * 8, file_buffer, reader)
+    with loader.reading(whole([3] * 8)) as arrays:
+        first = next(arrays)
+        wait_for(lambda: len(reader.opened) == file_buffer)
+        assert first["x"].tolist() == [0, 1, 2]
+        assert loader.reads.most_held == file_buffer
+    assert len(reader.opened) == file_buffer  # and no more
+    assert_threads_end()
+
+
+def test_one_file_at_a_time_is_read_without_a_thread():
+    reader = CountingReader()
+    assert flat(read_all(loader_of([2, 3], 1, reader), whole([2, 3]))) == list(range(5))
+    assert reader.threads == {threading.current_thread()}
+    reader = CountingReader()
+    read_all(loader_of([2, 3], 2, reader), whole([2, 3]))
+    assert len(reader.threads) == 1
+    assert threading.current_thread() not in reader.threads
+
+
+def test_it_counts_what_was_there_and_how_long_the_rest_took():
+    reader = CountingReader()
+    slow = threading.Event()
+
+    def read(filename, get_data=False):
+        if get_data and filename.startswith("numbers://0-"):
+            assert slow.wait(10)
+        return reader(filename, get_data)
+
+    loader = loader_of([2, 3, 4], 4, read)
+    with loader.reading(whole([2, 3, 4])) as arrays:
+        threading.Timer(0.05, slow.set).start()
+        next(arrays)
+        assert loader.reads.ahead == 0
+        assert 0.01 < loader.reads.seconds_waited < 10
+        wait_for(lambda: len(reader.opened) == 3 and not reading_threads())
+        waited = loader.reads.seconds_waited
+        assert len(list(arrays)) == 2
+    assert loader.reads.ahead == 2
+    assert loader.reads.seconds_waited - waited < 0.5
+    assert loader.reads.as_dict() == {
+        "files": 3,
+        "ahead": 2,
+        "seconds_waited": loader.reads.seconds_waited,
+        "most_held": loader.reads.most_held,
+    }
+    assert FileReads().as_dict() == {"files": 0, "ahead": 0, "seconds_waited": 0.0, "most_held": 0}
+
+
+def test_without_reading_ahead_all_of_the_reading_is_waited_for():
+    reader, gate = CountingReader(), threading.Event()
+
+    def read(filename, get_data=False):
+        if get_data:
+            gate.wait(0.02)
+        return reader(filename, get_data)
+
+    loader = loader_of([2, 3], 1, read)
+    read_all(loader, whole([2, 3]))
+    assert loader.reads.seconds_waited >= 0.03
+    assert loader.reads.ahead == 0
+
+
+@pytest.mark.parametrize("file_buffer", [1, 2, 9])
+def test_a_file_that_breaks_is_an_error_in_its_place(file_buffer):
+    names = names_of([3] * 5)
+    loader = loader_of([3] * 5, file_buffer, CountingReader([names[2]]))
+    with loader.reading(whole([3] * 5)) as arrays:
+        assert [next(arrays)["x"][0] for _ in range(2)] == [0, 3]
+        with pytest.raises(BadFileError, match="OSError: the disk is gone") as caught:
+            next(arrays)
+    assert caught.value.file == names[2]
+    assert not loader.skipped
+    assert_threads_end()
+
+
+@pytest.mark.parametrize("file_buffer", [1, 3])
+@pytest.mark.parametrize("bad", [[0], [1, 2], [4], [0, 1, 2, 3, 4]])
+def test_a_bad_file_is_skipped_where_that_is_asked_for(file_buffer, bad):
+    names = names_of([3] * 5)
+    loader = loader_of([3] * 5, file_buffer, CountingReader(names[file] for file in bad), on_bad_file="skip")
+    got = read_all(loader, whole([3] * 5))
+    assert [file for file, rows in enumerate(got) if rows is None] == bad
+    assert set(loader.skipped) == {names[file] for file in bad}
+    assert all("the disk is gone" in reason for reason in loader.skipped.values())
+
+
+def other_numbers(filename, get_data=False):
+    """Read a third file that has other arrays, and a fourth with more rows than it said."""
+    returned = CountingReader()(filename, get_data)
+    if get_data and filename == "numbers://6-9":
+        return {"x": returned[0]["x"].astype(np.float32)}, 3
+    if get_data and filename == "numbers://9-12":
+        return {key: rows[:2] for key, rows in returned[0].items()}, 2
+    return returned
+
+
+@pytest.mark.parametrize("file_buffer", [1, 3])
+def test_files_must_hold_what_the_first_one_read_does_and_as_many_samples_as_was_said(file_buffer):
+    with pytest.raises(BadFileError, match="numbers://6-9 holds arrays 'x', but numbers://0-3 holds 'x', 'y'"):
+        read_all(loader_of([3] * 5, file_buffer, other_numbers), whole([3] * 5))
+    # Whichever is first: here the third.
+    with pytest.raises(BadFileError, match="numbers://0-3 holds arrays 'x', 'y', but numbers://6-9 holds 'x'"):
+        read_all(loader_of([3] * 5, file_buffer, other_numbers), [Stretch(2, 0, 3), Stretch(0, 0, 3)])
+    loader = loader_of([3] * 5, file_buffer, other_numbers, on_bad_file="skip")
+    assert read_all(loader, whole([3] * 5)) == [[0, 1, 2], [3, 4, 5], None, None, [12, 13, 14]]
+    assert "has 2 samples, 3 were expected" in loader.skipped["numbers://9-12"]
+
+
+@pytest.mark.parametrize("file_buffer", [1, 3])
+def test_what_is_left_or_breaks_does_not_count_as_held_afterwards(file_buffer):
+    names = names_of([3] * 8)
+    reader = CountingReader([names[5]])
+    loader = loader_of([3] * 8, file_buffer, reader)
+    for _ in range(3):
+        with loader.reading(whole([3] * 8)) as arrays:
+            next(arrays)
+        with pytest.raises(BadFileError):
+            read_all(loader, whole([3] * 8))
+    assert loader.reads.most_held <= file_buffer
+
+
+def test_what_is_left_early_ends_the_thread_and_reads_no_more():
+    reader = CountingReader()
+    loader = loader_of([3] * 50, 3, reader)
+    with loader.reading(whole([3] * 50)) as arrays:
+        next(arrays)
+    assert_threads_end()
+    assert len(reader.opened) <= 3
+    reading = loader.reading(whole([3] * 50))
+    next(reading.__enter__())
+    del reading, arrays
+    gc.collect()
+    assert_threads_end()
+
+
+@pytest.mark.parametrize(("debug", "level"), [(False, logging.DEBUG), (True, logging.INFO)])
+def test_every_file_that_is_read_is_logged(caplog, debug, level):
+    caplog.set_level(logging.DEBUG, "compss_train.samplers")
+    read_all(loader_of([3, 4], 2, debug=debug), [Stretch(0, 1, 3), Stretch(1, 0, 4)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "rows 1 to 3 of numbers://0-3",
+        "rows 0 to 4 of numbers://3-7",
+    ]
+    assert {record.levelno for record in caplog.records} == {level}
