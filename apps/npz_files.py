@@ -7,7 +7,6 @@ needed, how long workers waited for the others, and the most files that a worker
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,8 @@ def write(problem: common.Problem, options: argparse.Namespace) -> FileDataset:
     rows = -(-len(problem.dataset.train_y) // check_count("--files", options.files))
     folder = options.output / "train"
     common.make_folder(options.output)
-    shutil.rmtree(folder, ignore_errors=True)
+    for path in folder.glob("part-*.npz"):
+        path.unlink()
     y = problem.dataset.train_y.astype("int64")
     files = write_files(folder, {"x": problem.dataset.train_x, "y": y}, rows=rows)
     return FileDataset(files, index=options.output / "index.json")

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         print(f"compss-train {options.command}: {error}", file=sys.stderr)
         return 2
 
@@ -103,7 +103,7 @@ def _names(text: str) -> list[str]:
 
 
 def _shard_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "files of one kind (.npz, .npy, .pt, .h5), or NAME=FILE.npy for each array"
+    text = "files of one kind (.npz, .npy, .pt, .h5) or patterns of them in quotes, or NAME=FILE.npy for each array"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=text)
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="where the files go")
     parser.add_argument("--rows", type=int, required=True, help="samples of a file")

@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from compss_train.checks import check_picklable
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import as_block, check_dtype
+from compss_train.data.block import as_block
+from compss_train.data.readers import CustomReader
 from compss_train.data.schedule import Shuffle
 from compss_train.data.shuffle import check_paired
 from compss_train.engines import Engine
@@ -108,12 +107,10 @@ def _files(dataset: FileDataset, y: Any, targets: bool) -> GivenFiles:
             f"y is a {type(y).__name__}, but x a FileDataset, whose files hold the targets, too; leave y out, and "
             "name the array of targets in FileDataset(..., y=...)"
         )
-    check_picklable(reader=dataset.reader)
+    if isinstance(dataset.reader, CustomReader):
+        check_picklable(reader=dataset.reader.function)
     keys = dataset.training_keys(targets=targets)
-    for key in keys:
-        dtype = (dataset.layout or {})[key].dtype
-        if not dtype.startswith("torch."):
-            check_dtype(np.dtype(dtype))
+    dataset.check_dtypes(keys)
     return GivenFiles(dataset, keys)
 
 

@@ -94,21 +94,22 @@ class PartialSum:
 
 
 Count = int | Mapping[str, Any]
-"""A number of samples, or what a task measured, which says it under ``samples``."""
+"""A number of samples, or what a task measured, which says it under ``given``."""
 
 
 def partial_sum(versions: Sequence[Parameters], counts: Sequence[Count]) -> PartialSum:
-    """Add up the versions, each weighted by its number of samples."""
+    """Add up the versions, each weighted by its number of samples; without any samples, the first one."""
     first = versions[0]
     numbers = [_number(count) for count in counts]
+    weights = numbers if any(numbers) else [1] + [0] * (len(numbers) - 1)
     values = {
-        name: _accumulate([_weighted(v[name], n) for v, n in zip(versions, numbers, strict=True)]) for name in first
+        name: _accumulate([_weighted(v[name], n) for v, n in zip(versions, weights, strict=True)]) for name in first
     }
     return PartialSum(values, sum(numbers), {name: array.dtype for name, array in first.items()})
 
 
 def _number(count: Count) -> int:
-    return count if isinstance(count, int) else int(count["samples"])
+    return count if isinstance(count, int) else int(count["given"])
 
 
 def _weighted(array: NDArray[Any], count: int) -> NDArray[Any]:
@@ -128,10 +129,10 @@ def _accumulate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def add(partials: Sequence[PartialSum]) -> PartialSum:
-    """Add partial sums, in the order given."""
-    first = partials[0]
-    values = {name: _accumulate([p.values[name] for p in partials]) for name in first.values}
-    return PartialSum(values, sum(p.count for p in partials), first.dtypes)
+    """Add partial sums, in the order given; those of no samples count only where there are no others."""
+    counted = [p for p in partials if p.count] or partials[:1]
+    values = {name: _accumulate([p.values[name] for p in counted]) for name in counted[0].values}
+    return PartialSum(values, sum(p.count for p in counted), counted[0].dtypes)
 
 
 def mean(partials: Sequence[PartialSum]) -> Parameters:
@@ -142,7 +143,6 @@ def mean(partials: Sequence[PartialSum]) -> Parameters:
 
 def _divide(array: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     # For float32 and one version this is exact: count * w has at most 53 bits below 2**29 samples.
-    # Without a sample there is no mean, and whoever asked for it will see that nothing was trained.
     return np.asarray(array / max(count, 1) if dtype.kind in "fc" else array).astype(dtype, copy=False)
 
 

@@ -37,6 +37,8 @@ class Rounds:
     """The last two rounds whose training is complete; the merge of the last may still be running."""
     _pending: deque[tuple[Submitted, list[Ref]]] = field(default_factory=deque)
     _skipped: dict[str, str] = field(default_factory=dict)
+    _left_out: int = 0
+    """Samples of files that could not be read since the last round that trained something."""
     _clock: float = field(default_factory=time.perf_counter)
 
     def run(self, rounds: Iterable[Round]) -> Parameters:
@@ -74,9 +76,7 @@ class Rounds:
         self.engine.delete(refs)
         measured = dict(zip(submitted.measured, values, strict=False))
         tell_skipped(values, self._skipped)
-        if not sum(sums["samples"] for sums in measured.values()):
-            file, reason = next(iter(self._skipped.items()))
-            raise BadFileError(file, f"{reason}; nor can any other file of round {submitted.round.number} be read")
+        self._check_something_is_read(measured)
         self._complete.append(submitted)
         if len(self._complete) > 2:
             self.merge.retire(self._complete.popleft())
@@ -85,10 +85,19 @@ class Rounds:
             record |= means(values[len(measured) :], self.metric, "val_")
         self.on_round(record)
 
-    def _record(self, round_: Round, measured: dict[int, dict[str, float]]) -> Record:
+    def _check_something_is_read(self, measured: dict[int, dict[str, Any]]) -> None:
+        """Raise ``BadFileError`` where no file of as many samples as an epoch has can be read."""
+        self._left_out += sum(sums.get("left_out", 0) for sums in measured.values())
+        if any(sums["samples"] for sums in measured.values()):
+            self._left_out = 0
+        elif self._left_out >= sum(self.fleet.data.sizes):
+            file, reason = next(iter(self._skipped.items()))
+            raise BadFileError(file, f"{reason}; nor can any other file be read")
+
+    def _record(self, round_: Round, measured: dict[int, dict[str, Any]]) -> Record:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        samples = sum(round_.counts)
+        samples = sum(round_.counts) - sum(sums.get("left_out", 0) for sums in measured.values())
         return {
             "round": round_.number,
             "epoch": round_.epoch,

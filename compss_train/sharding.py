@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from compss_train.data.files import FileDataset
+from compss_train.data.blocked import BlockedTensor
+from compss_train.data.files import FileDataset, file_names
 from compss_train.data.writing import write_files, write_parts
 from compss_train.samplers import PartialShuffleSampler
 from compss_train.validation import check_count
@@ -29,12 +28,16 @@ def shard(
     Raises ``ValueError`` for inputs of both forms, ``BadFileError`` for files that cannot be read.
     """
     check_count("rows", rows)
-    named = [text.partition("=") for text in inputs if "=" in text and not Path(text).exists()]
+    named = [text.partition("=")[::2] for text in inputs if "=" in text and not Path(text).exists()]
     if not named:
-        return write_parts(output, _parts(FileDataset(inputs), rows, shuffle_buffer, seed), format=format)
+        files = [name for text in inputs for name in file_names(text)]
+        return write_parts(output, _parts(FileDataset(files), rows, shuffle_buffer, seed), format=format)
     if len(named) != len(inputs) or shuffle_buffer is not None:
         raise ValueError(f"{named[0][0]}=FILE names an array: give all inputs so, and no shuffle buffer")
-    arrays = {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, _, path in named}
+    names = [name for name, _ in named]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"{' '.join(inputs)}: give each array a name of its own, NAME=FILE.npy")
+    arrays = {name: BlockedTensor.from_files([path]) for name, path in named}
     return write_files(output, arrays, rows=rows, format=format)
 
 

@@ -20,7 +20,7 @@ from compss_train.checks import check_network, check_optimizer, check_picklable
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Shuffle
 from compss_train.engines import Engine, Ref, engine_class
-from compss_train.exceptions import EngineClosedError, NotBuiltError
+from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
 from compss_train.fits import NamedFits
 from compss_train.given import Given, as_given
 from compss_train.inference import Inference, means, tell_skipped
@@ -296,7 +296,10 @@ class DistributedTrainer(NamedFits[Parameters]):
             refs = inference.evaluate(parameters)
             sums = inference.engine.fetch(refs, small=True)
             inference.engine.delete(refs)
-        tell_skipped(sums, {})
+        skipped: dict[str, str] = {}
+        tell_skipped(sums, skipped)
+        if skipped and not sum(part["samples"] for part in sums):
+            raise BadFileError(*next(iter(skipped.items())))
         return means(sums, built.metric)
 
     def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:

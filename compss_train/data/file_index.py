@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from compss_train.data.layout import Description, Field
-from compss_train.data.readers import CustomReader, Reader
+from compss_train.data.readers import Reader
 from compss_train.data.reading import naming
 from compss_train.exceptions import BadFileError
 
+_VERSION = 1
+_BEGINNING = '{"version": '
+_CHUNK = 16  # files that a thread takes at a time
 _THREADS = 8  # headers read at a time: a slow store answers many as fast as one
 
 
@@ -25,19 +33,29 @@ class FileIndex:
     ----------
     path:
         A JSON file that keeps them for the next time; ``None`` forgets them. One that cannot be read is replaced.
+
+    Raises ``ValueError`` where ``path`` cannot be a file, or is one of something else.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()
+        if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
+            raise ValueError(f"index={str(path)!r}: give the name of a file in a folder that is there")
         self._known = self._load()
+        self._changed = False
 
     def describe(
         self, files: Sequence[str], reader: Reader, keys: Collection[str] | None = None
     ) -> list[Description | BadFileError]:
         """Return each file's description, or what is wrong with it."""
         kind = _kind(reader, keys)
+
+        def describe(some: Sequence[str]) -> list[Description | BadFileError]:
+            return [self._describe(file, reader, keys, kind) for file in some]
+
+        chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="file-headers") as threads:
-            found = list(threads.map(lambda file: self._describe(file, reader, keys, kind), files))
+            found = list(chain.from_iterable(threads.map(describe, chunks)))
         self._save()
         return found
 
@@ -46,44 +64,59 @@ class FileIndex:
     ) -> Description | BadFileError:
         try:
             with naming(file):
-                stamp = [kind, *_stamp(file)]
+                stamp = _stamp(file)
                 known = self._known.get(file)
-                if known is None or known["stamp"] != stamp:
-                    known = {"stamp": stamp, **asdict(reader.describe(file, keys))}
-                    self._known[file] = known
-                return _description(known)
+                if known is not None and known["stamp"] == [kind, *stamp]:
+                    return _description(known)
+                description = reader.describe(file, keys)
+                if kind and stamp:
+                    self._known[file] = {"stamp": [kind, *stamp], **asdict(description)}
+                    self._changed = True
+                return description
         except BadFileError as error:
-            self._known.pop(file, None)
             return error
 
     def _load(self) -> dict[str, Any]:
         if self._path is None or not self._path.exists():
             return {}
+        text = self._path.read_text()
+        if text and not text.startswith(_BEGINNING):
+            raise ValueError(f"index={str(self._path)!r} is something else than an index; give another name")
         try:
-            known: dict[str, Any] = json.loads(self._path.read_text())["files"]
+            index = json.loads(text)
+            known: dict[str, Any] = index["files"] if index["version"] == _VERSION else {}
             for entry in known.values():
                 _description(entry), entry["stamp"]
-        except (ValueError, TypeError, KeyError, AttributeError):  # written by something else, or cut short
-            return {}
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            return {}  # cut short, or not right
         return known
 
     def _save(self) -> None:
-        if self._path is None:
+        if self._path is None or not self._changed:
             return
-        written = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-        written.write_text(json.dumps({"version": 1, "files": self._known}))
-        written.replace(self._path)  # whole or not at all, whoever else writes it
+        number, written = tempfile.mkstemp(prefix=f"{self._path.name}.", dir=self._path.parent)
+        with open(number, "w") as file:
+            json.dump({"version": _VERSION, "files": self._known}, file)
+        os.replace(written, self._path)  # whole or not at all, whoever else writes it
 
 
 def _kind(reader: Reader, keys: Collection[str] | None) -> str:
-    name = reader.name if isinstance(reader, CustomReader) else type(reader).__qualname__
-    return name if keys is None else f"{name} {sorted(keys)}"
+    """Return what tells one way of reading from another; nothing where that cannot be told."""
+    try:
+        content = hashlib.sha256(cloudpickle.dumps(reader)).hexdigest()[:16]
+    except Exception:
+        return ""
+    return f"{type(reader).__qualname__} {content} {None if keys is None else sorted(keys)}"
 
 
 def _stamp(file: str) -> list[int]:
-    if not os.path.exists(file) and "://" in file:
-        return []  # the reader's own kind of name
-    status = os.stat(file)
+    """Return what changes with a file; nothing where the name is of the reader's own kind."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        if "://" in file:
+            return []
+        raise
     return [status.st_size, status.st_mtime_ns]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from compss_train.data.block import Block
 from compss_train.data.file_index import FileIndex
-from compss_train.data.layout import Description, Layout, check_alike
+from compss_train.data.layout import NOT_HELD, Description, Layout, check_alike, torch_holds
 from compss_train.data.readers import Reader, as_reader
 from compss_train.data.reading import FilePart, layout_of, naming
 from compss_train.data.stretches import Stretch
@@ -21,6 +22,9 @@ from compss_train.validation import check_choice
 
 OnBadFile = Literal["raise", "skip"]
 FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+
+
+_LOADER = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
 
 
 class FileDataset:
@@ -50,7 +54,7 @@ class FileDataset:
     Attributes: ``files``, names; ``files_len``; ``sizes``, samples of each file; ``skipped``, what is wrong with
     each file that was left out; ``layout``, dtypes and shapes, ``None`` where the reader tells only numbers.
 
-    Raises ``ValueError`` where there are no such files, names come twice or ``files_len`` names others;
+    Raises ``ValueError`` where there are no such files, one is named twice or ``files_len`` lacks one;
     ``BadFileError`` for a file that is missing, empty, cut short or corrupt as far as its header shows, of
     objects (pickles), or with other arrays, shapes or dtypes than the first one.
     """
@@ -69,6 +73,7 @@ class FileDataset:
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
         names = file_names(files)
+        self._paths = {name: _path(name) for name in names}  # now: the current folder may be another later
         self.reader = as_reader(reader, names)
         self.keys = _checked_keys(keys)
         self.x, self.y = x, y
@@ -79,19 +84,21 @@ class FileDataset:
         self.files_len = {name: description.rows for name, description in described.items()}
         self.layout: Layout | None = next(iter(described.values())).layout
         self._reference = self.files[0]
+        for file, reason in self.skipped.items():
+            warnings.warn(f"skipped {file} {reason}", stacklevel=2)
 
     def _described(
         self, names: list[str], files_len: Mapping[str, int] | None, index: FileIndex
     ) -> dict[str, Description]:
         if files_len is not None:
             return self._as_told(names, files_len, index)
-        found = index.describe([_path(name) for name in names], self.reader, self.keys)
+        found = index.describe(list(self._paths.values()), self.reader, self.keys)
         good: dict[str, Description] = {}
         for name, description in zip(names, found, strict=True):
             try:
-                good[name] = _alike(name, description, good)
+                good[name] = _alike(self._paths[name], description, good)
             except BadFileError as error:
-                self.skip(error)
+                self._skip(error)
         if not good:
             raise self._nothing_left(len(names))
         return good
@@ -103,29 +110,28 @@ class FileDataset:
         if wrong := [name for name in names if not _is_count(files_len[name])]:
             raise ValueError(f"files_len says {files_len[wrong[0]]!r} for {wrong[0]}; give integers of at least 1")
         layout = self._first_layout(names, files_len, index)
-        good = [name for name in names if _path(name) not in self.skipped]
+        good = [name for name in names if self._paths[name] not in self.skipped]
         return {name: Description(int(files_len[name]), layout) for name in good}
 
     def _first_layout(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> Layout | None:
         """Return what is in the first file that is as it should be."""
         for name in names:
             try:
-                found = _alike(name, index.describe([_path(name)], self.reader, self.keys)[0], {})
+                path = self._paths[name]
+                found = _alike(path, index.describe([path], self.reader, self.keys)[0], {})
                 if found.rows != files_len[name]:
-                    raise BadFileError(_path(name), f"has {found.rows} samples, files_len says {files_len[name]}")
+                    raise BadFileError(path, f"has {found.rows} samples, files_len says {files_len[name]}")
             except BadFileError as error:
-                self.skip(error)
+                self._skip(error)
             else:
                 return found.layout
         raise self._nothing_left(len(names))
 
-    def skip(self, error: BadFileError) -> None:
-        """Leave out a bad file with a warning, or raise the error, as ``on_bad_file`` says."""
+    def _skip(self, error: BadFileError) -> None:
+        """Leave out a bad file, or raise the error, as ``on_bad_file`` says."""
         if self.on_bad_file == "raise":
             raise error
-        if error.file not in self.skipped:
-            self.skipped[error.file] = error.reason
-            warnings.warn(f"skipped {error}", stacklevel=4)
+        self.skipped[error.file] = error.reason
 
     def _nothing_left(self, files: int) -> ValueError:
         return ValueError(f"all {files} files were skipped; the last one {list(self.skipped.values())[-1]}")
@@ -148,10 +154,11 @@ class FileDataset:
         """Return a batch as a ``PartialShuffleSampler`` gave it: ``DataLoader`` asks for what a sampler names."""
         if isinstance(batch, dict | list):
             return batch
-        raise TypeError(
-            f"dataset[{batch!r}]: samples in files have no index; use "
-            "DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
-        )
+        raise TypeError(f"dataset[{batch!r}]: samples in files have no index; {_LOADER}")
+
+    def __getitems__(self, batches: Any) -> Any:
+        """Raise ``TypeError``: what a sampler gives are batches, of which ``DataLoader`` would make batches."""
+        raise TypeError(f"a sampler of files gives whole batches; {_LOADER}")
 
     def reset(self) -> None:
         """Do nothing; samplers call it at the start of an epoch."""
@@ -160,7 +167,7 @@ class FileDataset:
         """Return what reads some of the files: their names, not their data. ``keys`` names the arrays to read."""
         keys = self.keys if keys is None else keys
         layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
-        paths = {number: _path(self.files[number]) for number in numbers}
+        paths = {number: self._paths[self.files[number]] for number in numbers}
         sizes = {number: self.files_len[self.files[number]] for number in numbers}
         return FilePart(self.reader, paths, sizes, keys, layout, self._reference, self.on_bad_file == "skip")
 
@@ -174,7 +181,7 @@ class FileDataset:
         if self.layout is None:
             raise ValueError(f"none of the {len(self.files)} files can be read, {self.files[0]} among them")
         names = list(self.layout)
-        if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None):
+        if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None) and self.y != names[0]:
             return (names[0],)
         wanted = (self.x,) if self.y is None or not targets else (self.x, self.y)
         for role, name in zip(("x", "y"), wanted, strict=False):
@@ -184,6 +191,12 @@ class FileDataset:
                     "which to take in FileDataset(..., x=..., y=...), y=None for no targets"
                 )
         return wanted
+
+    def check_dtypes(self, keys: Collection[str] | None) -> None:
+        """Raise ``BadFileError`` where torch cannot hold one of these arrays, by default any."""
+        for key, field in (self.layout or {}).items():
+            if (keys is None or key in keys) and not torch_holds(field):
+                raise BadFileError(self._paths[self._reference], f"holds {field} in {key!r}, {NOT_HELD}")
 
     def learn_layout(self) -> None:
         """Read the first file that is good, where the reader does not tell what is in one without reading it."""
@@ -209,11 +222,14 @@ def file_names(files: FileNames) -> list[str]:
         names = _matches(os.fspath(files))
     else:
         names = [os.fspath(file) for file in files]
+        patterns = [name for name in names if glob.has_magic(name) and "://" not in name]
+        if pattern := next((name for name in patterns if not os.path.exists(name)), None):
+            raise ValueError(f"{pattern!r} in a list is no file; give the pattern alone, or glob.glob(pattern)")
     if not names:
         raise ValueError(f"files={files!r}: there are no such files")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice} is named more than once; each file is read once an epoch")
+    counts = Counter(_path(name) for name in names)
+    if len(counts) < len(names):
+        raise ValueError(f"{counts.most_common(1)[0][0]} is named more than once; each file is read once an epoch")
     return names
 
 
@@ -233,6 +249,8 @@ def _path(name: str) -> str:
 def _checked_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
     if isinstance(keys, str):
         raise TypeError(f"keys={keys!r}: give a list of names, for example [{keys!r}]")
+    if keys is not None and not (keys and all(isinstance(key, str) for key in keys)):
+        raise ValueError(f"keys={keys!r}: give the names of the arrays to read, at least one")
     return None if keys is None else tuple(keys)
 
 
@@ -240,13 +258,13 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _alike(name: str, found: Description | BadFileError, good: Mapping[str, Description]) -> Description:
+def _alike(path: str, found: Description | BadFileError, good: Mapping[str, Description]) -> Description:
     """Return the description of a file that is good, and like the first good one."""
     if isinstance(found, BadFileError):
         raise found
-    first = next(iter(good), name)
-    if found.layout is not None and first != name and (reference := good[first].layout) is not None:
-        with naming(_path(name)):
+    first = next(iter(good), None)
+    if first is not None and found.layout is not None and (reference := good[first].layout) is not None:
+        with naming(path):
             check_alike(found.layout, reference, first)
     return found
 

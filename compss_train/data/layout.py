@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from compss_train.data.block import Block
+import numpy as np
+
+from compss_train.data.block import Block, check_dtype
 
 
 class UnfitFileError(ValueError):
@@ -22,7 +25,7 @@ class Field:
     """Of one sample."""
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.shape}"
+        return f"{textwrap.shorten(self.dtype, 60)} {self.shape}"
 
 
 Layout = dict[str, Field]
@@ -41,6 +44,21 @@ class Description:
 def field_of(block: Block) -> Field:
     """Return what the block's rows have in common."""
     return Field(str(block.dtype), tuple(block.shape[1:]))
+
+
+NOT_HELD = "which torch cannot hold; convert it, or leave it out by naming the arrays to read in keys="
+"""What is said of other fields."""
+
+
+def torch_holds(field: Field) -> bool:
+    """Tell whether torch can hold such an array."""
+    if field.dtype.startswith("torch."):
+        return True
+    try:
+        check_dtype(np.dtype(field.dtype))
+    except TypeError:  # of numpy too, which cannot read back how it prints structured types
+        return False
+    return True
 
 
 def check_alike(layout: Layout, reference: Layout, name: str) -> None:

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compss_train.data.block import concatenate
-from compss_train.data.layout import Layout, UnfitFileError, check_alike, field_of
+from compss_train.data.layout import NOT_HELD, Layout, UnfitFileError, check_alike, field_of, torch_holds
 from compss_train.data.readers import Arrays, Reader
 from compss_train.data.stretches import Stretch
 from compss_train.exceptions import BadFileError
 
+_OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT}
+"""Errors that say nothing of a file, which is not to be left out for them."""
+
 
 @contextmanager
 def naming(file: str) -> Iterator[None]:
-    """Turn what goes wrong with a file into a ``BadFileError`` that names it; lack of memory is no file's fault."""
+    """Turn what goes wrong with a file into a ``BadFileError`` that names it.
+
+    A lack of memory or of open files, and a store that does not answer, are raised as they are.
+    """
     try:
         yield
-    except (BadFileError, MemoryError, ModuleNotFoundError):
+    except (MemoryError, ModuleNotFoundError):
         raise
-    except FileNotFoundError as error:
-        if error.filename not in (None, file):
-            raise BadFileError(file, f"cannot be read: {error}") from error
-        raise BadFileError(file, "does not exist; give names that are valid where it is read") from error
     except UnfitFileError as error:
         raise BadFileError(file, str(error)) from None
     except Exception as error:
-        empty = os.path.isfile(file) and os.path.getsize(file) == 0
-        reason = "is empty" if empty else f"cannot be read: {type(error).__name__}: {error}"
-        raise BadFileError(file, reason) from error
+        if isinstance(error, BadFileError) and error.file == file:
+            raise
+        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            error.add_note(f"while {file} was read")
+            raise
+        raise BadFileError(file, _reason(file, error)) from error
+
+
+def _reason(file: str, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and not os.path.exists(file):
+        return "does not exist; give names that are valid where it is read"
+    if os.path.isfile(file) and os.path.getsize(file) == 0:
+        return "is empty"
+    return f"cannot be read: {type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,11 @@ class FilePart:
         with naming(file):
             first = 0 if stretch.again else stretch.start
             arrays, rows = self.reader.read(file, first, stretch.stop, self.keys)
+            short = [key for key, array in arrays.items() if len(array) != min(rows, stretch.stop) - first]
+            if short:
+                raise UnfitFileError(f"was read wrongly: {short[0]!r} has not the rows {first} to {stretch.stop}")
+            if unfit := [key for key, array in arrays.items() if not torch_holds(field_of(array))]:
+                raise UnfitFileError(f"holds {field_of(arrays[unfit[0]])} in {unfit[0]!r}, {NOT_HELD}")
             if rows != size:
                 raise UnfitFileError(
                     f"has {rows} samples, {size} were expected: did it change, or is files_len wrong?"

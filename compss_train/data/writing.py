@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy_format
 
 from compss_train.data.block import Block, as_block, as_tensor, concatenate, own_copy
 from compss_train.data.blocked import BlockedTensor
-from compss_train.data.layout import common_length
+from compss_train.data.layout import UnfitFileError, common_length
 from compss_train.data.readers.npy import NAME
 from compss_train.data.remote import loaded
 from compss_train.validation import check_choice, check_count
@@ -33,7 +36,7 @@ def write_files(
     Parameters
     ----------
     folder:
-        Where ``part-00000.npz`` and so on go; made if need be. It must hold no files of that format.
+        Where ``part-000000.npz`` and so on go; made if need be. It must hold no files of that format.
     arrays:
         Arrays, tensors or blocked tensors by name, ``{"x": ..., "y": ...}``, with as many samples each. Mapped ones
         are read a file's rows at a time.
@@ -48,28 +51,33 @@ def write_files(
     sources = {
         name: value if isinstance(value, BlockedTensor) else as_block(value) for name, value in arrays.items()
     }
-    length = common_length({name: _length(source) for name, source in sources.items()})
+    try:
+        length = common_length({name: _length(source) for name, source in sources.items()})
+    except UnfitFileError as error:
+        raise ValueError(f"what was given to be written {error}") from None
     starts = range(0, length, rows)
     parts = ({name: _slice(s, start, start + rows) for name, s in sources.items()} for start in starts)
     return write_parts(folder, parts, format=format)
 
 
 def write_parts(folder: str | os.PathLike[str], parts: Iterable[Part], *, format: str = "npz") -> list[str]:
-    """Write each part as a file, as ``write_files`` does. A file has its name only when it is whole."""
+    """Write each part as a file, as ``write_files`` does; where that fails, none is left."""
     check_choice("format", format, tuple(_WRITERS))
     suffix, write = f".{format.partition('-')[0]}", _WRITERS[format]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if there := next(folder.glob(f"*{suffix}"), None):
         raise ValueError(f"{folder} holds {there.name} already, and files of two data sets would mix; give another")
-    names = []
-    for number, part in enumerate(parts):
-        path = folder / f"part-{number:05d}{suffix}"
-        unfinished = path.with_name(f"unfinished-{path.stem}")
-        write(unfinished, part)
-        unfinished.replace(path)
-        names.append(str(path))
-    return names
+    written: list[Path] = []
+    try:
+        for number, part in enumerate(parts):
+            written.append(folder / f"part-{number:06d}{suffix}")
+            write(written[-1], part)
+    except BaseException:
+        for path in written:  # a few of the files would look like all of them
+            path.unlink(missing_ok=True)
+        raise
+    return list(map(str, written))
 
 
 def _length(source: Block | BlockedTensor) -> int:
@@ -95,14 +103,12 @@ def _arrays(part: Part) -> dict[str, Any]:
     return {name: block.numpy() if isinstance(block, torch.Tensor) else block for name, block in part.items()}
 
 
-def _write_npz(path: Path, part: Part) -> None:
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **_arrays(part))
-
-
-def _write_compressed(path: Path, part: Part) -> None:
-    with path.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **_arrays(part))
+def _write_npz(path: Path, part: Part, compression: int = zipfile.ZIP_STORED) -> None:
+    """Write what ``numpy.savez`` would, which does not take every name."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, array in _arrays(part).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy_format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def _write_npy(path: Path, part: Part) -> None:
@@ -127,7 +133,7 @@ def _write_hdf5(path: Path, part: Part) -> None:
 
 _WRITERS: dict[str, Callable[[Path, Part], None]] = {
     "npz": _write_npz,
-    "npz-compressed": _write_compressed,
+    "npz-compressed": partial(_write_npz, compression=zipfile.ZIP_DEFLATED),
     "npy": _write_npy,
     "pt": _write_pt,
     "h5": _write_hdf5,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,10 +49,12 @@ class FileLoader:
         self._file_buffer = file_buffer
         self._level = logging.INFO if debug else logging.DEBUG
         self._layout, self._reference = part.layout, part.reference
-        self._held = 0
-        self._counting = threading.Lock()
+        self._begun = 0  # files whose reading has begun: counted by the thread that reads
+        self._let_go = 0  # counted by whoever takes them, before the next one may be read
         self.reads = FileReads()
         self.skipped: dict[str, str] = {}
+        self.left_out = 0
+        """Samples of files that were skipped."""
 
     @contextmanager
     def reading(self, stretches: Sequence[Stretch]) -> Iterator[Iterator[Arrays | None]]:
@@ -65,7 +66,7 @@ class FileLoader:
             with ReadAhead(stretches, self._load, depth=self._file_buffer - 1) as ahead:
                 yield self._taken(ahead)
         finally:
-            self._held = 0
+            self._begun = self._let_go = 0
 
     def _taken(self, loaded: Iterator[Arrays | None]) -> Iterator[Arrays | None]:
         while True:
@@ -79,11 +80,12 @@ class FileLoader:
             self.reads.ahead += was_ready
             yield arrays
             del arrays
-            self._count_held(-1)
+            self._let_go += 1
 
     def _load(self, stretch: Stretch) -> Arrays | None:
         self.reads.files += 1
-        self._count_held(1)
+        self._begun += 1
+        self.reads.most_held = max(self.reads.most_held, self._begun - self._let_go)
         _LOG.log(self._level, "rows %d to %d of %s", stretch.start, stretch.stop, self._part.files[stretch.file])
         try:
             arrays = self._part.read(stretch, self._layout, self._reference)
@@ -91,12 +93,8 @@ class FileLoader:
             if not self._part.skip:
                 raise
             self.skipped[error.file] = error.reason
+            self.left_out += len(stretch)
             return None
         if self._layout is None:
             self._layout, self._reference = layout_of(arrays), self._part.files[stretch.file]
         return arrays
-
-    def _count_held(self, change: int) -> None:
-        with self._counting:
-            self._held += change
-            self.reads.most_held = max(self.reads.most_held, self._held)

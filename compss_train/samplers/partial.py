@@ -14,7 +14,7 @@ from torch.utils.data import Sampler
 
 from compss_train.data.files import FileDataset
 from compss_train.data.order import partial_shuffle_generator
-from compss_train.data.readers import Arrays, Reader
+from compss_train.data.readers import Arrays, CustomReader, Reader
 from compss_train.data.stretches import Stretch, even_share
 from compss_train.samplers.loader import FileLoader, FileReads
 from compss_train.samplers.mixing import mixed
@@ -98,13 +98,12 @@ class PartialShuffleSampler(Sampler[Any]):
         check_count("file_buffer", file_buffer)
         self.dataset = dataset
         self._files = _as_files(dataset, reader, files_len)
-        if self._files.on_bad_file == "skip":
-            self._files.learn_layout()  # what is left out must not depend on which file is read first
+        self._files.learn_layout()  # what is like the others must not depend on which file a rank reads first
+        self._files.check_dtypes(self._files.keys)
         self.total_size = _checked_total(self._files, total_size)
         self.pools = Pools(max(self._files.sizes) if shuffle_buffer is None else shuffle_buffer, pools)
         self.num_samples = -(-self.total_size // self.num_replicas)
-        part = self._files.part(range(len(self._files.files)))
-        self._loader = FileLoader(part, file_buffer, debug=debug)
+        self._loader = FileLoader(self._files.part(range(len(self._files.files))), file_buffer, debug=debug)
         self._store: SlotStore | None = None  # its memory serves again in the next epoch
         self.epoch = 0
         self._start = 0  # batch that the next iteration begins with
@@ -178,8 +177,14 @@ class PartialShuffleSampler(Sampler[Any]):
         store, self._store = self._store or SlotStore(), None  # one iteration's at a time
         for batch in self._mixed(stretches, start, store):
             self._given += 1
-            if batch is not None:  # of which nothing could be read
+            if batch is not None:
                 yield batch
+            elif self.num_replicas > 1:
+                raise ValueError(
+                    f"rank {self.rank} could read nothing of batch {self._given - 1}, which the other ranks have; "
+                    "take larger pools, so that the rows that are missing spread, or remove the files: "
+                    + ", ".join(self.skipped)
+                )
         self._store = store
 
     def _mixed(self, stretches: list[Stretch], start: int, store: SlotStore) -> Iterator[Any]:
@@ -225,7 +230,8 @@ def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 
 def _as_files(dataset: Any, reader: Any, files_len: Mapping[str, int] | None) -> FileDataset:
     if isinstance(dataset, FileDataset):
-        if reader is None and files_len is None:
+        own = dataset.reader.function if isinstance(dataset.reader, CustomReader) else dataset.reader
+        if files_len is None and (reader is None or reader is own):
             return dataset
         reader = reader or dataset.reader
         return FileDataset(dataset.files, reader, files_len, keys=dataset.keys, on_bad_file=dataset.on_bad_file)

@@ -137,4 +137,5 @@ class FileSource(Source):
 
     def measured(self) -> dict[str, Any]:
         """Return what was read, and the files that were left out."""
-        return {"files": self._loader.reads.as_dict(), "skipped": self._loader.skipped}
+        left_out = {"skipped": self._loader.skipped, "left_out": self._loader.left_out}
+        return {"files": self._loader.reads.as_dict(), **left_out}

@@ -46,8 +46,8 @@ def train(
     """Train a model copy on the shard's batches.
 
     ``xs`` and ``ys`` are the blocks that the shard names, or ``xs`` is what reads its files. Returns the new
-    parameters and state and the sums of what was measured: ``samples``, ``batches``, ``loss`` and ``metric`` (sums
-    over samples), ``seconds``, and of files what the source tells.
+    parameters and state and the sums of what was measured: ``samples`` and ``batches`` trained, samples ``given``,
+    ``loss`` and ``metric`` (sums over samples), ``seconds``, and of files what the source tells.
     """
     began = time.perf_counter()
     with random_state(state.random, device):
@@ -58,14 +58,15 @@ def train(
         for x, y in batches(shard, source, device):
             with explained(x, replica):
                 _step(replica, optimizer, (x, y), tally)
-        sums = tally.sums()
+        sums = {**tally.sums(), **source.measured()}
+        sums["given"] = sum(visit.size for visit in shard.share) - sums.get("left_out", 0)
         _check_finite(sums, shard.name)
         after = WorkerState(_to_cpu(optimizer.state_dict()), RandomState.now(device))
         trained = params.from_module(replica.recipe.net)
-        return trained, after, {**sums, **source.measured(), "seconds": time.perf_counter() - began}
+        return trained, after, {**sums, "seconds": time.perf_counter() - began}
 
 
-def _check_finite(sums: dict[str, float], name: str) -> None:
+def _check_finite(sums: dict[str, Any], name: str) -> None:
     """Raise here rather than in the coordinator, so that nothing of it is ever merged."""
     if not math.isfinite(sums["loss"]):
         raise DivergedError(

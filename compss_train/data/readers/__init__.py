@@ -41,6 +41,8 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
 
     Raises ``ValueError`` for ends that are unknown or differ, ``TypeError`` for what cannot be called.
     """
+    if isinstance(reader, type) and issubclass(reader, Reader):
+        return reader()
     if isinstance(reader, Reader):
         return reader
     if reader is not None:

@@ -20,16 +20,11 @@ class CustomReader(Reader):
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    @property
-    def name(self) -> str:
-        """What the function is called."""
-        return getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        self.function = function
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the number of samples that the function tells."""
-        rows = self._function(path, get_data=False)
+        rows = self.function(path, get_data=False)
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
             raise UnfitFileError(
                 f"has no number of samples: the reader returned a {type(rows).__name__}, not an integer"
@@ -40,7 +35,7 @@ class CustomReader(Reader):
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of what the function reads, which is the whole file."""
-        returned = self._function(path, get_data=True)
+        returned = self.function(path, get_data=True)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)):
             raise UnfitFileError(
                 "cannot be used: with get_data=True the reader must return (dict of arrays, number)"

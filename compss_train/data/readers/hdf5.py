@@ -39,6 +39,12 @@ def h5py() -> Any:
 
 
 def _names(file: Any) -> list[str]:
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if hasattr(item, "dtype") else None)
-    return names
+    """Return the names of the data sets: those in groups, too, and those that the file's own links lead to."""
+    found: dict[str, Any] = {}
+
+    def note(name: str, item: Any) -> None:  # anything else than None would end the visit
+        found[name] = item
+
+    file.visititems(note)
+    found |= {name: file.get(name) for name in file}
+    return [name for name, item in found.items() if isinstance(item, h5py().Dataset) and item.shape is not None]

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from compss_train.data.layout import Description
@@ -31,5 +32,5 @@ class NpyReader(Reader):
 
 
 def _mapped(path: str) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    array: NDArray[Any] = open_memmap(path, mode="r")  # numpy.load would take a zip file, too
     return array

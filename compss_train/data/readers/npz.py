@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import os
 import struct
 import zipfile
 import zlib
@@ -18,6 +20,7 @@ from compss_train.data.layout import Description, UnfitFileError
 from compss_train.data.readers.base import Arrays, Reader, check_plain, described, select
 
 _LONGEST_HEADER = 2**16 + 16  # bytes that version 1.0 of numpy's format can have before the data
+_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip file: lengths of its name and of the extra field
 
 
@@ -46,21 +49,27 @@ class _Header:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    if len(members) != len(archive.infolist()):
+        raise UnfitFileError("is corrupt: it names an array twice")
+    return members
 
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
     with archive.open(member) as file:
-        return _parsed(file)
+        return _parsed(file, member.file_size)
 
 
-def _parsed(file: Any) -> _Header:
+def _parsed(file: Any, size: int) -> _Header:
+    """Return the header of an array that takes so many bytes with it."""
     version = npy_format.read_magic(file)
-    if version == (1, 0):
-        return _Header(*npy_format.read_array_header_1_0(file))
-    if version == (2, 0):
-        return _Header(*npy_format.read_array_header_2_0(file))
-    raise UnfitFileError(f"holds an array in version {version} of numpy's format; versions 1.0 and 2.0 are read")
+    if version not in _HEADERS:
+        raise UnfitFileError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
+    header = _Header(*_HEADERS[version](file))
+    data = math.prod(header.shape) * header.dtype.itemsize
+    if min(header.shape, default=0) < 0 or (file.tell() + data != size and not header.dtype.hasobject):
+        raise UnfitFileError(f"is corrupt: an array of {header.dtype} {header.shape} is not of {size} bytes")
+    return header
 
 
 def _bytes(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.uint8]:
@@ -70,6 +79,9 @@ def _bytes(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile.ZipIn
     """
     if member.compress_type != zipfile.ZIP_STORED:
         return np.frombuffer(bytearray(archive.read(member)), np.uint8)
+    archive.open(member).close()  # checks that what is there is this member
+    if not member.file_size == member.compress_size <= os.fstat(file.fileno()).st_size:
+        raise UnfitFileError(f"is corrupt: {member.filename!r} cannot have {member.file_size} bytes")
     file.seek(member.header_offset)
     lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     file.seek(sum(lengths), io.SEEK_CUR)
@@ -88,7 +100,7 @@ def _fill(data: memoryview, file: Any) -> int:
 
 def _array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     start = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
-    header = _parsed(start)
+    header = _parsed(start, len(data))
     check_plain(key, header.dtype)
     flat = data[start.tell() :].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")

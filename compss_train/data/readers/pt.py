@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Collection
 from typing import Any
@@ -22,35 +23,39 @@ class TorchReader(Reader):
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the tensors' shapes and dtypes, reading none of their data."""
-        tensors = _tensors(path)
-        return described({key: tensors[key] for key in select(keys, tensors)})
+        return described(_tensors(path, keys))
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return a copy of the rows."""
-        tensors = _tensors(path)
-        chosen = {key: tensors[key] for key in select(keys, tensors)}
-        rows = described(chosen).rows
-        return {key: _copy(tensor[start:stop]) for key, tensor in chosen.items()}, rows
+        tensors = _tensors(path, keys)
+        rows = described(tensors).rows
+        return {key: _copy(tensor[start:stop]) for key, tensor in tensors.items()}, rows
 
 
 def _copy(rows: torch.Tensor) -> torch.Tensor:
     return rows.clone(memory_format=torch.contiguous_format)
 
 
-def _tensors(path: str) -> dict[str, torch.Tensor]:
-    try:
-        value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise UnfitFileError(
-            f"is no file of tensors alone; other pickles are not read ({_first_line(error)})"
-        ) from None
-    named = _named(value)
-    for key, tensor in named.items():
+def _tensors(path: str, keys: Collection[str] | None) -> dict[str, torch.Tensor]:
+    named = _named(_loaded(path))
+    chosen = {key: named[key] for key in select(keys, named)}
+    for key, tensor in chosen.items():
         if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
-            raise UnfitFileError(
-                f"holds a {type(tensor).__name__} under {key!r}; save a dict of tensors, a tensor, or a pair"
-            )
-    return {key: tensor.detach() for key, tensor in named.items()}
+            raise UnfitFileError(f"holds a {type(tensor).__name__} under {key!r}; name the tensors in keys=")
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+            raise UnfitFileError(f"holds no plain tensor under {key!r}; save dense ones that have data")
+    return {key: tensor.detach() for key, tensor in chosen.items()}
+
+
+def _loaded(path: str) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:
+        raise UnfitFileError("does not hold tensors alone; other objects (pickles) are not read") from None
+    except RuntimeError as error:
+        if "mmap can only be used" not in str(error) or os.path.getsize(path) == 0:
+            raise
+        raise UnfitFileError("is of torch's old format; load it, and save it again with torch.save") from None
 
 
 def _named(value: Any) -> dict[Any, Any]:
@@ -60,7 +65,3 @@ def _named(value: Any) -> dict[Any, Any]:
     if len(items) > len(_NAMES):
         raise UnfitFileError(f"holds {len(items)} tensors without names; save a dict of tensors")
     return dict(zip(_NAMES, items, strict=False))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

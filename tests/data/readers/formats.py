@@ -1,0 +1,119 @@
+"""Every format of files: how the tests write it, and what reads it."""
+
+import io
+import os
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from compss_train.data.files import FileDataset
+from compss_train.data.readers import as_reader
+from compss_train.data.stretches import Stretch
+
+
+@dataclass(frozen=True)
+class Format:
+    suffix: str
+    write: Callable[..., Any]
+    function: Callable[..., Any] | None = None
+    """The user's reader, where it is one."""
+    named: bool = True
+    """Whether it holds several arrays, by name."""
+
+    def saved(self, folder, name="f", **arrays):
+        path = folder / f"{name}{self.suffix}"
+        self.write(path, **arrays)
+        return str(path)
+
+    def path(self, folder, name="f"):
+        return str(folder / f"{name}{self.suffix}")
+
+    @property
+    def reader(self):
+        return as_reader(self.function, [f"f{self.suffix}"])
+
+
+def save_npy(path, x):
+    np.save(path, x)
+
+
+def save_pt(path, **arrays):
+    torch.save({key: _tensor(array) for key, array in arrays.items()}, path)
+
+
+def save_hdf5(path, *, chunks=None, **arrays):
+    with h5py.File(path, "w") as file:
+        for key, array in arrays.items():
+            file.create_dataset(key, data=array, chunks=chunks if np.ndim(array) and np.size(array) else None)
+
+
+def save_bin(path, **arrays):
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def read_bin(filename, get_data=False):
+    with open(filename, "rb") as file, np.load(file) as npz:
+        arrays = dict(npz)
+    lengths = {len(array) for array in arrays.values()}
+    return (arrays, max(lengths)) if get_data else max(lengths)
+
+
+def _tensor(array):
+    return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
+
+
+FORMATS = {
+    "npz": Format(".npz", np.savez),
+    "npz compressed": Format(".npz", np.savez_compressed),
+    "npy": Format(".npy", save_npy, named=False),
+    "pt": Format(".pt", save_pt),
+    "hdf5": Format(".h5", save_hdf5),
+    "hdf5 in chunks": Format(".hdf5", partial(save_hdf5, chunks=True)),
+    "custom": Format(".bin", save_bin, read_bin),
+}
+OWN = {name: form for name, form in FORMATS.items() if form.function is None}
+NAMED = {name: form for name, form in FORMATS.items() if form.named}
+
+
+def read_file(path, function=None, **options):
+    """Return the arrays as a training reads them: counted, then read and checked against what was counted."""
+    dataset = FileDataset([path], function, **options)
+    part = dataset.part([0])
+    return part.read(Stretch(0, 0, dataset.sizes[0]), part.layout, part.reference)
+
+
+def with_header(path, shape, data, descr="<f8", version=(1, 0)):
+    """Write an array's file, or a .npz of one, with a header that says what it likes."""
+    header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    size = struct.Struct("<H" if version == (1, 0) else "<I")
+    header += b" " * (-(8 + size.size + len(header) + 1) % 64) + b"\n"
+    content = b"\x93NUMPY" + bytes(version) + size.pack(len(header)) + header + data
+    if not str(path).endswith(".npz"):
+        path.write_bytes(content)
+        return
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content)
+
+
+class Bomb:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def npz_bytes(save=np.savez, **arrays):
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()

@@ -1,0 +1,175 @@
+import errno
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compss_train import BadFileError, FileDataset
+from compss_train.data.layout import Field, UnfitFileError
+from compss_train.data.readers import CustomReader
+from compss_train.data.reading import FilePart, layout_of, naming
+from compss_train.data.stretches import Stretch
+from tests.data.readers.test_readers import fault, names
+
+X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
+
+
+@pytest.fixture
+def file(tmp_path):
+    np.savez(path := tmp_path / "f.npz", x=X, y=Y)
+    return str(path)
+
+
+@pytest.fixture
+def part(file):
+    return FileDataset([file]).part([0])
+
+
+def raising(file, error):
+    with naming(file):
+        raise error
+
+
+def test_what_goes_well_passes(file):
+    with naming(file):
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("boom"), OSError(errno.EIO, "boom"), RuntimeError("boom"), StopIteration("boom"), KeyError("boom")],
+)
+def test_any_error_becomes_one_that_names_the_file_and_keeps_its_cause(file, error):
+    with names(file, f"cannot be read: {type(error).__name__}: .*boom") as caught:
+        raising(file, error)
+    assert (caught.value.file, caught.value.__cause__) == (file, error)
+    assert str(caught.value) == f"{file} {caught.value.reason}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadFileError("other", "is bad"),
+        MemoryError(),
+        ModuleNotFoundError("h5py"),
+        KeyboardInterrupt(),
+        SystemExit(1),
+    ],
+)
+def test_errors_that_are_no_fault_of_the_file_pass_as_they_are(file, error):
+    with pytest.raises(type(error)) as caught:
+        raising(file, error)
+    assert caught.value is error
+
+
+def test_what_a_reader_says_of_a_file_goes_on_where_its_name_ends(file):
+    with pytest.raises(BadFileError) as caught:
+        raising(file, UnfitFileError("holds no samples"))
+    assert str(caught.value) == f"{file} holds no samples"
+    assert caught.value.__suppress_context__
+
+
+def test_any_error_of_an_empty_file_says_that_it_is_empty(tmp_path):
+    (tmp_path / "f").touch()
+    with names(tmp_path / "f", "is empty$") as caught:
+        raising(str(tmp_path / "f"), EOFError("boom"))
+    assert isinstance(caught.value.__cause__, EOFError)
+
+
+def test_a_folder_is_not_called_empty(tmp_path, monkeypatch):
+    monkeypatch.setattr(os.path, "getsize", lambda path: 0)  # as on some file systems
+    with names(tmp_path, "cannot be read: IsADirectoryError"):
+        raising(str(tmp_path), IsADirectoryError("boom"))
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone", "f.npz"), FileNotFoundError("gone")])
+def test_a_file_that_is_not_found_does_not_exist(monkeypatch, tmp_path, error):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadFileError, match=r"^f\.npz does not exist; give names that are valid where it is read"):
+        raising("f.npz", error)
+
+
+def test_another_file_that_is_not_found_is_named_too(file):
+    with names(file, r"cannot be read: .*other\.json"):
+        raising(file, FileNotFoundError(errno.ENOENT, "gone", "other.json"))
+
+
+@fault("an error without a file's name is taken for this file's")
+def test_a_file_that_exists_is_not_said_not_to(file):
+    with names(file, "cannot be read: .*no sidecar"):
+        raising(file, FileNotFoundError("no sidecar"))
+
+
+def test_a_bad_file_error_is_pickled(file):
+    error = pickle.loads(pickle.dumps(BadFileError(file, "is bad")))
+    assert (error.file, error.reason, str(error)) == (file, "is bad", f"{file} is bad")
+    assert isinstance(error, ValueError)
+
+
+def test_a_part_reads_rows_of_its_files_by_number(tmp_path):
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", x=X + number)
+    part = FileDataset(tmp_path / "*.npz").part([2, 0])
+    assert set(part.files) == set(part.sizes) == {0, 2}
+    np.testing.assert_array_equal(part.read(Stretch(2, 1, 4))["x"], X[1:4] + 2)
+    np.testing.assert_array_equal(part.read(Stretch(0, 5, 6))["x"], X[5:])
+    with pytest.raises(KeyError):
+        part.read(Stretch(1, 0, 6))
+
+
+def test_a_part_is_small_pickled(part):
+    assert len(pickle.dumps(part)) < 1_000
+    again = pickle.loads(pickle.dumps(part))
+    assert again == replace(part, reader=again.reader)
+    np.testing.assert_array_equal(again.read(Stretch(0, 0, 6))["x"], X)
+
+
+def test_a_part_reads_its_keys_only(part):
+    assert list(replace(part, keys=("y",)).read(Stretch(0, 0, 6))) == ["y"]
+    with names(part.files[0], "has no array 'z'"):
+        replace(part, keys=("z",)).read(Stretch(0, 0, 6))
+
+
+@pytest.mark.parametrize("rows", [3, 5, 7, 12])
+def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are_there(file, part, rows):
+    np.savez(file, x=np.resize(X, (rows, 2)), y=np.arange(rows))
+    with names(file, f"has {rows} samples, 6 were expected: did it change, or is files_len wrong"):
+        part.read(Stretch(0, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"x": X}, "holds arrays 'x', but first holds 'x', 'y'"),
+        ({"x": X, "y": Y, "z": Y}, "holds arrays 'x', 'y', 'z', but first holds 'x', 'y'"),
+        ({"x": X[:, :1], "y": Y}, r"holds samples of float64 \(1,\) in 'x', but first of float64 \(2,\)"),
+        ({"x": X, "y": Y.astype("i4")}, r"holds samples of int32 \(\) in 'y', but first of int64 \(\)"),
+    ],
+)
+def test_a_file_of_another_layout_is_an_error_where_the_layout_is_known(file, part, arrays, reason):
+    np.savez(file, **arrays)
+    assert set(part.read(Stretch(0, 0, 2))) == set(arrays)
+    with names(file, reason):
+        part.read(Stretch(0, 0, 2), part.layout, "first")
+
+
+def test_a_part_of_a_users_reader_is_checked_as_well():
+    part = FilePart(
+        CustomReader(lambda f, get_data=False: ({"x": X}, 6)), {0: "a://b"}, {0: 5}, None, None, "a://b"
+    )
+    with pytest.raises(BadFileError, match="a://b has 6 samples, 5 were expected"):
+        part.read(Stretch(0, 0, 5))
+    with pytest.raises(BadFileError, match=r"a://b holds samples of float64 \(2,\) in 'x', but c of int8 \(\)"):
+        replace(part, sizes={0: 6}).read(Stretch(0, 0, 5), {"x": Field("int8", ())}, "c")
+
+
+def test_the_layout_of_arrays_is_their_description(file):
+    dataset = FileDataset(file)
+    assert layout_of(dataset.part([0]).read(Stretch(0, 0, 1))) == dataset.layout
+
+
+def test_files_of_a_part_are_where_the_dataset_found_them(file):
+    assert FileDataset([Path(file)]).part([0]).files == {0: file}
