@@ -15,6 +15,13 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def check_integer(name: str, value: Any) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name}={value!r}: give an integer")
+    return int(value)
+
+
 def check_seed(value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is one that torch's generators take."""
     if check_count("seed", value, least=0) >= 2**63:

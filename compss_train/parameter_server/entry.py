@@ -1,0 +1,96 @@
+"""What a parameter server holds under one key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train.data.block import Block
+from compss_train.optimizers import OptimizerFactory
+
+
+class Entry:
+    """A key's arrays, and the optimizer that updates them, if any. One thread at a time."""
+
+    def __init__(self, key: str, value: Sequence[Block], optimizer: OptimizerFactory | None) -> None:
+        self._key = key
+        self._values: list[torch.Tensor] = [own_tensor(block) for block in checked("value", value)]
+        self._are_arrays = [isinstance(block, np.ndarray) for block in value]
+        self._optimizer: torch.optim.Optimizer | None = None
+        if optimizer is not None:
+            parameters = [nn.Parameter(value) for value in self._values]
+            self._values, self._optimizer = list(parameters), optimizer(parameters)
+
+    def check(self, name: str, arrays: Sequence[Block]) -> None:
+        """Raise ``ValueError`` unless these are as many arrays, of such shapes and dtypes, as the key holds."""
+        checked(name, arrays)
+        if len(self._values) > 1 and len(arrays) != len(self._values):
+            raise ValueError(f"{self._key!r} holds {len(self._values)} arrays, but {name} are {len(arrays)}")
+        for number, array in enumerate(arrays):
+            value = self._values[number if len(self._values) > 1 else 0]
+            if (_dtype(array), tuple(array.shape)) != (value.dtype, tuple(value.shape)):
+                raise ValueError(
+                    f"{self._key!r} holds an array of {value.dtype} {tuple(value.shape)}, but {name}[{number}] "
+                    f"is of {array.dtype} {tuple(array.shape)}; dtypes and shapes must agree"
+                )
+
+    @torch.no_grad()
+    def update(self, grads: Sequence[torch.Tensor]) -> None:
+        """Take a step of the optimizer along the gradients, or add them."""
+        sums = self._summed(grads)
+        if self._optimizer is None:
+            for value, grad in zip(self._values, sums, strict=True):
+                value += grad
+            return
+        for value, grad in zip(self._values, sums, strict=True):
+            value.grad = grad
+        self._optimizer.step()
+
+    def _summed(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return a gradient for each array; of one array they come from several devices."""
+        if len(self._values) > 1 or len(grads) == 1:
+            return grads
+        total = grads[0].clone()
+        for grad in grads[1:]:
+            total += grad
+        return [total]
+
+    @torch.no_grad()
+    def copy_into(self, weights: Sequence[Block]) -> None:
+        """Copy the arrays into others, in place."""
+        for number, weight in enumerate(weights):
+            value = self._values[number if len(self._values) > 1 else 0].detach()
+            if isinstance(weight, torch.Tensor):
+                weight.copy_(value)
+            else:
+                np.copyto(weight, value.numpy())
+
+    def copies(self) -> list[Block]:
+        """Return copies of the arrays, of the kinds that they were given in."""
+        own = [value.detach().clone() for value in self._values]
+        return [
+            tensor.numpy() if is_array else tensor for tensor, is_array in zip(own, self._are_arrays, strict=True)
+        ]
+
+
+def checked(name: str, arrays: Sequence[Block]) -> Sequence[Block]:
+    """Return a sequence of at least one array; raise ``TypeError`` or ``ValueError`` for anything else."""
+    if not isinstance(arrays, list | tuple) or not all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
+        raise TypeError(f"{name} must be a list of arrays or tensors, not {type(arrays).__name__}; give [array]")
+    if not arrays:
+        raise ValueError(f"{name}=[]: give at least one array")
+    return arrays
+
+
+def own_tensor(block: Block) -> torch.Tensor:
+    """Return a copy on the CPU."""
+    if isinstance(block, torch.Tensor):
+        return block.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return torch.from_numpy(np.array(block, order="C"))
+
+
+def _dtype(array: Block) -> torch.dtype:
+    return array.dtype if isinstance(array, torch.Tensor) else torch.from_numpy(np.empty(0, array.dtype)).dtype

@@ -1,0 +1,269 @@
+"""The laws of a parameter server, on the one in this process."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError
+
+SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+
+
+@pytest.fixture
+def server():
+    with LocalParameterServer() as server:
+        yield server
+
+
+class Gate:
+    """An optimizer that waits at its first step, so that what is pushed meanwhile is a backlog."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+        self.steps = []
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.first = True
+
+    def __call__(self, parameters):
+        return GatedStep(list(parameters), self)
+
+
+class GatedStep(torch.optim.Optimizer):
+    def __init__(self, parameters, gate):
+        super().__init__(parameters, {})
+        self.parameters, self.gate = parameters, gate
+
+    def step(self, closure=None):
+        if self.gate.first:
+            self.gate.first = False
+            self.gate.reached.set()
+            assert self.gate.opened.wait(20)
+        self.gate.steps.append(float(self.parameters[0].grad.flatten()[0]))
+
+
+@pytest.fixture
+def gated():
+    gate = Gate([])
+    with LocalParameterServer(gate) as server:
+        for key in "abc":
+            server.init(key, [torch.zeros(1)])
+        server.push("a", [torch.zeros(1)])
+        assert gate.reached.wait(20)
+        try:
+            yield server, gate
+        finally:
+            gate.opened.set()
+
+
+@given(st.lists(st.integers(-100, 100), max_size=8), st.booleans())
+def test_a_pull_sees_all_pushes_before_it(numbers, tensors):
+    make = torch.tensor if tensors else np.array
+    with LocalParameterServer() as server:
+        server.init("w", [make([3.0, 4.0])])
+        for number in numbers:
+            server.push("w", [make([1.0 * number, 0.0])])
+        [value] = server.pull("w")
+        assert type(value) is type(make([1.0]))
+        assert value.tolist() == [3.0 + sum(numbers), 4.0]
+
+
+def test_no_push_is_lost_whoever_makes_it(server):
+    keys, pushes = "abc", 200
+    for key in keys:
+        server.init(key, [np.zeros(7)])
+    random = np.random.default_rng(0)
+    # Multiples of a power of two: sums in float64 are exact in any order.
+    deltas = random.integers(-(2**20), 2**20, (8, pushes, 7)) / 1024
+
+    def push(own):
+        for number, delta in enumerate(own):
+            server.push(keys[number % 3], [delta], priority=int(random.integers(5)))
+            if number % 50 == 0:
+                server.pull(keys[number % 3])
+
+    threads = [threading.Thread(target=push, args=[own]) for own in deltas]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number, key in enumerate(keys):
+        np.testing.assert_array_equal(server.pull(key)[0], deltas[:, number::3].sum(axis=(0, 1)))
+
+
+def test_a_client_sees_its_own_pushes_while_others_push(server):
+    server.init("w", [np.zeros(2)])
+    failures = []
+
+    def client(place):
+        for number in range(1, 100):
+            delta = np.zeros(2)
+            delta[place] = 1.0
+            server.push("w", [delta], priority=-number)
+            if server.pull("w", priority=number)[0][place] != number:
+                failures.append((place, number))
+
+    threads = [threading.Thread(target=client, args=[place]) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_a_higher_priority_overtakes_a_backlog(gated):
+    server, gate = gated
+    for number in (1, 2, 3):
+        server.push("b", [torch.full((1,), float(number))], priority=1)
+    server.push("c", [torch.full((1,), 9.0)], priority=2)
+    gate.opened.set()
+    server.close()
+    assert gate.steps == [0.0, 9.0, 1.0, 2.0, 3.0]
+
+
+def test_what_was_pushed_to_a_key_before_keeps_its_place(gated):
+    server, gate = gated
+    server.push("b", [torch.full((1,), 1.0)], priority=0)
+    server.push("c", [torch.full((1,), 5.0)], priority=1)
+    server.push("b", [torch.full((1,), 2.0)], priority=2)
+    gate.opened.set()
+    server.close()
+    assert gate.steps == [0.0, 1.0, 2.0, 5.0]
+
+
+def test_sgd_on_the_server_is_plain_sgd():
+    torch.manual_seed(0)
+    net, twin = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    twin.load_state_dict(net.state_dict())
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    with LocalParameterServer(SGD) as server:
+        for name, parameter in net.named_parameters():
+            server.init(name, [parameter])
+        for _ in range(20):
+            x, y = torch.randn(8, 5), torch.randn(8, 3)
+            for model in (net, twin):
+                model.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            for name, parameter in net.named_parameters():
+                server.push(name, [parameter.grad])
+                server.pull(name, [parameter])
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_gradients_of_several_devices_are_added_and_a_pull_fills_several_arrays(server):
+    server.init("w", [np.zeros(3, np.float32)])
+    server.push("w", [np.ones(3, np.float32), torch.full((3,), 2.0), np.ones(3, np.float32)])
+    weights = [np.empty(3, np.float32), torch.empty(3)]
+    assert server.pull("w", weights) is weights
+    assert all(weight.tolist() == [4.0] * 3 for weight in weights)
+
+
+def test_a_key_may_hold_several_arrays(server):
+    server.init("layer", [np.zeros((2, 2)), np.zeros(2)])
+    server.push("layer", [np.ones((2, 2)), np.full(2, 3.0)])
+    weight, bias = server.pull("layer")
+    assert (weight.tolist(), bias.tolist()) == ([[1.0, 1.0], [1.0, 1.0]], [3.0, 3.0])
+    with pytest.raises(ValueError, match="'layer' holds 2 arrays, but grads are 1"):
+        server.push("layer", [np.ones((2, 2))])
+
+
+def test_what_is_given_and_taken_is_nobody_elses(server):
+    value, grad = np.zeros(2), np.ones(2)
+    server.init("w", [value])
+    server.push("w", [grad])
+    value += 5
+    grad += 5
+    pulled = server.pull("w")[0]
+    assert pulled.tolist() == [1.0, 1.0]
+    pulled += 7
+    assert server.pull("w")[0].tolist() == [1.0, 1.0]
+
+
+def test_wrong_calls_are_errors_that_change_nothing(server):
+    server.init("w", [np.zeros(3)])
+    wrong = [
+        (ValueError, "'w' is there already", lambda: server.init("w", [np.ones(3)])),
+        (ValueError, "'v' is not there, init it first; there are 'w'", lambda: server.push("v", [np.ones(3)])),
+        (ValueError, "'v' is not there", lambda: server.pull("v")),
+        (ValueError, r"grads\[0\] is of float64 \(2,\)", lambda: server.push("w", [np.ones(2)])),
+        (ValueError, r"grads\[0\] is of float32 \(3,\)", lambda: server.push("w", [np.ones(3, np.float32)])),
+        (ValueError, r"weights\[1\] is of float64 \(4,\)", lambda: server.pull("w", [np.ones(3), np.ones(4)])),
+        (ValueError, r"grads=\[\]: give at least one", lambda: server.push("w", [])),
+        (ValueError, "priority=1.5: give an integer", lambda: server.push("w", [np.ones(3)], 1.5)),
+        (TypeError, "grads must be a list of arrays", lambda: server.push("w", np.ones(3))),
+        (TypeError, "value must be a list of arrays", lambda: server.init("v", [[1.0]])),
+    ]
+    for kind, message, call in wrong:
+        with pytest.raises(kind, match=message):
+            call()
+    assert server.pull("w")[0].tolist() == [0.0] * 3
+
+
+def test_nothing_works_after_close_which_executes_what_waits(gated):
+    server, gate = gated
+    server.push("b", [torch.ones(1)])
+    gate.opened.set()
+    server.close()
+    server.close()
+    assert gate.steps == [0.0, 1.0]
+    for call in (
+        lambda: server.pull("b"),
+        lambda: server.push("b", [torch.ones(1)]),
+        lambda: server.init("d", [torch.ones(1)]),
+    ):
+        with pytest.raises(ParameterServerClosedError, match="make another one"):
+            call()
+
+
+def test_a_pull_into_what_cannot_be_written_is_only_the_callers_error(server):
+    server.init("w", [np.zeros(3)])
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        server.pull("w", [frozen])
+    assert server.pull("w")[0].tolist() == [0.0] * 3
+
+
+def test_an_optimizer_that_fails_is_told_at_the_next_call():
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ArithmeticError("no step")
+
+    with LocalParameterServer({"optimizer": Broken, "lr": 0.1}) as server:
+        server.init("w", [torch.zeros(2)])
+        server.push("w", [torch.zeros(2)])
+        with pytest.raises(RuntimeError, match="an update of 'w' failed") as caught:
+            server.pull("w")
+        assert isinstance(caught.value.__cause__, ArithmeticError)
+        server.init("v", [torch.zeros(2)])
+        assert server.pull("v")[0].tolist() == [0.0, 0.0]
+
+
+def test_who_pushes_more_than_may_wait_waits(gated):
+    server, gate = gated
+    server._backlog._limit = 8  # two numbers, one of which the gate holds
+    server.push("b", [torch.ones(1)])
+    pushed = threading.Event()
+    thread = threading.Thread(target=lambda: (server.push("c", [torch.ones(1)]), pushed.set()))
+    thread.start()
+    assert not pushed.wait(0.05)
+    gate.opened.set()
+    assert pushed.wait(20)
+    thread.join(20)
+
+
+def test_a_server_that_nobody_has_any_more_ends_its_thread():
+    server = LocalParameterServer()
+    thread, gone = server._thread, weakref.ref(server)
+    del server
+    gc.collect()
+    assert gone() is None
+    thread.join(20)
+    assert not thread.is_alive()
