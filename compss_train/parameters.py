@@ -101,10 +101,9 @@ def partial_sum(versions: Sequence[Parameters], counts: Sequence[Count]) -> Part
     """Add up the versions, each weighted by its number of samples; without any samples, the first one."""
     first = versions[0]
     numbers = [_number(count) for count in counts]
-    weights = numbers if any(numbers) else [1] + [0] * (len(numbers) - 1)
-    values = {
-        name: _accumulate([_weighted(v[name], n) for v, n in zip(versions, weights, strict=True)]) for name in first
-    }
+    # Without samples there is no vote, in the maximum of integers neither.
+    voting = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(first, 1)]
+    values = {name: _accumulate([_weighted(v[name], n) for v, n in voting]) for name in first}
     return PartialSum(values, sum(numbers), {name: array.dtype for name, array in first.items()})
 
 

@@ -82,6 +82,48 @@ def test_halving_is_the_plain_mean_of_two():
     assert (params.halve(current, trained)["w"] == 2.5).all()
 
 
+def counts_of(numbers):
+    """Return the counts as numbers, and as what tasks measure."""
+    return numbers, [{"given": number, "samples": 3 * number + 1} for number in numbers]
+
+
+def tree_mean(versions, numbers, arity):
+    starts = range(0, len(versions), arity)
+    return params.mean([params.partial_sum(versions[i : i + arity], numbers[i : i + arity]) for i in starts])
+
+
+@given(arrays=st.lists(floats, min_size=1, max_size=6), arity=st.integers(1, 6))
+def test_of_versions_without_samples_the_first_is_the_average(arrays, arity):
+    versions = [{"w": array} for array in arrays]
+    for numbers in counts_of([0] * len(arrays)):
+        for average in (params.average(versions, numbers), tree_mean(versions, numbers, arity)):
+            np.testing.assert_array_equal(average["w"], arrays[0], strict=True)
+
+
+@given(st.lists(st.tuples(floats, st.just(0) | counts), min_size=1, max_size=8), st.integers(1, 8))
+def test_versions_without_samples_have_no_vote_among_others_in_any_tree(voters, arity):
+    voting = [({"w": array}, count) for array, count in voters if count]
+    if not voting:
+        return
+    versions = [{"w": array} for array, _ in voters]
+    expected = params.mean([params.partial_sum(*zip(*voting, strict=True))])
+    for numbers in counts_of([count for _, count in voters]):
+        average = tree_mean(versions, numbers, arity)
+        np.testing.assert_allclose(average["w"], expected["w"], rtol=1e-6, atol=1e-3)
+        if arity >= len(voters):
+            np.testing.assert_array_equal(average["w"], expected["w"], strict=True)
+
+
+@given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
+def test_a_change_without_samples_changes_nothing(arrays, data):
+    current, base, trained = ({"w": array} for array in arrays)
+    for count in counts_of([0])[0] + counts_of([0])[1]:
+        for buffers in ((), ("w",)):
+            merged = params.apply_delta(current, base, trained, count, data.draw(counts), buffers)
+            np.testing.assert_array_equal(merged["w"], current["w"])
+            assert merged.samples == 0
+
+
 def test_inputs_are_never_changed():
     versions = [version(np.full((3, 2), v, np.float32)) for v in (1, 2)]
     params.average(versions, [1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from compss_train.data.reading import naming
 from compss_train.exceptions import BadFileError
 
 _VERSION = 1
-_BEGINNING = '{"version": '
+_BEGINNING = b'{"version": '
 _CHUNK = 16  # files that a thread takes at a time
 _THREADS = 8  # headers read at a time: a slow store answers many as fast as one
 
@@ -79,11 +79,11 @@ class FileIndex:
     def _load(self) -> dict[str, Any]:
         if self._path is None or not self._path.exists():
             return {}
-        text = self._path.read_text()
-        if text and not text.startswith(_BEGINNING):
+        content = self._path.read_bytes()
+        if content and not content.startswith(_BEGINNING):
             raise ValueError(f"index={str(self._path)!r} is something else than an index; give another name")
         try:
-            index = json.loads(text)
+            index = json.loads(content)
             known: dict[str, Any] = index["files"] if index["version"] == _VERSION else {}
             for entry in known.values():
                 _description(entry), entry["stamp"]
@@ -94,10 +94,13 @@ class FileIndex:
     def _save(self) -> None:
         if self._path is None or not self._changed:
             return
-        number, written = tempfile.mkstemp(prefix=f"{self._path.name}.", dir=self._path.parent)
-        with open(number, "w") as file:
-            json.dump({"version": _VERSION, "files": self._known}, file)
-        os.replace(written, self._path)  # whole or not at all, whoever else writes it
+        written = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        try:
+            written.write_text(json.dumps({"version": _VERSION, "files": self._known}))
+            written.replace(self._path)  # whole or not at all, whoever else writes it
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise
 
 
 def _kind(reader: Reader, keys: Collection[str] | None) -> str:

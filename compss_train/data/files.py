@@ -160,6 +160,14 @@ class FileDataset:
         """Raise ``TypeError``: what a sampler gives are batches, of which ``DataLoader`` would make batches."""
         raise TypeError(f"a sampler of files gives whole batches; {_LOADER}")
 
+    def read_otherwise(
+        self, reader: Reader | Callable[..., Any] | None, files_len: Mapping[str, int] | None
+    ) -> FileDataset:
+        """Return a data set of the same files with another reader, or other numbers."""
+        names = [self._paths[name] for name in self.files]  # as they were: the current folder may be another
+        told = None if files_len is None else {self._paths[n]: files_len[n] for n in self.files if n in files_len}
+        return FileDataset(names, reader or self.reader, told, keys=self.keys, on_bad_file=self.on_bad_file)
+
     def reset(self) -> None:
         """Do nothing; samplers call it at the start of an epoch."""
 
@@ -222,9 +230,6 @@ def file_names(files: FileNames) -> list[str]:
         names = _matches(os.fspath(files))
     else:
         names = [os.fspath(file) for file in files]
-        patterns = [name for name in names if glob.has_magic(name) and "://" not in name]
-        if pattern := next((name for name in patterns if not os.path.exists(name)), None):
-            raise ValueError(f"{pattern!r} in a list is no file; give the pattern alone, or glob.glob(pattern)")
     if not names:
         raise ValueError(f"files={files!r}: there are no such files")
     counts = Counter(_path(name) for name in names)

@@ -56,7 +56,7 @@ def torch_holds(field: Field) -> bool:
         return True
     try:
         check_dtype(np.dtype(field.dtype))
-    except TypeError:  # of numpy too, which cannot read back how it prints structured types
+    except (TypeError, ValueError):  # of numpy too, which cannot read back how it prints structured types
         return False
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +42,10 @@ def naming(file: str) -> Iterator[None]:
 
 def _reason(file: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and not os.path.exists(file):
-        return "does not exist; give names that are valid where it is read"
+        hint = (
+            "a pattern is given alone, not in a list" if glob.has_magic(file) else "give names that are valid there"
+        )
+        return f"does not exist where it is read; {hint}"
     if os.path.isfile(file) and os.path.getsize(file) == 0:
         return "is empty"
     return f"cannot be read: {type(error).__name__}: {error}"

@@ -160,6 +160,10 @@ class PartialShuffleSampler(Sampler[Any]):
         self.find_ckpt_position(state["step"])
         self.epoch = epoch
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the pools' memory, of which a copy takes its own."""
+        return {**self.__dict__, "_store": None}
+
     @cached_property
     def _fingerprint(self) -> str:
         parts = (self._files.sizes, self.seed, self.batch_size, self.shuffle, self.pools.size, self.pools.number)
@@ -231,10 +235,9 @@ def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 def _as_files(dataset: Any, reader: Any, files_len: Mapping[str, int] | None) -> FileDataset:
     if isinstance(dataset, FileDataset):
         own = dataset.reader.function if isinstance(dataset.reader, CustomReader) else dataset.reader
-        if files_len is None and (reader is None or reader is own):
+        if files_len is None and (reader is None or reader == own):
             return dataset
-        reader = reader or dataset.reader
-        return FileDataset(dataset.files, reader, files_len, keys=dataset.keys, on_bad_file=dataset.on_bad_file)
+        return dataset.read_otherwise(reader, files_len)
     if not hasattr(dataset, "files"):
         raise TypeError(f"a {type(dataset).__name__} lists no files in .files; give FileDataset(files)")
     return FileDataset(list(dataset.files), reader, files_len)

@@ -14,7 +14,7 @@ def test_it_trains_from_files_and_says_how_they_were_read(here, images, tmp_path
     assert done.stderr == ""
     assert f"240 samples in 5 files in {tmp_path / 'run' / 'train'}" in done.stdout
     assert sorted(path.name for path in (tmp_path / "run" / "train").iterdir()) == [
-        f"part-{number:05d}.npz" for number in range(5)
+        f"part-{number:06d}.npz" for number in range(5)
     ]
     opened = [int(number) for number in re.findall(r"(\d+) files opened", done.stdout)]
     assert len(opened) == 3
@@ -22,11 +22,26 @@ def test_it_trains_from_files_and_says_how_they_were_read(here, images, tmp_path
     assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 80
 
 
-def test_a_second_run_replaces_the_files_of_the_first(here, tmp_path):
+def test_a_second_run_replaces_the_files_of_the_first_and_no_others(here, images, tmp_path):
+    others = [
+        tmp_path / "run" / "train" / name for name in ("notes.txt", "part-000000.npz.txt", "apart/part-0.npz")
+    ]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.touch()
     for number in (7, 3):
-        options = (*OPTIONS[:4], "--files", number, "--data", "digits", "--output", tmp_path)
+        options = (*OPTIONS[:4], "--files", number, "--data", images, "--output", tmp_path / "run")
         assert here("npz_files", *options).returncode == 0
-        assert len(list((tmp_path / "train").iterdir())) == number
+        assert len(list((tmp_path / "run" / "train").glob("part-*.npz"))) == number
+        assert all(other.exists() for other in others)
+
+
+def test_files_of_the_users_own_are_not_mixed_with_those_that_are_written(here, images, tmp_path):
+    (tmp_path / "run" / "train").mkdir(parents=True)
+    (own := tmp_path / "run" / "train" / "own.npz").touch()
+    done = here("npz_files", *OPTIONS, "--data", images, "--output", tmp_path / "run")
+    assert_wrong_option(done, "holds own.npz already, and files of two data sets would mix")
+    assert [*own.parent.iterdir()] == [own]
 
 
 @pytest.mark.parametrize(

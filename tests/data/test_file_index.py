@@ -1,6 +1,9 @@
 import functools
 import json
 import os
+import threading
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,6 @@ from compss_train import BadFileError, FileDataset
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import NpzReader
-from tests.data.readers.test_readers import fault
 
 
 class Opened(NpzReader):
@@ -135,7 +137,6 @@ def test_functions_of_other_names_do_not_use_each_others_numbers(files, index):
     assert FileDataset(files, two, index=index).number_samples == 6
 
 
-@fault("readers are told apart by their functions' names alone")
 @pytest.mark.parametrize(
     "make", [with_rows, Counting, lambda n: functools.partial(counted, n), lambda n: lambda f, get_data=False: n]
 )
@@ -144,17 +145,66 @@ def test_functions_of_the_same_name_do_not_use_each_others_numbers(files, index,
     assert FileDataset(files, make(2), index=index).number_samples == 6
 
 
-def test_a_users_reader_is_asked_once(files, index):
-    asked = []
+ASKED = []
+
+
+def asked_reader(filename, get_data=False):
+    ASKED.append(filename)
+    return 3
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: asked_reader, lambda: functools.partial(asked_reader, get_data=False), lambda: with_rows(3)]
+)
+def test_a_users_reader_is_asked_once_however_often_it_is_made(files, index, make, monkeypatch):
+    ASKED.clear()
+    for _ in range(2):
+        dataset = FileDataset(files, make(), index=index)
+        assert (dataset.sizes, dataset.layout) == ((3, 3, 3), None)
+        status = index.stat()
+    assert sorted(ASKED) in (files, [])
+    FileDataset(files, make(), index=index)
+    assert index.stat() == status
+
+
+def test_a_reader_that_cannot_be_pickled_is_not_remembered(files, index):
+    lock = threading.Lock()
 
     def reader(filename, get_data=False):
-        asked.append(filename)
+        with lock:
+            asked.append(filename)
         return 3
 
+    asked = []
     for _ in range(2):
-        dataset = FileDataset(files, reader, index=index)
-        assert (dataset.sizes, dataset.layout) == ((3, 3, 3), None)
-    assert sorted(asked) == files
+        FileDataset(files, reader, index=index)
+    assert sorted(asked) == sorted(files * 2)
+    assert not index.exists()
+
+
+def test_an_index_in_which_nothing_changes_is_not_written(files, index, tmp_path):
+    opened(files, index)
+    before = index.stat(), tmp_path.stat().st_mtime_ns
+    assert opened(files, index) == opened(files[::-1], index) == opened(files[1:], index) == []
+    with open(files[1], "wb") as file:
+        file.write(b"no zip")
+    with pytest.raises(BadFileError):
+        FileDataset(files, Opened(), index=index)
+    assert (index.stat(), tmp_path.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize("place", [".", "none/index.json", "0.npz/index.json"])
+def test_an_index_that_cannot_be_written_is_an_error_before_a_file_is_opened(files, tmp_path, place):
+    reader = Opened()
+    with pytest.raises(ValueError, match="give the name of a file in a folder that is there"):
+        FileDataset(files, reader, index=tmp_path / place)
+    assert reader.files == []
+
+
+def test_a_relative_index_is_that_of_the_folder_where_the_dataset_is_made(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert opened(files, "index.json") == ALL
+    assert opened(files, tmp_path / "index.json") == []
 
 
 def test_files_len_opens_one_file_and_remembers_it(files, index):
@@ -164,13 +214,15 @@ def test_files_len_opens_one_file_and_remembers_it(files, index):
         assert reader.files == expected
 
 
-FOREIGN = [
+ODD = [
     b"",
-    b"{",
-    b"3",
-    b"null",
-    b"[]",
-    b"{}",
+    b'{"version": ',
+    b'{"version": }',
+    b'{"version": 1}',
+    b'{"version": null, "files": {}}',
+    b'{"version": 1, "files": {}} {}',
+    b'{"version": 2, "files": {"a": {"stamp": [], "rows": 3, "layout": null}}}',
+    b'{"version": ' + b"[" * 100_000,
     b'{"files": []}',
     b'{"files": 3}',
     b'{"files": {"a": 3}}',
@@ -183,9 +235,8 @@ FOREIGN = [
     b'{"files": {"a": {"stamp": [], "rows": NaN, "layout": null}}}',
     b'{"files": {"a": {"stamp": [], "rows": 3, "layout": {"x": 3}}}}',
     b'{"files": {"a": {"stamp": [], "rows": 3, "layout": {"x": {"dtype": "f4", "shape": 3}}}}}',
-    b"\x80\x04binary\xff\x00",
-    "{“files”: {}}".encode("utf-16"),
 ]
+ODD = [content.replace(b'{"files"', b'{"version": 1, "files"') for content in ODD]
 
 
 def is_replaced(files, index):
@@ -193,27 +244,44 @@ def is_replaced(files, index):
     assert opened(files, index) == []
 
 
-@pytest.mark.parametrize("content", FOREIGN)
-def test_an_index_that_cannot_be_read_is_replaced(files, index, content):
-    index.write_bytes(content)
-    is_replaced(files, index)
-
-
-@fault("such errors are not caught")
-@pytest.mark.parametrize(
-    "content",
-    [b'{"files": {"a": {"stamp": [], "rows": Infinity, "layout": null}}}', b"[" * 100_000],
-    ids=["inf", "deep"],
-)
+@pytest.mark.parametrize("content", ODD, ids=lambda content: str(content[:60]))
 def test_an_index_that_is_odd_is_replaced(files, index, content):
     index.write_bytes(content)
     is_replaced(files, index)
 
 
+def test_an_index_with_bytes_that_are_no_text_is_replaced(files, index):
+    opened(files, index)
+    content = bytearray(index.read_bytes())
+    content[len(content) // 2] |= 128
+    index.write_bytes(content)
+    is_replaced(files, index)
+
+
+OTHERS = [b"{", b"3", b"null", b"[]", b"{}", b'{"files": {}}', b" ", b'{"versions": 1}', b"a diary"]
+BINARIES = [b"\x80\x04binary\xff\x00", '{"version": 1}'.encode("utf-16"), b"\x93NUMPY\x01\x00"]
+
+
+@pytest.mark.parametrize("content", [*OTHERS, *BINARIES])
+def test_a_file_of_something_else_is_refused_as_an_index_and_stays(files, index, content):
+    index.write_bytes(content)
+    reader = Opened()
+    with pytest.raises(ValueError, match=r"^index='.*index\.json' is something else than an index; give another"):
+        FileDataset(files, reader, index=index)
+    assert (index.read_bytes(), reader.files) == (content, [])
+
+
+def test_one_of_the_files_is_refused_as_an_index_and_stays(files):
+    before = Path(files[0]).read_bytes()
+    with pytest.raises(ValueError):
+        FileDataset(files, index=files[0])
+    assert Path(files[0]).read_bytes() == before
+
+
 def test_an_index_cut_short_anywhere_is_replaced_or_of_use(files, index):
     opened(files, index)
     content = index.read_bytes()
-    for cut in range(0, len(content), 17):
+    for cut in (0, *range(len('{"version": '), len(content), 17)):
         index.write_bytes(content[:cut])
         assert opened(files, index) == ALL
 
@@ -247,11 +315,11 @@ def test_the_index_is_written_whole_or_not_at_all(files, index, tmp_path, monkey
     opened(files, index)
     before, replaced = index.read_bytes(), []
 
-    def replace(self, target):
-        replaced.append((json.loads(self.read_text()), target, index.read_bytes()))
-        os.replace(self, target)
+    def replace(written, target):
+        replaced.append((json.loads(Path(written).read_text()), target, index.read_bytes()))
+        os.rename(written, target)
 
-    monkeypatch.setattr(type(index), "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     np.savez(files[0], x=np.zeros((9, 2), np.float16), y=np.arange(9))
     assert opened(files, index) == ["0.npz"]
     (written, target, at_that_time), *others = replaced
@@ -266,26 +334,43 @@ def test_no_other_files_stay(files, index, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [*ALL, "index.json"]
 
 
-@fault("all that one process writes goes by the same .part file")
 def test_datasets_of_one_process_that_write_an_index_at_a_time_do_not_hinder_each_other(files, index, monkeypatch):
-    def replace(self, target):
+    def replace(written, target):
         monkeypatch.undo()
         FileDataset(files, index=index)  # as another thread might between writing and this
-        os.replace(self, target)
+        os.replace(written, target)
 
-    monkeypatch.setattr(type(index), "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     FileDataset(files, index=index)
     assert set(json.loads(index.read_text())["files"]) == set(files)
 
 
-def test_bad_files_are_not_remembered(files, index):
+def test_bad_files_are_looked_at_again_and_good_ones_remembered(files, index):
     opened(files, index)
+    good = Path(files[1]).read_bytes()
     with open(files[1], "wb") as file:
         file.write(b"no zip")
     for _ in range(2):
         with pytest.raises(BadFileError, match=r"1\.npz cannot be read: BadZipFile"):
             FileDataset(files, Opened(), index=index)
-    assert set(json.loads(index.read_text())["files"]) == {files[0], files[2]}
+    assert opened(files[::2], index) == []
+    Path(files[1]).write_bytes(good)
+    assert opened(files, index) == ["1.npz"]
+    assert opened(files, index) == []
+
+
+def test_files_that_are_good_are_remembered_although_another_is_bad(files, index):
+    with open(files[1], "wb") as file:
+        file.write(b"no zip")
+    with pytest.raises(BadFileError):
+        FileDataset(files, Opened(), index=index)
+    assert opened(files[::2], index) == []
+
+
+def test_an_index_has_the_rights_that_any_new_file_has(files, index, tmp_path):
+    opened(files, index)
+    (tmp_path / "plain").touch()
+    assert index.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_a_file_that_is_gone_is_not_remembered(files, index):
@@ -301,6 +386,16 @@ def test_remembered_files_are_still_compared(files, index):
     for _ in range(2):
         with pytest.raises(BadFileError, match=r"2\.npz holds arrays 'x', but .*0\.npz holds 'x', 'y'"):
             FileDataset(files, index=index)
+
+
+def test_an_index_that_could_not_be_put_in_its_place_leaves_no_other_file(files, index, tmp_path, monkeypatch):
+    def replace(written, target):
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with suppress(OSError):
+        FileDataset(files, index=index)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ALL
 
 
 def test_files_are_described_in_order_good_or_bad(files, tmp_path):

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compss_train import BadFileError, FileDataset
+from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field, UnfitFileError
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart, layout_of, naming
 from compss_train.data.stretches import Stretch
-from tests.data.readers.test_readers import fault, names
+from tests.data.readers.test_readers import names
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
 
@@ -52,7 +52,6 @@ def test_any_error_becomes_one_that_names_the_file_and_keeps_its_cause(file, err
 @pytest.mark.parametrize(
     "error",
     [
-        BadFileError("other", "is bad"),
         MemoryError(),
         ModuleNotFoundError("h5py"),
         KeyboardInterrupt(),
@@ -63,6 +62,39 @@ def test_errors_that_are_no_fault_of_the_file_pass_as_they_are(file, error):
     with pytest.raises(type(error)) as caught:
         raising(file, error)
     assert caught.value is error
+
+
+def test_a_bad_file_error_of_this_file_passes_and_one_of_another_is_the_cause_of_one_of_this(file):
+    for error in (BadFileError(file, "is bad"), BadFileError("other", "is bad")):
+        with names(file, "is bad$") as caught:
+            raising(file, error)
+        assert caught.value is error or caught.value.__cause__ is error
+        assert caught.value.file == file
+
+
+MACHINE = ["EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ESTALE", "ETIMEDOUT"]
+
+
+@pytest.mark.parametrize("number", MACHINE)
+def test_errors_of_the_machine_pass_with_a_note_that_names_the_file(file, number):
+    error = OSError(getattr(errno, number), "boom")
+    with pytest.raises(OSError, match="boom") as caught:
+        raising(file, error)
+    assert caught.value is error
+    assert error.__notes__ == [f"while {file} was read"]
+
+
+@pytest.mark.parametrize("number", MACHINE)
+@pytest.mark.parametrize("reading", [False, True])
+def test_no_file_is_skipped_for_errors_of_the_machine(file, number, reading):
+    def reader(filename, get_data=False):
+        if get_data == reading:
+            raise OSError(getattr(errno, number), "boom")
+        return 6
+
+    with pytest.raises(OSError, match="boom") as caught:
+        PartialShuffleSampler(FileDataset(file, reader, on_bad_file="skip"))
+    assert caught.value.__notes__ == [f"while {file} was read"]
 
 
 def test_what_a_reader_says_of_a_file_goes_on_where_its_name_ends(file):
@@ -88,7 +120,9 @@ def test_a_folder_is_not_called_empty(tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone", "f.npz"), FileNotFoundError("gone")])
 def test_a_file_that_is_not_found_does_not_exist(monkeypatch, tmp_path, error):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadFileError, match=r"^f\.npz does not exist; give names that are valid where it is read"):
+    with pytest.raises(
+        BadFileError, match=r"^f\.npz does not exist where it is read; give names that are valid there"
+    ):
         raising("f.npz", error)
 
 
@@ -97,7 +131,6 @@ def test_another_file_that_is_not_found_is_named_too(file):
         raising(file, FileNotFoundError(errno.ENOENT, "gone", "other.json"))
 
 
-@fault("an error without a file's name is taken for this file's")
 def test_a_file_that_exists_is_not_said_not_to(file):
     with names(file, "cannot be read: .*no sidecar"):
         raising(file, FileNotFoundError("no sidecar"))

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from compss_train import BlockedTensor, FileDataset, write_files
 from compss_train.data.writing import FORMATS, write_parts
 
+AWKWARD = ["file", "allow_pickle", "self", "args", "x.npy", "x", "compression", "a/b", "ünï", "two words"]
+
 
 def whole(files, key="x"):
     return np.asarray(BlockedTensor.from_files(files, key).collect())
@@ -42,14 +44,41 @@ def test_one_array_can_be_npy_files_which_are_mapped(tmp_path):
     assert tensor.collect().tolist() == list(range(10))
 
 
-def test_a_file_has_its_name_only_when_it_is_whole(tmp_path):
+def test_files_are_numbered_with_six_digits(tmp_path):
+    names = write_files(tmp_path, {"x": np.arange(12)}, rows=1)
+    assert names == [str(tmp_path / f"part-{number:06d}.npz") for number in range(12)]
+    assert FileDataset(f"{tmp_path}/*.npz").files == names
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_failure_midway_leaves_no_files_but_those_that_were_there(tmp_path, format, error):
     def parts():
         yield {"x": np.arange(3)}
-        raise OSError("no space left")
+        yield {"x": np.arange(3)}
+        raise error
 
-    with pytest.raises(OSError, match="no space"):
-        write_parts(tmp_path, parts())
-    assert [path.name for path in tmp_path.iterdir()] == ["part-00000.npz"]
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(type(error)):
+        write_parts(tmp_path, parts(), format=format)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    write_parts(tmp_path, [{"x": np.arange(3)}], format=format)  # which another try may
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_part_that_cannot_be_written_leaves_no_files(tmp_path, format):
+    with pytest.raises((ValueError, TypeError)):
+        write_parts(tmp_path, [{"x": np.arange(3)}, {"x": np.array([object()] * 3)}], format=format)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "npy"])
+def test_arrays_may_have_any_name(tmp_path, format):
+    arrays = {name: np.arange(3) + number for number, name in enumerate(AWKWARD)}
+    files = write_files(tmp_path, arrays, rows=2, format=format)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(whole(files, name), array)
+    assert set(FileDataset(files).layout) == set(AWKWARD)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +100,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path, arrays, options, message):
 
 def test_files_of_two_data_sets_do_not_mix(tmp_path):
     write_files(tmp_path, {"x": np.arange(4)}, rows=2)
-    with pytest.raises(ValueError, match=r"holds part-0000\d\.npz already"):
+    with pytest.raises(ValueError, match=r"holds part-00000\d\.npz already"):
         write_files(tmp_path, {"x": np.arange(4)}, rows=2)
 
 

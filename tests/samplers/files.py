@@ -58,6 +58,9 @@ class CountingReader:
         self.most_alive = 0
         self._arrays = []
 
+    def __reduce__(self):
+        return CountingReader, (self.bad,)
+
     def __call__(self, filename, get_data=False):
         start, stop = map(int, filename.removeprefix("numbers://").split("-"))
         if not get_data:
@@ -73,8 +76,12 @@ class CountingReader:
 
 
 def sampler_of(sizes, kind=PartialShuffleSampler, reader=None, on_bad_file="raise", **options):
-    dataset = FileDataset(names_of(sizes), reader or CountingReader(), on_bad_file=on_bad_file)
-    return kind(dataset, **options)
+    """Return a sampler of files that are whole when it is made, after which those in ``reader.bad`` break."""
+    reader = reader or CountingReader()
+    (bad, reader.bad), (opened, reader.opened) = (reader.bad, set()), (reader.opened, [])
+    sampler = kind(FileDataset(names_of(sizes), reader, on_bad_file=on_bad_file), **options)
+    reader.bad, reader.opened = bad, opened  # without the file that is read to see what is in it
+    return sampler
 
 
 def epoch_of(sampler, epoch=0):

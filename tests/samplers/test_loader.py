@@ -1,5 +1,6 @@
 """Reading ahead: files in turn, a few at a time, with what is wrong in its place."""
 
+import errno
 import gc
 import logging
 import threading
@@ -162,6 +163,25 @@ def test_a_bad_file_is_skipped_where_that_is_asked_for(file_buffer, bad):
     assert [file for file, rows in enumerate(got) if rows is None] == bad
     assert set(loader.skipped) == {names[file] for file in bad}
     assert all("the disk is gone" in reason for reason in loader.skipped.values())
+
+
+@pytest.mark.parametrize("file_buffer", [1, 3])
+def test_an_error_of_the_machine_is_raised_and_no_file_skipped_for_it(file_buffer):
+    names, reader = names_of([3] * 5), CountingReader()
+
+    def full(filename, get_data=False):
+        if get_data and filename == names[2]:
+            raise OSError(errno.ENFILE, "too many open files")
+        return reader(filename, get_data)
+
+    loader = loader_of([3] * 5, file_buffer, full, on_bad_file="skip")
+    with loader.reading(whole([3] * 5)) as arrays:
+        assert [next(arrays)["x"][0] for _ in range(2)] == [0, 3]
+        with pytest.raises(OSError, match="too many open files") as caught:
+            next(arrays)
+    assert caught.value.__notes__ == [f"while {names[2]} was read"]
+    assert not loader.skipped
+    assert_threads_end()
 
 
 def other_numbers(filename, get_data=False):

@@ -1,7 +1,9 @@
 """``PartialShuffleSampler``: every sample once, in an order that can be gone on with anywhere, in little memory."""
 
+import copy
 import gc
 import json
+import pickle
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from compss_train.buffers.storage import ColumnStorage
 from compss_train.data.files import FileDataset
+from compss_train.data.readers import NpzReader
 from compss_train.exceptions import BadFileError
 from compss_train.samplers import PartialShuffleSampler
 from tests.samplers.files import (
@@ -281,6 +284,38 @@ def test_states_are_plain_whatever_kind_of_integers_there_were(kind):
     assert samples(plain) == samples(sampler)
 
 
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda sampler: pickle.loads(pickle.dumps(sampler))}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@given(**cases, epoch=EPOCHS, step=st.integers(0, 3))
+@settings(max_examples=15, deadline=None)
+def test_a_copy_of_a_sampler_gives_the_same_batches_from_where_it_was(
+    sizes, options, file_buffer, epoch, step, copied
+):
+    whole = epoch_of(sampler_of(sizes, **options), epoch)
+    sampler = sampler_of(sizes, file_buffer=file_buffer, **options)
+    sampler.set_epoch(epoch)
+    sampler.find_ckpt_position(min(step, len(whole)))
+    other = copied(sampler)
+    assert other.state_dict() == sampler.state_dict()
+    assert samples(other) == whole[step:]
+    assert samples(other) == whole
+    assert sampler.state_dict()["step"] == min(step, len(whole))  # they go on each for itself
+    assert samples(sampler) == whole[step:]
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("pools", [1, 2])
+def test_so_does_one_of_a_sampler_that_has_been_iterated(copied, pools):
+    sampler = sampler_of([4, 5, 6], batch_size=3, shuffle_buffer=4, pools=pools)
+    whole = epoch_of(sampler)
+    assert samples(copied(sampler)) == whole
+    next(iteration := iter(sampler))
+    assert samples(copied(sampler)) == whole
+    assert samples(iteration) == whole[1:]
+
+
 # Files and memory
 
 
@@ -466,6 +501,56 @@ def test_a_dataset_with_a_reader_or_lengths_of_its_own_is_as_one_given_them():
     assert samples(sampler) == expected
 
 
+@pytest.mark.parametrize("built_in", [False, True])
+def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
+    counted, reader = [], NpzReader()
+
+    def own(filename, get_data=False):
+        if not get_data:
+            counted.append(filename)
+        return NpzReader()(filename, get_data)
+
+    dataset = FileDataset(write_files(tmp_path, [5, 7, 3]), reader if built_in else own)
+    expected = epoch_of(PartialShuffleSampler(dataset, batch_size=4))
+    counted.clear()
+    again = PartialShuffleSampler(dataset, reader if built_in else own, batch_size=4)
+    assert again._files is dataset
+    assert epoch_of(again) == expected
+    assert counted == []
+
+
+def test_nor_is_one_with_a_method_for_a_reader():
+    class Store:
+        asked = 0
+
+        def read(self, filename, get_data=False):
+            self.asked += not get_data
+            return CountingReader()(filename, get_data)
+
+    store = Store()
+    dataset = FileDataset(names_of([5, 7, 3]), store.read)
+    PartialShuffleSampler(dataset, store.read)
+    assert store.asked == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"files_len": {"part-000.npz": 3}}, {"reader": NpzReader()}],
+    ids=lambda options: next(iter(options), "alone"),
+)
+def test_a_dataset_of_relative_names_is_read_where_it_was_made_whatever_else_is_given(
+    tmp_path, monkeypatch, options
+):
+    for folder, sizes in {"here": [3], "there": [3, 3]}.items():
+        (tmp_path / folder).mkdir()
+        write_files(tmp_path / folder, sizes)
+    (tmp_path / "there" / "part-001.npz").rename(tmp_path / "there" / "part-000.npz")
+    monkeypatch.chdir(tmp_path / "here")
+    dataset = FileDataset("part-*.npz")
+    monkeypatch.chdir(tmp_path / "there")
+    assert sorted(flat(samples(PartialShuffleSampler(dataset, **options)))) == [0, 1, 2]
+
+
 def test_lengths_that_are_given_save_opening_files_and_wrong_ones_are_found():
     names, counted = names_of([5, 7, 3]), []
 
@@ -542,16 +627,84 @@ def test_what_lists_no_files_is_an_error_that_says_what_to_give():
         PartialShuffleSampler([1, 2])
 
 
+# Files that differ
+
+ODD = ["dtype", "shape", "arrays"]
+
+
+def with_odd_file(odd, how):
+    """Return a reader of files of which one is not like the others, and the list of what it reads."""
+    plain, read = CountingReader(), []
+
+    def reader(filename, get_data=False):
+        if not get_data:
+            return plain(filename)
+        read.append(filename)
+        arrays, number = plain(filename, True)
+        if filename == odd:
+            x = arrays["x"]
+            arrays["x"] = {"dtype": x.astype(np.float32), "shape": x[:, None], "arrays": x}[how]
+            if how == "arrays":
+                del arrays["y"]
+        return arrays, number
+
+    return reader, read
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=6),
+    num_replicas=st.integers(1, 4),
+    epoch=EPOCHS,
+    how=st.sampled_from(ODD),
+    data=st.data(),
+)
+@some
+def test_a_file_that_is_not_like_the_first_is_named_by_whichever_ranks_read_it_and_stops_no_other(
+    sizes, num_replicas, epoch, how, data
+):
+    names = names_of(sizes)
+    odd = names[data.draw(st.integers(1, len(sizes) - 1))]
+    for rank in range(num_replicas):
+        reader, read = with_odd_file(odd, how)
+        sampler = PartialShuffleSampler(FileDataset(names, reader), None, num_replicas, rank)
+        assert read == names[:1]  # so that every rank knows what files must hold
+        sampler.set_epoch(epoch)
+        files = {names[part.file] for part in share_of(sampler, sizes, epoch)[0]}
+        if odd not in files:
+            assert len(list(sampler)) == len(sampler)
+            continue
+        _, error = until_error(sampler)
+        assert error.file == odd
+        assert f"but {names[0]} " in error.reason
+
+
+def test_the_first_file_that_can_be_read_says_what_the_others_must_hold():
+    names, broken = names_of([3] * 4), CountingReader(names_of([3] * 4)[:2])
+    with pytest.raises(BadFileError, match=f"^{names[0]} cannot be read: OSError: the disk is gone"):
+        PartialShuffleSampler(FileDataset(names, broken))
+    broken.opened.clear()
+    sampler = PartialShuffleSampler(FileDataset(names, broken, on_bad_file="skip"))
+    assert broken.opened == names[:3]
+    assert sorted(flat(samples(sampler))) == list(range(6, 12))
+    assert set(sampler.skipped) == set(names[:2])
+
+
+def test_making_a_sampler_reads_no_file_of_which_the_header_tells_what_is_in_it(tmp_path, monkeypatch):
+    dataset = FileDataset(write_files(tmp_path, [3, 4]))
+    monkeypatch.setattr(NpzReader, "read", lambda *args: pytest.fail("it was read"))
+    PartialShuffleSampler(dataset)
+
+
 # Bad files
 
 
-def until_error(sampler):
+def until_error(sampler, kind=BadFileError):
     """Return the samples of the batches that come before an error, and the error."""
     got = []
     try:
         for batch in sampler:
             got.append(batch["x"].tolist())
-    except BadFileError as error:
+    except kind as error:
         return got, error
     raise AssertionError("there was no error")
 
@@ -618,6 +771,15 @@ def test_bad_files_are_left_out_where_that_is_asked_for_and_all_else_is_as_it_wa
     missing = {sample for name in names for sample in range(*map(int, name[len("numbers://") :].split("-")))}
     wanted = [[sample for sample in batch if sample not in missing] for batch in whole]
     sampler = made()
+    if num_replicas > 1 and not all(wanted):  # the ranks would not be in step any longer
+        for _ in range(2):
+            got, error = until_error(sampler, ValueError)
+            assert got == wanted[: wanted.index([])]
+            assert f"rank {sampler.rank} could read nothing of batch {len(got)}, which the other" in str(error)
+            assert all(name in str(error) for name in sampler.skipped)
+            assert set(sampler.skipped) <= names
+        assert_threads_end()
+        return
     for _ in range(2):
         assert samples(sampler) == [batch for batch in wanted if batch]
     files = {names_of(sizes)[part.file] for part in share_of(sampler, sizes, 0)[0]}

@@ -38,6 +38,13 @@ def h5py() -> Any:
         raise ModuleNotFoundError("HDF5 files need h5py: pip install 'compss_train[hdf5]'", name="h5py") from error
 
 
+def _linked(file: Any, name: str) -> Any:
+    try:
+        return file.get(name)
+    except RuntimeError:  # a link that leads to itself
+        return None
+
+
 def _names(file: Any) -> list[str]:
     """Return the names of the data sets: those in groups, too, and those that the file's own links lead to."""
     found: dict[str, Any] = {}
@@ -46,5 +53,5 @@ def _names(file: Any) -> list[str]:
         found[name] = item
 
     file.visititems(note)
-    found |= {name: file.get(name) for name in file}
+    found |= {name: _linked(file, name) for name in file}
     return [name for name, item in found.items() if isinstance(item, h5py().Dataset) and item.shape is not None]
