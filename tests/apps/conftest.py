@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from idx_files import idx
+
+from tests.apps.idx_files import idx
 
 ROOT = Path(__file__).parents[2]
 APP_MODULES = ("common", "datasets", "models")

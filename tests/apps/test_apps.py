@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from idx_files import idx
 
 from compss_train import parameters
+from tests.apps.idx_files import idx
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("--epochs", "2", "--engine", "serial")

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from test_apps import assert_wrong_option, python_blocks, run_blocks
+
+from tests.apps.test_apps import assert_wrong_option, python_blocks, run_blocks
 
 OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer", 50)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.apps.test_apps import images  # noqa: F401  (a fixture)
+from tests.apps.conftest import images  # noqa: F401  (a fixture)
 from tests.compss.conftest import ROOT
 
 
