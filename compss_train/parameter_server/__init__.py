@@ -1,6 +1,31 @@
-"""Parameter servers: stores of parameters by key that many workers push to and pull from. Knows no engine."""
+"""Parameter servers: stores of parameters by key that many workers push to and pull from. Knows no engine.
+
+``serve`` and ``connect``, for other processes and nodes, need ZeroMQ: the extra ``server``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
 from compss_train.parameter_server.local import LocalParameterServer
 
-__all__ = ["LocalParameterServer", "ParameterServer", "ParameterServerClosedError"]
+__all__ = ["LocalParameterServer", "ParameterServer", "ParameterServerClosedError", "connect", "serve"]
+
+if TYPE_CHECKING:
+    from compss_train.parameter_server.client import connect
+    from compss_train.parameter_server.serving import serve
+else:
+
+    def __getattr__(name: str) -> object:
+        homes = {"connect": "client", "serve": "serving"}
+        if name not in homes:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "zmq":
+                raise
+            hint = f"{name} needs ZeroMQ: pip install 'compss_train[server]'"
+            raise ModuleNotFoundError(hint, name="zmq") from error

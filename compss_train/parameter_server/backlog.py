@@ -53,15 +53,23 @@ class Backlog:
     def _has_room(self, call: Call) -> bool:
         return not self._held or self._held + call.size <= self._limit
 
-    def take(self) -> Call | None:
-        """Return the call to execute next, waiting for one; ``None`` when the backlog is closed and empty."""
+    @property
+    def has_room(self) -> bool:
+        """Whether a call could be added without waiting, if it is small."""
+        return self._held < self._limit
+
+    def take(self, *, wait: bool = True) -> Call | None:
+        """Return the call to execute next, waiting for one; ``None`` when the backlog is closed and empty.
+
+        Without ``wait`` it is also ``None`` where there is no call now.
+        """
         with self._changed:
             while True:
                 while self._urgent and self._urgent[0][2].done:
                     heapq.heappop(self._urgent)
                 if self._urgent:
                     break
-                if self._closed:
+                if self._closed or not wait:
                     return None
                 self._changed.wait()
             calls = self._by_key[self._urgent[0][2].key]  # of this key all that came before

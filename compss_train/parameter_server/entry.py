@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -10,6 +11,23 @@ from torch import nn
 
 from compss_train.data.block import Block
 from compss_train.optimizers import OptimizerFactory
+
+Kinds: TypeAlias = "list[tuple[torch.dtype, tuple[int, ...]]]"
+"""The dtype and shape of each array of a key."""
+
+
+def check_arrays(key: str, kinds: Kinds, name: str, arrays: Sequence[Block]) -> None:
+    """Raise ``ValueError`` unless these are as many arrays, of such dtypes and shapes, as the key holds."""
+    checked(name, arrays)
+    if len(kinds) > 1 and len(arrays) != len(kinds):
+        raise ValueError(f"{key!r} holds {len(kinds)} arrays, but {name} are {len(arrays)}")
+    for number, array in enumerate(arrays):
+        dtype, shape = kinds[number if len(kinds) > 1 else 0]
+        if (dtype_of(array), tuple(array.shape)) != (dtype, shape):
+            raise ValueError(
+                f"{key!r} holds an array of {dtype} {shape}, but {name}[{number}] is of {array.dtype} "
+                f"{tuple(array.shape)}; dtypes and shapes must agree"
+            )
 
 
 class Entry:
@@ -24,18 +42,14 @@ class Entry:
             parameters = [nn.Parameter(value) for value in self._values]
             self._values, self._optimizer = list(parameters), optimizer(parameters)
 
+    @property
+    def kinds(self) -> Kinds:
+        """What the arrays are."""
+        return [(value.dtype, tuple(value.shape)) for value in self._values]
+
     def check(self, name: str, arrays: Sequence[Block]) -> None:
-        """Raise ``ValueError`` unless these are as many arrays, of such shapes and dtypes, as the key holds."""
-        checked(name, arrays)
-        if len(self._values) > 1 and len(arrays) != len(self._values):
-            raise ValueError(f"{self._key!r} holds {len(self._values)} arrays, but {name} are {len(arrays)}")
-        for number, array in enumerate(arrays):
-            value = self._values[number if len(self._values) > 1 else 0]
-            if (_dtype(array), tuple(array.shape)) != (value.dtype, tuple(value.shape)):
-                raise ValueError(
-                    f"{self._key!r} holds an array of {value.dtype} {tuple(value.shape)}, but {name}[{number}] "
-                    f"is of {array.dtype} {tuple(array.shape)}; dtypes and shapes must agree"
-                )
+        """Raise ``ValueError`` unless these arrays are like those that the key holds."""
+        check_arrays(self._key, self.kinds, name, arrays)
 
     @torch.no_grad()
     def update(self, grads: Sequence[torch.Tensor]) -> None:
@@ -92,5 +106,6 @@ def own_tensor(block: Block) -> torch.Tensor:
     return torch.from_numpy(np.array(block, order="C"))
 
 
-def _dtype(array: Block) -> torch.dtype:
+def dtype_of(array: Block) -> torch.dtype:
+    """Return torch's dtype of an array or tensor."""
     return array.dtype if isinstance(array, torch.Tensor) else torch.from_numpy(np.empty(0, array.dtype)).dtype
