@@ -48,7 +48,7 @@ class FileIndex:
         self, files: Sequence[str], reader: Reader, keys: Collection[str] | None = None
     ) -> list[Description | BadFileError]:
         """Return each file's description, or what is wrong with it."""
-        kind = _kind(reader, keys)
+        kind = "" if self._path is None else _kind(reader, keys)
 
         def describe(some: Sequence[str]) -> list[Description | BadFileError]:
             return [self._describe(file, reader, keys, kind) for file in some]

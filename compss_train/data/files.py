@@ -13,7 +13,7 @@ import numpy as np
 
 from compss_train.data.block import Block
 from compss_train.data.file_index import FileIndex
-from compss_train.data.layout import NOT_HELD, Description, Layout, check_alike, torch_holds
+from compss_train.data.layout import NOT_HELD, Description, Layout, check_alike, listed, torch_holds
 from compss_train.data.readers import Reader, as_reader
 from compss_train.data.reading import FilePart, layout_of, naming
 from compss_train.data.stretches import Stretch
@@ -195,7 +195,7 @@ class FileDataset:
         for role, name in zip(("x", "y"), wanted, strict=False):
             if name not in names:
                 raise ValueError(
-                    f"{self.files[0]} has no array {name!r} for {role}, it has {', '.join(map(repr, names))}; say "
+                    f"{self.files[0]} has no array {name!r} for {role}, it has {listed(names)}; say "
                     "which to take in FileDataset(..., x=..., y=...), y=None for no targets"
                 )
         return wanted

@@ -64,7 +64,7 @@ def torch_holds(field: Field) -> bool:
 def check_alike(layout: Layout, reference: Layout, name: str) -> None:
     """Raise ``ValueError`` unless a layout is that of the reference file, which is called ``name``."""
     if set(layout) != set(reference):
-        raise UnfitFileError(f"holds arrays {_listed(layout)}, but {name} holds {_listed(reference)}")
+        raise UnfitFileError(f"holds arrays {listed(layout)}, but {name} holds {listed(reference)}")
     for key, field in layout.items():
         if field != reference[key]:
             raise UnfitFileError(f"holds samples of {field} in {key!r}, but {name} of {reference[key]}")
@@ -83,5 +83,6 @@ def common_length(lengths: Mapping[str, int]) -> int:
     return length
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message."""
     return ", ".join(map(repr, names))

@@ -14,7 +14,23 @@ class ParameterServerClosedError(RuntimeError):
     """The parameter server was closed; make another one."""
 
 
-class ParameterServer(ABC):
+class Closable(ABC):
+    """What ends with its ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End; may be called again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ParameterServer(Closable):
     """A store of parameters by key.
 
     A key holds as many arrays as ``init`` gave it. One array is how a parameter is kept that lies on many devices:
@@ -46,11 +62,3 @@ class ParameterServer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Execute what has been pushed, and end; may be called again."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

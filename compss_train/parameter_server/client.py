@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 from compss_train.data.block import Block
 from compss_train.parameter_server.backlog import Backlog, Call
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
-from compss_train.parameter_server.entry import Kinds, check_arrays, checked, own_tensor
+from compss_train.parameter_server.entry import Kinds, check_arrays, checked, copy_values, own_tensor
 from compss_train.parameter_server.wire import pack, unpack
 from compss_train.validation import check_integer
 
@@ -70,13 +70,7 @@ class RemoteParameterServer(ParameterServer):
         pulled = self._ask("pull", parameter_id, (), priority).answer
         if weights is None:
             return list(pulled)
-        for number, weight in enumerate(weights):
-            value = pulled[number if len(pulled) > 1 else 0]
-            if isinstance(weight, torch.Tensor):
-                with torch.no_grad():
-                    weight.copy_(value)
-            else:
-                weight[...] = value.numpy()
+        copy_values(pulled, weights)
         return weights
 
     def close(self) -> None:

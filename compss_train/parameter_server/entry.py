@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -72,15 +73,9 @@ class Entry:
             total += grad
         return [total]
 
-    @torch.no_grad()
     def copy_into(self, weights: Sequence[Block]) -> None:
         """Copy the arrays into others, in place."""
-        for number, weight in enumerate(weights):
-            value = self._values[number if len(self._values) > 1 else 0].detach()
-            if isinstance(weight, torch.Tensor):
-                weight.copy_(value)
-            else:
-                np.copyto(weight, value.numpy())
+        copy_values(self._values, weights)
 
     def copies(self) -> list[Block]:
         """Return copies of the arrays, of the kinds that they were given in."""
@@ -88,6 +83,42 @@ class Entry:
         return [
             tensor.numpy() if is_array else tensor for tensor, is_array in zip(own, self._are_arrays, strict=True)
         ]
+
+
+class Entries:
+    """A server's entries by key. They may be added from several threads."""
+
+    def __init__(self, optimizer: OptimizerFactory | None) -> None:
+        self._optimizer = optimizer
+        self._entries: dict[str, Entry] = {}
+        self._adding = threading.Lock()
+
+    def add(self, key: str, value: Sequence[Block]) -> None:
+        """Make an entry; raise ``ValueError`` where there is one already."""
+        entry = Entry(key, value, self._optimizer)
+        with self._adding:
+            if key in self._entries:
+                raise ValueError(f"{key!r} is there already; push to it, or take another name")
+            self._entries[key] = entry
+
+    def __getitem__(self, key: str) -> Entry:
+        """Return an entry; raise ``ValueError`` where there is none."""
+        try:
+            return self._entries[key]
+        except KeyError:
+            known = ", ".join(map(repr, list(self._entries)[:10])) or "no keys"
+            raise ValueError(f"{key!r} is not there, init it first; there are {known}") from None
+
+
+@torch.no_grad()
+def copy_values(values: Sequence[torch.Tensor], weights: Sequence[Block]) -> None:
+    """Copy values into arrays, in place; a single value into each of them."""
+    for number, weight in enumerate(weights):
+        value = values[number if len(values) > 1 else 0].detach()
+        if isinstance(weight, torch.Tensor):
+            weight.copy_(value)
+        else:
+            np.copyto(weight, value.numpy())
 
 
 def checked(name: str, arrays: Sequence[Block]) -> Sequence[Block]:

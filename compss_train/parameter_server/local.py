@@ -11,7 +11,7 @@ from compss_train.data.block import Block
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server.backlog import Backlog, Call
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
-from compss_train.parameter_server.entry import Entry, own_tensor
+from compss_train.parameter_server.entry import Entries, Entry, own_tensor
 from compss_train.validation import check_count, check_integer
 
 MAX_BACKLOG = 2**30
@@ -34,10 +34,8 @@ class LocalParameterServer(ParameterServer):
     """
 
     def __init__(self, optimizer: OptimizerSpec | None = None, *, max_backlog: int = MAX_BACKLOG) -> None:
-        self._optimizer = None if optimizer is None else optimizer_factory(optimizer)
-        self._entries: dict[str, Entry] = {}
+        self._entries = Entries(None if optimizer is None else optimizer_factory(optimizer))
         self._failed: dict[str, BaseException] = {}
-        self._adding = threading.Lock()
         self._backlog = Backlog(check_count("max_backlog", max_backlog))
         self._closed = False
         self._thread = threading.Thread(target=_execute, args=[self._backlog], name="parameter-server", daemon=True)
@@ -47,11 +45,7 @@ class LocalParameterServer(ParameterServer):
     def init(self, parameter_id: str, value: Sequence[Block]) -> None:
         """Set what a new key holds."""
         self._check_open()
-        entry = Entry(parameter_id, value, self._optimizer)
-        with self._adding:
-            if parameter_id in self._entries:
-                raise ValueError(f"{parameter_id!r} is there already; push to it, or take another name")
-            self._entries[parameter_id] = entry
+        self._entries.add(parameter_id, value)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Have a key updated; returns at once, unless too much is waiting."""
@@ -101,11 +95,7 @@ class LocalParameterServer(ParameterServer):
     def _entry(self, key: str) -> Entry:
         self._check_open()
         self._check_failed(key)
-        try:
-            return self._entries[key]
-        except KeyError:
-            known = ", ".join(map(repr, list(self._entries)[:10])) or "no keys"
-            raise ValueError(f"{key!r} is not there, init it first; there are {known}") from None
+        return self._entries[key]
 
     def _check_failed(self, key: str) -> None:
         if key in self._failed:

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 import zmq
 
 from compss_train.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
 from compss_train.parameter_server.backlog import Backlog, Call
-from compss_train.parameter_server.entry import Entry
+from compss_train.parameter_server.base import Closable
+from compss_train.parameter_server.entry import Entries
 from compss_train.parameter_server.wire import WireError, pack, unpack
 from compss_train.validation import check_count
 
@@ -27,7 +27,7 @@ _STOP_MILLISECONDS = 50  # how long a close may go unnoticed
 Reply = Callable[..., None]
 
 
-class Serving:
+class Serving(Closable):
     """A running server: its ``address``, the ``token`` that clients need, and ``close``."""
 
     def __init__(self, loop: _Loop, address: str, token: str) -> None:
@@ -41,14 +41,6 @@ class Serving:
         """Execute what has been received, and end; may be called again."""
         self._loop.stop()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def serve(
@@ -124,9 +116,9 @@ class _Loop:
         optimizer: OptimizerFactory | None,
         max_backlog: int,
     ) -> None:
-        self._context, self._socket, self._token, self._optimizer = context, socket, token, optimizer
+        self._context, self._socket, self._token = context, socket, token
         self._backlog = Backlog(max_backlog)
-        self._entries: dict[str, Entry] = {}
+        self._entries = Entries(optimizer)
         self._seen: dict[bytes, _Seen] = {}
         self._stopped = threading.Event()
 
@@ -150,7 +142,7 @@ class _Loop:
         """Take in what has come; wait for it where there is nothing else to do."""
         while self._backlog.has_room and self._socket.poll(milliseconds):
             identity, token, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            self._handle(_plain(identity), _plain(token), frames)
+            self._handle(identity.bytes, token.bytes, frames)
             milliseconds = 0
 
     def _handle(self, client: bytes, token: bytes, frames: Sequence[Any]) -> None:
@@ -180,13 +172,12 @@ class _Loop:
             self._answer(client, number)
             return
         if call == "init":
-            if not again and key in self._entries:
-                raise ValueError(f"{key!r} is there already; push to it, or take another name")
-            self._entries.setdefault(key, Entry(key, arrays, self._optimizer))
+            if not again:
+                self._entries.add(key, arrays)
             self._seen[client].executed[number] = True
             self._answer(client, number)
             return
-        entry = self._entry(key)
+        entry = self._entries[key]
         if call == "describe":
             self._answer(client, number, kinds=[[str(dtype), list(shape)] for dtype, shape in entry.kinds])
         elif call == "push" and again:
@@ -219,17 +210,7 @@ class _Loop:
         self._seen[client].executed[number] = False
         self._backlog.add(call, int(header["priority"]))
 
-    def _entry(self, key: str) -> Entry:
-        if key not in self._entries:
-            known = ", ".join(map(repr, list(self._entries)[:10])) or "no keys"
-            raise ValueError(f"{key!r} is not there, init it first; there are {known}")
-        return self._entries[key]
-
     def _answer(self, client: bytes, number: int, arrays: Sequence[Any] = (), **fields: Any) -> None:
         frames = [client, *pack({"number": number, **fields}, arrays)]
         with suppress(zmq.ZMQError):  # the client is gone, or will ask again
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-
-
-def _plain(frame: Any) -> bytes:
-    return bytes(frame.buffer)

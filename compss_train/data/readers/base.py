@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from compss_train.data.block import Block
-from compss_train.data.layout import Description, Field, UnfitFileError, common_length
+from compss_train.data.layout import Description, Field, UnfitFileError, common_length, listed
 
 Arrays = dict[str, Block]
 """Some rows of each array of a file, by name."""
@@ -62,5 +62,5 @@ def select(keys: Collection[str] | None, names: Collection[str]) -> list[str]:
     if keys is None:
         return list(names)
     if missing := [key for key in keys if key not in names]:
-        raise UnfitFileError(f"has no array {', '.join(map(repr, missing))}; it has {', '.join(map(repr, names))}")
+        raise UnfitFileError(f"has no array {listed(missing)}; it has {listed(names)}")
     return list(keys)
