@@ -20,8 +20,8 @@ from compss_train.data.block import Block
 from compss_train.parameter_server.backlog import Backlog, Call
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
 from compss_train.parameter_server.entry import Kinds, check_arrays, checked, copy_values, own_tensor
-from compss_train.parameter_server.wire import pack, unpack
 from compss_train.validation import check_integer
+from compss_train.wire import pack, unpack
 
 MAX_BACKLOG = 2**30
 """Bytes of pushes that wait to be sent."""

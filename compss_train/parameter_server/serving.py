@@ -17,8 +17,8 @@ from compss_train.optimizers import OptimizerFactory, OptimizerSpec, optimizer_f
 from compss_train.parameter_server.backlog import Backlog, Call
 from compss_train.parameter_server.base import Closable
 from compss_train.parameter_server.entry import Entries
-from compss_train.parameter_server.wire import WireError, pack, unpack
 from compss_train.validation import check_count
+from compss_train.wire import WireError, pack, unpack
 
 MAX_BACKLOG = 2**28
 """Bytes of pushes that wait at the server, by default; more wait with the clients."""

@@ -15,7 +15,7 @@ import torch
 import zmq
 
 from compss_train.parameter_server import connect, serve
-from compss_train.parameter_server.wire import WireError, pack, unpack
+from compss_train.wire import WireError, pack, unpack
 
 PUSHER = """
 import sys

@@ -12,13 +12,13 @@ import torch
 from compss_train.data.block import Block, as_tensor
 
 _DTYPES = {
-    str(dtype): dtype
+    str(dtype).removeprefix("torch."): dtype
     for dtype in (
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-"""What can travel, by torch's names."""
+"""What can travel, by name."""
 
 
 class WireError(ValueError):
@@ -28,7 +28,7 @@ class WireError(ValueError):
 def pack(header: dict[str, Any], arrays: Sequence[Block] = ()) -> list[Any]:
     """Return the frames of a message; those of arrays share their memory."""
     tensors = [as_tensor(array).detach().cpu().contiguous() for array in arrays]
-    described = [[str(tensor.dtype), list(tensor.shape)] for tensor in tensors]
+    described = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
     return [json.dumps({**header, "arrays": described}).encode(), *(_bytes(tensor) for tensor in tensors)]
 
 
