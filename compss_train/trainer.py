@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Self
-
-import torch
-from numpy.typing import NDArray
-from torch import nn
+from collections.abc import Sequence
+from typing import Any
 
 from compss_train import parameters as params
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, telling
-from compss_train.checks import check_network, check_optimizer, check_picklable
+from compss_train.coordinator import EVALUATION_BATCH, Coordinator
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Shuffle
-from compss_train.engines import Engine, Ref, engine_class
-from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
 from compss_train.fits import NamedFits
 from compss_train.given import Given, as_given
-from compss_train.inference import Inference, means, tell_skipped
-from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.merging import make_merge
-from compss_train.metrics import resolve_metric
-from compss_train.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.options import FitOptions, MergeName, OptimizerState, Rule
 from compss_train.parameters import Parameters
 from compss_train.rounds import Record, Rounds
 from compss_train.session import Session
-from compss_train.validation import check_choice, check_count, check_seed
-from compss_train.worker import Recipe
-from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat, Precision
-
-EVALUATION_BATCH = 1024
-"""Samples a batch where nothing is trained."""
 
 
-@dataclass(frozen=True)
-class _Built:
-    recipe: Recipe
-    metric: str | None
-    num_gpu: int
-
-
-class DistributedTrainer(NamedFits[Parameters]):
+class DistributedTrainer(Coordinator, NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters
@@ -70,87 +43,6 @@ class DistributedTrainer(NamedFits[Parameters]):
 
     Attributes: ``history``, a list of dicts, one a round; ``seed``, ``num_workers``, ``threads``.
     """
-
-    def __init__(
-        self,
-        num_workers: int = 10,
-        *,
-        engine: str | Engine = "auto",
-        seed: int | None = None,
-        threads: int | None = None,
-    ) -> None:
-        self.num_workers = check_count("num_workers", num_workers)
-        self.seed = secrets.randbits(32) if seed is None else check_seed(seed)
-        self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
-        self._own_engine = not isinstance(engine, Engine)
-        self._engine = engine if isinstance(engine, Engine) else None
-        if threads is None:
-            given = None if self._engine is None else self._engine.threads
-            threads = given or self._engine_class.thread_share(num_workers)
-        self.threads = check_count("threads", threads)
-        self._session: Session | None = None
-        self._built: _Built | None = None
-        self._parameters: Parameters = {}
-        self._rounds: Rounds | None = None
-        self._epochs = 0
-        self.history: list[Record] = []
-
-    def build(
-        self,
-        net: nn.Module,
-        optimizer: OptimizerSpec,
-        loss: str | BatchFunction,
-        metric: str | BatchFunction | None = None,
-        num_gpu: int = 0,
-        num_nodes: int = 1,
-        *,
-        transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        precision: Precision = "fp32",
-        memory_format: MemoryFormat = "contiguous",
-    ) -> None:
-        """Say what is trained and how. Starts nothing; a second call starts over with the new network.
-
-        Parameters
-        ----------
-        net:
-            Any module; its present parameters are the initial ones. It is copied, never changed.
-        optimizer:
-            A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
-            adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters.
-        loss, metric:
-            EDDL's names or callables of (output, target) that return a mean over the batch.
-        num_gpu, num_nodes:
-            GPUs that the workers are spread over (0, the default, for the CPU), and the nodes that they are in.
-        transform:
-            Callable or module applied to every batch of x in the worker, for example to scale uint8 images.
-        precision:
-            ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
-        memory_format:
-            ``"contiguous"`` (default), or ``"channels_last"`` for images, which convolutions prefer.
-
-        Raises ``ValueError`` for unknown names, optimizer parameters, a network without trainable parameters, and
-        GPUs that are not there; ``TypeError`` for what is of another kind, or cannot be pickled.
-        """
-        self._require_idle("build")
-        factory = optimizer_factory(optimizer)
-        check_network(net)
-        loss_function, named_metric = resolve_loss(loss), resolve_metric(metric)
-        check_count("num_gpu", num_gpu, least=0)
-        check_count("num_nodes", num_nodes, least=0)
-        check_choice("precision", precision, PRECISIONS)
-        check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
-        name, metric_function = named_metric or (None, None)
-        check_picklable(net=net, optimizer=factory, loss=loss_function, metric=metric_function, transform=transform)
-        self._engine_class.check_gpus(num_gpu, num_nodes)
-        own = copy.deepcopy(net).cpu()
-        check_optimizer(own, factory)
-        self._parameters = params.copy_of(params.from_module(own))
-        recipe = Recipe(own, factory, loss_function, metric_function, transform, precision, memory_format)
-        self._built = _Built(recipe, name, num_gpu)
-        self._epochs, self.history = 0, []
-        if self._session is not None:
-            self._session.close()
-            self._session = None
 
     def fit(
         self,
@@ -286,107 +178,6 @@ class DistributedTrainer(NamedFits[Parameters]):
         fleet.data.delete()
         if validation is not None:
             validation.data.delete()
-
-    def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, float]:
-        """Return ``{"loss": ..., "<metric>": ...}``, means over all samples with the global parameters."""
-        built = self._require_built()
-        data = as_given(x, y, self.num_workers)
-        check_count("batch_size", batch_size)
-        with self._inferring(built, data, batch_size) as (inference, parameters):
-            refs = inference.evaluate(parameters)
-            sums = inference.engine.fetch(refs, small=True)
-            inference.engine.delete(refs)
-        skipped: dict[str, str] = {}
-        tell_skipped(sums, skipped)
-        if skipped and not sum(part["samples"] for part in sums):
-            raise BadFileError(*next(iter(skipped.items())))
-        return means(sums, built.metric)
-
-    def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:
-        """Return the outputs for all samples in order, shape (samples, ...), with the global parameters."""
-        built = self._require_built()
-        data = as_given(x, None, self.num_workers, targets=False)
-        check_count("batch_size", batch_size)
-        with self._inferring(built, data, batch_size) as (inference, parameters):
-            return inference.predict(parameters)
-
-    def model(self) -> nn.Module:
-        """Return a new copy of the network with the global parameters, on the CPU."""
-        net = copy.deepcopy(self._require_built().recipe.net)
-        params.load_into(net, self._current())
-        return net
-
-    def get_parameters(self) -> Parameters:
-        """Return the global parameters as arrays of the caller's own, in state_dict order."""
-        self._require_built()
-        return params.copy_of(self._current())
-
-    def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the global parameters; raises ``ValueError`` where names or shapes differ."""
-        net = copy.deepcopy(self._require_built().recipe.net)
-        self._require_idle("set_parameters")
-        params.load_into(net, parameters)
-        self._parameters = params.from_module(net)
-
-    def close(self) -> None:
-        """End the worker processes; the trainer can be used again and would start new ones."""
-        self._end(kill=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        self._end(kill=kind is not None)
-
-    def _end(self, *, kill: bool) -> None:
-        session, self._session = self._session, None
-        if self._engine is not None and (self._own_engine or kill):
-            self._engine.shutdown(kill=kill)
-        elif session is not None:
-            session.close()
-        if self._own_engine:
-            self._engine = None
-
-    def _current(self) -> Parameters:
-        """Return the global parameters; to a callback, those after the round that it is told of."""
-        current = None if self._rounds is None else self._rounds.current()
-        return self._parameters if current is None else current
-
-    def _require_idle(self, method: str) -> None:
-        if self._rounds is not None:
-            raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
-
-    def _require_built(self) -> _Built:
-        if self._built is None:
-            raise NotBuiltError("this trainer has no network yet; call build(net, optimizer, loss) first")
-        return self._built
-
-    @contextmanager
-    def _working(self, built: _Built, *, fitting: bool = False) -> Iterator[Session]:
-        """Give the session, started if need be.
-
-        An exception that leaves tasks running ends it with them: one in a fit, Ctrl-C, or a dead engine. One in
-        ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
-        """
-        try:
-            if self._engine is None:
-                self._engine = self._engine_class.start(self.num_workers, self.threads)
-            if self._session is None:
-                devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
-                self._session = Session(self._engine, built.recipe, devices, self.seed, self.threads)
-            yield self._session
-        except BaseException as error:
-            if fitting or not isinstance(error, Exception) or isinstance(error, EngineClosedError):
-                self._end(kill=True)
-            raise
-
-    @contextmanager
-    def _inferring(self, built: _Built, data: Given, batch_size: int) -> Iterator[tuple[Inference, Ref]]:
-        with (
-            self._working(built) as session,
-            session.inferring(data, batch_size, self._current()) as published,
-        ):
-            yield published
 
     def _held_out(self, validation_data: tuple[Any, Any] | FileDataset) -> Given:
         pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
