@@ -137,6 +137,17 @@ class Engine(ABC):
         """Free the values once the tasks already submitted have read them. The references are void from now."""
 
     @abstractmethod
+    def reserve(self, tasks: Sequence[Resources]) -> None:
+        """Make sure that all these tasks can run at the same time: for tasks that wait for each other.
+
+        Raises ``ValueError`` where they never could. What else is submitted may still stand in their way.
+        """
+
+    @abstractmethod
+    def host(self) -> str:
+        """Return the address of this machine at which tasks can reach it."""
+
+    @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:
         """End the engine and free all it holds; with ``kill`` without waiting for running tasks."""
 

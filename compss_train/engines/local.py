@@ -15,7 +15,7 @@ from compss_train.engines.pool import Pool
 from compss_train.engines.scheduler import Scheduler
 from compss_train.engines.store import Folders, store
 from compss_train.engines.tasks import Handle, Task, Updates, Value
-from compss_train.engines.this_machine import ThisMachineEngine, cores
+from compss_train.engines.this_machine import LOOPBACK, ThisMachineEngine, cores
 from compss_train.exceptions import EngineClosedError
 
 CHECK_SECONDS = 1.0
@@ -26,9 +26,9 @@ class LocalEngine(ThisMachineEngine):
     """``processes`` worker processes, started by loky, with ``threads`` intra-op threads each.
 
     Values are files in shared memory that workers map, so that a block exists once however many tasks read
-    it. A process that dies is replaced and its task runs again, 4 times in all. The processes are no main
-    script's children to import: models from notebooks and from ``__main__`` work without a main guard. The end of
-    the program waits for tasks that still run; ``shutdown(kill=True)`` does not.
+    it. A process that dies is replaced and its task runs again, 4 times in all; other tasks go on. The processes
+    are no main script's children to import: models from notebooks and from ``__main__`` work without a main guard.
+    The end of the program waits for tasks that still run; ``shutdown(kill=True)`` does not.
     """
 
     name: ClassVar[str] = "local"
@@ -37,25 +37,36 @@ class LocalEngine(ThisMachineEngine):
     def __init__(self, processes: int, threads: int = 1) -> None:
         if processes < 1 or threads < 1:
             raise ValueError(f"LocalEngine needs at least 1 process and thread, got {processes} and {threads}")
-        self.processes = processes
+        self.processes = 0
         self.threads = threads
-        self.cpus = processes * threads
+        self.cpus = 0
         self._numbers = itertools.count()
         with contextlib.ExitStack() as undo:  # of a start that is interrupted
             self._folders = Folders()
             undo.callback(self._folders.remove)
-            self._pool = Pool(processes, threads, self._folders.paths)
-            undo.callback(self._pool.close)
-            self._scheduler = Scheduler(self._pool, self.cpus)
+            self._pool = Pool(threads, self._folders.paths)
+            self._scheduler = Scheduler(self._folders.paths)
             self._close = weakref.finalize(
                 self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
             )
+            undo.callback(self._close)
+            self._grow(processes, processes * threads)
             undo.pop_all()
 
     @classmethod
     def start(cls, num_workers: int, threads: int) -> Self:
         """Start as many processes as there are workers and cores for."""
         return cls(max(1, min(num_workers, cores() // threads)), threads)
+
+    def reserve(self, tasks: Sequence[Resources]) -> None:
+        """Start the processes that are missing, for as long as the engine lasts; it never gets smaller."""
+        self._check_open()
+        self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
+
+    def host(self) -> str:
+        """Return the loopback address: tasks run on this machine."""
+        self._check_open()
+        return LOOPBACK
 
     def publish(self, value: object) -> Ref:
         """Write the value to shared memory; a memory-mapped array's path is all that is kept."""
@@ -132,6 +143,13 @@ class LocalEngine(ThisMachineEngine):
         if self._close.alive and not kill:
             self._scheduler.finish_running()
         self._close()
+
+    def _grow(self, processes: int, cpus: int) -> None:
+        """Have so many more of each; less than none is none."""
+        lanes, cpus = self._pool.add(processes), max(0, cpus)
+        self.processes += len(lanes)
+        self.cpus += cpus
+        self._scheduler.post(self._scheduler.grow, lanes, cpus)
 
     def _check_open(self) -> None:
         if not (self._close.alive and self._scheduler.alive):

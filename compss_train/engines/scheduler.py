@@ -15,7 +15,7 @@ import heapq
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, wait
 from functools import partial
 from queue import SimpleQueue
@@ -24,7 +24,7 @@ from typing import Any
 from loky.process_executor import TerminatedWorkerError
 
 from compss_train.engines.failure import Failure
-from compss_train.engines.pool import Pool
+from compss_train.engines.lane import Lane
 from compss_train.engines.remote import Call
 from compss_train.engines.store import Stored, discard, discard_all
 from compss_train.engines.tasks import Task, Updates, Value
@@ -35,18 +35,18 @@ RUNS = 4
 
 
 class Scheduler:
-    """Runs tasks on a pool. ``post`` is how other threads talk to it."""
+    """Runs tasks on lanes, of which it has none at first. ``post`` is how other threads talk to it."""
 
-    def __init__(self, pool: Pool, cpus: int) -> None:
-        self._pool = pool
-        self._free_cpus = cpus
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+        self._free_cpus = 0
+        self._idle: list[Lane] = []
         self._ready: list[Task] = []
         self._woken: deque[Task] = deque()
         self._running: dict[Task, Future[list[Stored] | Failure]] = {}
         self._unresolved: set[Value] = set()
         self._holders: Counter[str] = Counter()
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._broken = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compss_train scheduler", daemon=True)
         self._thread.start()
@@ -120,19 +120,36 @@ class Scheduler:
         value.deleted = True
         self._free(value)
 
-    def _finish(self, task: Task, future: Future[list[Stored] | Failure]) -> None:
+    def grow(self, lanes: Sequence[Lane], cpus: int) -> None:
+        """Let more tasks run at a time."""
+        self._free_cpus += cpus
+        for lane in lanes:
+            self._expect(lane)
+
+    def _finish(self, task: Task, lane: Lane, future: Future[list[Stored] | Failure]) -> None:
         del self._running[task]
         self._free_cpus += task.cpus
         error = future.exception()
+        self._release(lane, error)
         if isinstance(error, TerminatedWorkerError):
             self._run_again(task, error)
         elif error is not None:
-            self._broken = self._broken or isinstance(error, BrokenExecutor)
             self._fail(task, error)
         else:
             self._take(task, future.result())
-        if self._broken:
-            self._replace_pool()
+
+    # -- lanes ---------------------------------------------------------------------------------------------
+
+    def _expect(self, lane: Lane) -> None:
+        """Use a lane once its process has started: until then tasks had better wait for any that is free."""
+        lane.ready.add_done_callback(lambda _: self.post(self._idle.append, lane))
+
+    def _release(self, lane: Lane, error: BaseException | None) -> None:
+        if not isinstance(error, BrokenExecutor):
+            self._idle.append(lane)
+        elif not self._stopping:
+            lane.restart()
+            self._expect(lane)
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
@@ -162,32 +179,15 @@ class Scheduler:
             self._advance(task)
 
     def _start_ready(self) -> None:
-        while (
-            self._ready
-            and not self._broken
-            and len(self._running) < self._pool.processes
-            and self._ready[0].cpus <= self._free_cpus
-        ):
-            task = heapq.heappop(self._ready)
-            call = Call(task.function, tuple(map(_stored, task.args)), self._names(task), task.cpus)
-            self._start(task, call)
+        while self._ready and self._idle and self._ready[0].cpus <= self._free_cpus:
+            self._start(heapq.heappop(self._ready), self._idle.pop())
 
-    def _start(self, task: Task, call: Call) -> None:
-        try:
-            future = self._pool.submit(call)
-        except BrokenExecutor:  # a process died while it was idle
-            heapq.heappush(self._ready, task)
-            self._replace_pool()
-            return
+    def _start(self, task: Task, lane: Lane) -> None:
+        call = Call(task.function, tuple(map(_stored, task.args)), self._names(task), task.cpus)
+        future = lane.submit(call)
         self._free_cpus -= task.cpus
         self._running[task] = future
-        future.add_done_callback(lambda done: self.post(self._finish, task, done))
-
-    def _replace_pool(self) -> None:
-        """Restart the pool once loky has failed all that ran on it; until then nothing starts."""
-        self._broken = bool(self._running)
-        if not self._broken and not self._stopping:
-            self._pool.restart()
+        future.add_done_callback(lambda done: self.post(self._finish, task, lane, done))
 
     @staticmethod
     def _names(task: Task) -> tuple[str, ...]:
@@ -195,9 +195,8 @@ class Scheduler:
         return tuple(f"{task.number}-{place}-{task.deaths}" for place in range(len(task.outputs)))
 
     def _run_again(self, task: Task, error: BaseException) -> None:
-        discard_all(self._names(task), self._pool.folders)
+        discard_all(self._names(task), self._folders)
         task.deaths += 1
-        self._broken = True
         if task.deaths < RUNS:
             heapq.heappush(self._ready, task)
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
-from compss_train.engines.this_machine import ThisMachineEngine, intra_op_threads
+from compss_train.engines.this_machine import LOOPBACK, ThisMachineEngine, intra_op_threads
 from compss_train.exceptions import EngineClosedError
 
 
@@ -75,6 +75,19 @@ class SerialEngine(ThisMachineEngine):
         self._check_open()
         for ref in refs:
             _value(ref).value = None
+
+    def reserve(self, tasks: Sequence[Resources]) -> None:
+        """Raise ``ValueError``: not even two tasks run at the same time, nor one beside its coordinator."""
+        self._check_open()
+        raise ValueError(
+            f"{len(tasks)} tasks are to run at the same time, and the serial engine runs one at a time while the "
+            "coordinator waits; use engine='local'"
+        )
+
+    def host(self) -> str:
+        """Return the loopback address: tasks run on this machine."""
+        self._check_open()
+        return LOOPBACK
 
     def shutdown(self, *, kill: bool = False) -> None:
         """Refuse further calls."""

@@ -10,6 +10,9 @@ from loky import cpu_count
 
 from compss_train.engines.base import Engine
 
+LOOPBACK = "127.0.0.1"
+"""The address at which this machine reaches itself."""
+
 
 def cores() -> int:
     """Return the cores that this process may use (affinity and container limits count)."""

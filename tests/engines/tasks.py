@@ -1,6 +1,7 @@
 """Tasks for the conformance suite: plain module-level functions, as an engine asks for."""
 
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -64,6 +65,19 @@ def wait_for(path: Path, value):
             raise TimeoutError(f"{path} never came")
         time.sleep(0.005)
     return value
+
+
+def meet(place: Path, number, size):
+    """Return the number once ``size`` such tasks, numbered from 0, run at the same time."""
+    (place / str(number)).touch()
+    for other in range(size):
+        wait_for(place / str(other), number)
+    return number
+
+
+def greet(address):
+    with socket.create_connection(tuple(address), timeout=30) as coordinator:
+        coordinator.sendall(b"hello")
 
 
 def good_and_bad():

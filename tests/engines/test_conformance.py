@@ -1,5 +1,7 @@
 """What every engine does, run on each of them."""
 
+import socket
+
 import numpy as np
 import pytest
 import torch
@@ -201,6 +203,29 @@ def test_closures_and_lambdas_run(engine):
     assert fetch(engine, engine.submit(lambda value: value * factor, 14)) == 42
 
 
+def test_tasks_reach_the_coordinator_at_its_host(engine):
+    if not engine.asynchronous:
+        pytest.skip("the coordinator waits for the task, and cannot answer")
+    with socket.create_server((engine.host(), 0)) as server:
+        server.settimeout(30)
+        greeting = engine.submit(tasks.greet, server.getsockname())
+        caller, _ = server.accept()
+        with caller:
+            assert caller.recv(5) == b"hello"
+        assert fetch(engine, greeting) is None
+
+
+def test_reserved_tasks_meet_or_are_an_error(engine, tmp_path):
+    both = [Resources(), Resources()]
+    if not engine.asynchronous:
+        with pytest.raises(ValueError, match=r"2 tasks are to run at the same time.*use engine='local'"):
+            engine.reserve(both)
+        return
+    engine.reserve(both)
+    refs = [engine.submit(tasks.meet, tmp_path, n, 2) for n in range(2)]
+    assert engine.fetch(refs) == [0, 1]
+
+
 @pytest.mark.parametrize("make", [SerialEngine, lambda: LocalEngine(1)], ids=["serial", "local"])
 def test_after_shutdown_every_call_is_an_error(make):
     engine = make()
@@ -215,6 +240,8 @@ def test_after_shutdown_every_call_is_an_error(make):
         lambda: engine.fetch([ref]),
         lambda: engine.peek(ref),
         lambda: engine.delete([ref]),
+        lambda: engine.reserve([Resources()]),
+        engine.host,
     ):
         with pytest.raises(EngineClosedError, match="shut down"):
             call()

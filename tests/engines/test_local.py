@@ -13,6 +13,7 @@ import pytest
 
 from compss_train import LocalEngine, WorkerLostError
 from compss_train.engines import Resources
+from compss_train.engines.base import ONE_CPU
 from compss_train.engines.store import Folders, store
 from compss_train.exceptions import EngineClosedError, WorkerTraceback
 from tests.engines import tasks
@@ -29,7 +30,11 @@ def files(engine: LocalEngine) -> set[str]:
 
 
 def workers(engine: LocalEngine) -> list[int]:
-    return list(engine._pool._executor._processes)
+    return [pid for lane in engine._pool.lanes for pid in list(lane._executor._processes)]
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def wait_until(condition, seconds: float = 20) -> None:
@@ -164,15 +169,83 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again(local, tmp_path):
     values = local.fetch(refs)
     assert values[0].sum() == 10_000
     assert values[1:] == [2 * n for n in range(10)]
-    assert not set(before) & set(workers(local))
+    assert len(set(before) & set(workers(local))) == 1
 
 
-def test_a_process_killed_while_idle_is_replaced(local):
+def test_a_task_beside_a_killed_process_runs_once(local, tmp_path):
+    runs = tmp_path / "runs"
+    beside = local.submit(_note_and_wait, runs, tmp_path / "gate")
+    wait_until(runs.exists)
+    assert local.fetch([local.submit(tasks.die_once, tmp_path / "flag", "again")]) == ["again"]
+    (tmp_path / "gate").touch()
+    survivor = local.fetch([beside])[0]
+    assert runs.read_text().split() == [str(survivor)]
+
+
+def _note_and_wait(runs, gate):
+    tasks.note(os.getpid(), runs)
+    return tasks.wait_for(gate, os.getpid())
+
+
+def test_a_task_that_cannot_be_loaded_does_no_harm_beside_it(local, tmp_path):
+    beside = local.submit(tasks.wait_for, tmp_path / "gate", "unharmed")
+    with pytest.raises(Exception, match="un-serialize"):
+        local.fetch([local.submit(tasks.add, tasks.Unloadable())])
+    (tmp_path / "gate").touch()
+    assert local.fetch([beside]) == ["unharmed"]
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+def test_processes_killed_while_idle_are_replaced(local, tmp_path, victims):
+    local.fetch(_meeting(local, tmp_path / "before", 2))
+    killed = workers(local)[:victims]
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: all(map(is_gone, killed)))
+    assert local.fetch(_meeting(local, tmp_path / "after", 2)) == [0, 1]
+    assert not set(killed) & set(workers(local))
+
+
+def test_a_process_killed_while_it_starts_is_replaced():
+    with LocalEngine(processes=1) as engine:
+        os.kill(workers(engine)[0], signal.SIGKILL)
+        assert engine.fetch([engine.submit(tasks.add, 1)]) == [1]
+
+
+def _meeting(engine, place: Path, size: int):
+    """Submit tasks that all run at the same time, or fail."""
+    place.mkdir()
+    return [engine.submit(tasks.meet, place, n, size) for n in range(size)]
+
+
+def test_reserved_tasks_run_at_the_same_time(tmp_path):
+    with LocalEngine(processes=1) as engine:
+        gate = tmp_path / "gate"
+        running = engine.submit(tasks.wait_for, gate, "undisturbed")
+        engine.reserve([ONE_CPU, ONE_CPU, Resources(cpus=2)])
+        assert (engine.processes, engine.cpus) == (3, 4)
+        meeting = _meeting(engine, tmp_path / "meeting", 2)
+        assert engine.fetch(meeting) == [0, 1]
+        gate.touch()
+        assert engine.fetch([running]) == ["undisturbed"]
+        assert engine.fetch(_meeting(engine, tmp_path / "again", 3)) == [0, 1, 2]
+
+
+def test_what_is_reserved_is_enough_in_cpus_too(tmp_path):
+    with LocalEngine(processes=1) as engine:
+        engine.reserve([Resources(cpus=2), Resources(cpus=2)])
+        place = tmp_path / "wide"
+        place.mkdir()
+        wide = [engine.submit(tasks.meet, place, n, 2, resources=Resources(cpus=2)) for n in range(2)]
+        assert engine.fetch(wide) == [0, 1]
+
+
+def test_an_engine_that_is_large_enough_stays_as_it_is(local):
+    before = workers(local)
+    local.reserve([ONE_CPU])
+    local.reserve([ONE_CPU] * local.processes)
     assert local.fetch([local.submit(tasks.add, 1)]) == [1]
-    victim = workers(local)[0]
-    os.kill(victim, 9)
-    wait_until(lambda: not psutil.pid_exists(victim) or psutil.Process(victim).status() == "zombie")
-    assert local.fetch([local.submit(tasks.add, n) for n in range(5)]) == list(range(5))
+    assert (local.processes, local.cpus, workers(local)) == (2, 2, before)
 
 
 def test_an_update_whose_process_dies_is_made_once(local, tmp_path):

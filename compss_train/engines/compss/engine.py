@@ -11,12 +11,14 @@ from typing import Any, ClassVar, Self
 
 from compss_train.data.remote import RemoteBlock
 from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, map_refs
+from compss_train.engines.compss.address import address_for
 from compss_train.engines.compss.context import declared_nodes, thread_share, under_compss
 from compss_train.engines.compss.exits import exit_at_once
 from compss_train.engines.compss.packed import Packed
+from compss_train.engines.compss.packing import check_together
 from compss_train.engines.compss.perform import Call, Slot, lost
 from compss_train.engines.failure import Failure
-from compss_train.engines.this_machine import ThisMachineEngine
+from compss_train.engines.this_machine import LOOPBACK, ThisMachineEngine
 from compss_train.exceptions import EngineClosedError
 
 FEW = 4
@@ -163,6 +165,24 @@ class CompssEngine(Engine):
         self._check_open()
         for ref in refs:
             self._delete(_handle(ref))
+
+    def reserve(self, tasks: Sequence[Resources]) -> None:
+        """Raise ``ValueError`` where the declared nodes cannot run these tasks at the same time."""
+        self._check_open()
+        if not self.asynchronous:
+            raise ValueError(
+                f"{len(tasks)} tasks are to run at the same time, and without COMPSs's runtime they run one "
+                "by one, when they are submitted; start the program with runcompss, or use engine='local'"
+            )
+        for task in tasks:
+            self._check_resources(task)
+        if self._nodes:
+            check_together(tasks, self._nodes)
+
+    def host(self) -> str:
+        """Return the loopback address where all nodes are this machine, else one that other machines reach."""
+        self._check_open()
+        return address_for(self._nodes) if self.asynchronous else LOOPBACK
 
     def shutdown(self, *, kill: bool = False) -> None:
         """Free what this engine holds; tasks that run end in their own time."""
