@@ -83,8 +83,15 @@ class Engine(ABC):
     shared_memory: ClassVar[bool] = False
     """Whether tasks map what is published, so that taking a large value costs nothing by itself."""
 
+    waiting_stops_threads: ClassVar[bool] = False
+    """Whether no other thread of this process runs while it waits for tasks."""
+
     threads: int | None = None
     """Intra-op threads that tasks have where the user names none; ``None`` for a share of the cores."""
+
+    def host(self) -> str:
+        """Return the address of this machine at which tasks reach the coordinator."""
+        return "127.0.0.1"
 
     @abstractmethod
     def publish(self, value: object) -> Ref:

@@ -8,10 +8,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from compss_train.parameter_server.apart import serve_apart
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
 from compss_train.parameter_server.local import LocalParameterServer
 
-__all__ = ["LocalParameterServer", "ParameterServer", "ParameterServerClosedError", "connect", "serve"]
+__all__ = [
+    "LocalParameterServer",
+    "ParameterServer",
+    "ParameterServerClosedError",
+    "check_installed",
+    "connect",
+    "serve",
+    "serve_apart",
+]
 
 if TYPE_CHECKING:
     from compss_train.parameter_server.client import connect
@@ -29,3 +38,8 @@ else:
                 raise
             hint = f"{name} needs ZeroMQ: pip install 'compss_train[server]'"
             raise ModuleNotFoundError(hint, name="zmq") from error
+
+
+def check_installed() -> None:
+    """Raise ``ModuleNotFoundError`` where parameters cannot be served here."""
+    importlib.import_module(__name__).serve  # noqa: B018
