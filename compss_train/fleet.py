@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -65,8 +66,13 @@ class Fleet:
     _cut: tuple[Round | None, dict[int, Supply]] = field(default=(None, {}), repr=False)
     """The round whose blocks have been cut into pieces, and what each worker gets of them."""
 
-    def train(self, worker: int, round_: Round, parameters: Ref) -> tuple[Ref, Ref]:
-        """Submit a worker's training in a round; returns references to its parameters and measurements."""
+    def train(
+        self, worker: int, round_: Round, parameters: Ref, task: Callable[..., Any] = train, *more: Any
+    ) -> tuple[Ref, Ref]:
+        """Submit a worker's training in a round; returns references to its parameters and measurements.
+
+        ``task`` is ``train``, or what takes ``more`` arguments to do more with what ``train`` gives.
+        """
         supply = self._supply(worker, round_)
         shard = Shard(
             supply.share,
@@ -83,7 +89,7 @@ class Fleet:
             self.file_buffer,
         )
         trained, state, measured = self.engine.submit(
-            train,
+            task,
             self.recipe,
             parameters,
             self.states[worker],
@@ -91,6 +97,7 @@ class Fleet:
             supply.y,
             shard,
             self.devices[worker],
+            *more,
             returns=3,
             resources=self.resources,
         )
