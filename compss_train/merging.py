@@ -2,21 +2,26 @@
 
 Synchronous merging averages the workers' parameters, weighted by the samples each trained in the round, as in
 local SGD (Stich 2019) and federated averaging (McMahan et al. 2017). Commutative merging adds each worker's
-weighted change to the global parameters when it arrives, so that no worker waits for another.
+weighted change to the global parameters when it arrives, so that no worker waits for another. Merging through a
+parameter server does the same layer by layer, and the parameters pass by the engine.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from compss_train import parameter_server
 from compss_train import parameters as params
 from compss_train.data.schedule import Round
 from compss_train.engines import Engine, Ref
 from compss_train.fleet import Fleet
 from compss_train.options import FitOptions, Rule
+from compss_train.parameter_server import serve_apart
+from compss_train.worker.exchange import Exchange
+from compss_train.worker.served import Served, read, train_and_exchange
 
 Item = TypeVar("Item")
 
@@ -57,6 +62,10 @@ class Merge(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what is left, after the last round."""
+
+    def stop(self) -> None:
+        """End what runs beside the tasks; called however the fit ends, and before ``close``."""
+        return
 
 
 class Synchronous(Merge):
@@ -148,6 +157,64 @@ class Commutative(Merge):
         self._engine.delete([*{self.parameters, self._initial, *self._bases}])
 
 
+class ThroughServer(Merge):
+    """Every worker pushes its change to a server beside the tasks, and goes on from what it pulls there."""
+
+    rounds_ahead = Commutative.rounds_ahead
+
+    def __init__(
+        self, engine: Engine, initial: params.Parameters, num_workers: int, buffers: Collection[str]
+    ) -> None:
+        self._engine = engine
+        serve = serve_apart if engine.waiting_stops_threads else parameter_server.serve
+        self._serving = serve(f"tcp://{engine.host()}:*")
+        try:
+            served = Served(self._serving.address, self._serving.token, Exchange.of(initial, buffers, num_workers))
+            with served.connect("coordinator") as server:
+                served.exchange.publish(server, initial)
+            self._served = engine.publish(served)
+            self.parameters = self._initial = engine.publish(initial)
+        except BaseException:
+            self.stop()
+            raise
+        self._bases = [self._initial] * num_workers
+
+    def submit(self, fleet: Fleet, round_: Round) -> Submitted:
+        """Train each worker from its own base and have it exchange parameters, then read what is there."""
+        counts = round_.counts
+        measured = {}
+        for worker, count in enumerate(counts):
+            if count:
+                base = self._bases[worker]
+                more = self._served, worker, sum(counts)
+                self._bases[worker], measured[worker] = fleet.train(worker, round_, base, train_and_exchange, *more)
+                self._free([base])
+        name = f"round {round_.number}"
+        self.parameters = self._engine.submit(read, self._served, list(measured.values()), name, priority=True)
+        return Submitted(round_, measured, self.parameters)
+
+    def current(self, submitted: Submitted) -> params.Parameters:
+        """Return what was read when all workers had pushed that round's changes."""
+        read_then: params.Parameters = self._engine.fetch([submitted.parameters])[0]
+        return read_then
+
+    def retire(self, submitted: Submitted) -> None:
+        """Free what was read after that round."""
+        self._free([submitted.parameters])
+
+    def stop(self) -> None:
+        """End the server."""
+        self._serving.close()
+
+    def close(self) -> None:
+        """Free what was read last, and what the workers would have gone on from."""
+        self._free({*self._bases, self.parameters})
+        self._engine.delete([self._initial, self._served])
+
+    def _free(self, refs: Iterable[Ref]) -> None:
+        self._engine.delete([ref for ref in refs if ref is not self._initial])
+
+
 def make_merge(
     options: FitOptions,
     engine: Engine,
@@ -158,6 +225,8 @@ def make_merge(
     """Return the merge that the options name, beginning with these parameters; ``buffers`` names statistics."""
     if options.merge == "synchronous":
         return Synchronous(engine, initial)
+    if options.merge == "parameter_server":
+        return ThroughServer(engine, initial, num_workers, buffers)
     return Commutative(engine, initial, num_workers, options.rule, buffers)
 
 

@@ -8,11 +8,12 @@ from typing import Literal, get_args
 from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
 from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
+from compss_train.parameter_server import check_installed
 from compss_train.samplers.plan import Pools
 from compss_train.samplers.pools import check_pools
 from compss_train.validation import check_choice, check_count
 
-MergeName = Literal["synchronous", "commutative"]
+MergeName = Literal["synchronous", "commutative", "parameter_server"]
 Rule = Literal["weighted", "halving"]
 OptimizerState = Literal["keep", "reset"]
 
@@ -52,11 +53,22 @@ class FitOptions:
         check_choice("shuffle", self.shuffle, ("blocks", "total", "partial", None))
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         check_choice("rule", self.rule, get_args(Rule))
+        self._check_parameter_server()
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
         if not isinstance(self.buffer, BufferSpec | None):
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
         check_count("file_buffer", self.file_buffer)
         self._check_partial_shuffle()
+
+    def _check_parameter_server(self) -> None:
+        if self.merge != "parameter_server":
+            return
+        if self.rule != "weighted":
+            raise ValueError(
+                f"rule={self.rule!r} belongs to merge='commutative'; what is pushed to a parameter server is added "
+                "up, weighted by samples: leave rule= out"
+            )
+        check_installed()
 
     def _check_partial_shuffle(self) -> None:
         if self.shuffle_buffer is not None:

@@ -83,7 +83,8 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             Batch sizes within a block differ by one at most.
         merge:
             ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each one's
-            weighted change when it arrives, and nobody waits.
+            weighted change when it arrives, and nobody waits; ``"parameter_server"`` does so layer by layer at a
+            server that the workers themselves connect to (needs the extra ``server``).
         merge_every, merge_unit:
             Merge every so many ``"epochs"``, or ``"blocks"`` a worker inside an epoch; 0 merges once at the end.
         shuffle:
@@ -174,6 +175,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             raise
         finally:
             self._rounds = None
+            merge.stop()
         merge.close()
         fleet.data.delete()
         if validation is not None:
