@@ -77,11 +77,11 @@ def _add_merging(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--blocks", type=int, help=f"blocks that the data are cut into (default: {BLOCKS_PER_WORKER} a worker)"
     )
-    names = ("synchronous", "commutative")
+    names = ("synchronous", "commutative", "parameter_server")
     _add(
         group,
         "--merge",
-        "average all workers at once, or add each when it is ready",
+        "average all workers at once, add each when it is ready, or have each add itself at a server",
         choices=names,
         default=names[0],
     )

@@ -219,10 +219,8 @@ def test_a_callback_that_raises_ends_the_server():
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(*blocked(x, y, 2), num_epochs=5, batch_size=20, callbacks=[Interrupt()], **SERVED)
-    assert_same_bits(
-        trainer.get_parameters(),
-        fitted("serial", 2, *blocked(x, y, 2), seed=1, num_epochs=1, batch_size=20, **SERVED),
-    )
+    options = {"optimizer": SGD, "seed": 1, "num_epochs": 1, "batch_size": 20, **SERVED}
+    assert_same_bits(trainer.get_parameters(), fitted("serial", 2, *blocked(x, y, 2), **options))
 
 
 def test_a_fit_that_ends_before_its_first_round_ends_the_server(monkeypatch):

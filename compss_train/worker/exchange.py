@@ -1,10 +1,11 @@
 """Exchanging parameters by way of a parameter server, layer by layer, so that nobody waits for anybody.
 
-A layer's weights are one key, which changes are added to. Additions commute, and in double precision the order of
-arrival is rounded away. Statistics (floating buffers, such as BatchNorm's variances) and integers cannot be added
-up like this: a change against a base that is no longer there turns a variance negative, and two workers that raise
-a counter raise it twice. Of these a second key holds a row a worker, what that worker had last, which only it
-changes. Their global values are the mean of the rows, by the workers' shares, and of integers the maximum.
+A layer's weights are one key, which changes are added to. Additions commute, so that in double precision
+the order of arrival decides no more than which way a tie is rounded. Statistics (floating buffers, such as
+BatchNorm's variances) and integers cannot be added up like this: a change against a base that is no longer there
+turns a variance negative, and two workers that raise a counter raise it twice. Of these a second key holds a row a
+worker, what that worker had last, which only it changes. Their global values are the mean of the rows, by the
+workers' shares, and of integers the maximum.
 """
 
 from __future__ import annotations

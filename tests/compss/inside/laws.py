@@ -91,6 +91,20 @@ def test_one_merge_of_commutative_workers_is_the_average_of_synchronous_ones():
     assert_close(commutative, fitted("auto", 3, **options)[0])
 
 
+def test_one_worker_that_meets_a_server_is_a_plain_loop():
+    for mode in MODES[::3]:
+        served, plain = (
+            fitted("auto", 1, num_epochs=2, merge=merge, **mode)[0] for merge in ("parameter_server", "synchronous")
+        )
+        assert_same_bits(served, plain)
+
+
+def test_one_merge_of_workers_that_meet_a_server_is_the_average_of_synchronous_ones():
+    options = {"num_epochs": 1, "shuffle": None}
+    served, _ = fitted("auto", 3, merge="parameter_server", **options)
+    assert_close(served, fitted("auto", 3, **options)[0])
+
+
 def test_a_tree_of_averages_gives_the_bits_of_the_serial_engine():
     x, y = classification(samples=70)
 
