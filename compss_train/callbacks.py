@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Callback:
     """Does nothing; override what you need. A hook that raises ends the fit with its exception."""
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int) -> None:
-        """Before the first round; ``total_samples`` is what all epochs together train."""
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Before the first round; ``total_samples`` is what will be trained in all, ``None`` where nobody knows."""
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """After a round; ``record`` is its entry in ``trainer.history``."""
@@ -33,7 +33,9 @@ class Callback:
 
 
 @contextmanager
-def telling(callbacks: Sequence[Callback], trainer: DistributedTrainer, total_samples: int) -> Iterator[None]:
+def telling(
+    callbacks: Sequence[Callback], trainer: DistributedTrainer, total_samples: int | None
+) -> Iterator[None]:
     """Tell the callbacks of a fit's start and of its end or exception; the rounds are told by who runs them."""
     try:
         for callback in callbacks:
@@ -54,7 +56,7 @@ class ProgressBar(Callback):
         self._file = file
         self._bar: tqdm[Any] | None = None
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int) -> None:
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Show an empty bar."""
         self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
 

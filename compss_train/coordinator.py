@@ -21,6 +21,7 @@ from compss_train.given import Given, as_given
 from compss_train.inference import Inference, means, tell_skipped
 from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.metrics import resolve_metric
+from compss_train.online.fitting import OnlineFit
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameters import Parameters
 from compss_train.rounds import Record, Rounds
@@ -68,7 +69,7 @@ class Coordinator:
         self._session: Session | None = None
         self._built: Built | None = None
         self._parameters: Parameters = {}
-        self._rounds: Rounds | None = None
+        self._rounds: Rounds | OnlineFit | None = None
         self._epochs = 0
         self.history: list[Record] = []
 

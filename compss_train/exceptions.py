@@ -17,6 +17,14 @@ class EngineClosedError(RuntimeError):
     """The engine was shut down while something still waited for it, or was used afterwards."""
 
 
+class TrainingEndedError(RuntimeError):
+    """Samples were to be sent, but training has ended and wants no more of them."""
+
+
+class SimulationError(RuntimeError):
+    """Simulations failed, each as often as it may, before any sample came from one."""
+
+
 class BadFileError(ValueError):
     """A file cannot be read, or does not hold what it should. ``file`` is its name, ``reason`` what is wrong."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from compss_train import parameters as params
@@ -14,6 +14,9 @@ from compss_train.data.schedule import MergeUnit, Shuffle
 from compss_train.fits import NamedFits
 from compss_train.given import Given, as_given
 from compss_train.merging import make_merge
+from compss_train.online.job import Pairing
+from compss_train.online.options import OnlineOptions
+from compss_train.online.setup import Begun, online_fit
 from compss_train.options import FitOptions, MergeName, OptimizerState, Rule
 from compss_train.parameters import Parameters
 from compss_train.rounds import Record, Rounds
@@ -155,18 +158,14 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         held_out: Given | None,
         callbacks: Sequence[Callback],
     ) -> None:
-        def on_round(record: Record) -> None:
-            self.history.append(record)
-            self._epochs = record["epoch"]
-            for callback in callbacks:
-                callback.on_round_end(self, record)
-
         schedule = options.schedule(data.sizes, self.num_workers, self.seed, self._epochs, len(self.history))
         fleet = session.fleet(data, options, self.seed)
         validation = None if held_out is None else session.inference(held_out, EVALUATION_BATCH)
         buffers = [name for name, _ in session.net.named_buffers()]
         merge = make_merge(options, session.engine, self._parameters, self.num_workers, buffers)
-        rounds = Rounds(session.engine, fleet, merge, self._require_built().metric, validation, on_round)
+        rounds = Rounds(
+            session.engine, fleet, merge, self._require_built().metric, validation, self._recorder(callbacks)
+        )
         self._rounds = rounds
         try:
             self._parameters = params.copy_of(rounds.run(schedule.rounds()))
@@ -180,6 +179,123 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         fleet.data.delete()
         if validation is not None:
             validation.data.delete()
+
+    def fit_online(
+        self,
+        simulate: Callable[[Any], Iterable[Any]] | None,
+        inputs: Iterable[Any] = (),
+        *,
+        buffer: BufferSpec,
+        batch_size: int,
+        num_simulators: int,
+        merge_every_batches: int,
+        max_batches: int | None = None,
+        validation_data: tuple[Any, Any] | FileDataset | None = None,
+        callbacks: Sequence[Callback] = (),
+        pairing: Pairing | None = None,
+        record_every: float = 1.0,
+        checkpoint_every: float | None = 60.0,
+        simulation_retries: int = 2,
+        simulation_timeout: float | None = None,
+        senders: int = 0,
+        address: str | None = None,
+        token: str | None = None,
+        optimizer_state: OptimizerState = "keep",
+    ) -> Parameters:
+        """Train while simulations run, and return the final global parameters, arrays in state_dict order.
+
+        Simulations run as tasks, and send their samples to ``num_workers`` workers, which hold them in buffers and
+        train batches that they draw, until all simulations have ended and the buffers are empty. Nothing but
+        checkpoints is written to disk. Needs the extra ``server``, and the engine local or compss; docs/online.md.
+
+        Parameters
+        ----------
+        simulate:
+            A generator function of one input that yields samples: (x, y), or (step, x, y) where the buffer pairs
+            time steps, or x alone for autoencoders. Runs in another process, and may run again.
+        inputs:
+            What it is called with: a list, or an iterator, which may be endless.
+        buffer:
+            Description of the buffer of each worker: a full one lets simulations wait. FIFO and FIRO give each
+            sample once, reservoirs at least once.
+        batch_size:
+            Samples of a batch; fewer in the last ones.
+        num_simulators:
+            How many simulations run at the same time.
+        merge_every_batches:
+            Batches of a worker after which it merges with the others, through a parameter server in this process.
+        max_batches:
+            The most batches that each worker trains; ``None`` for as many as there are.
+        validation_data, callbacks, optimizer_state:
+            As of ``fit``. The validation runs beside the training, with one record of the history after the other.
+        pairing:
+            Of a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
+        record_every:
+            Seconds between records of the history; docs/online.md explains what is in them.
+        checkpoint_every:
+            Seconds after which each worker saves itself and its buffer, which the worker that takes its place if it
+            dies goes on from. ``None`` for never.
+        simulation_retries:
+            How often a simulation runs again that has raised, hung, or whose process died. Samples that have
+            arrived are not sent again. Then it is left out, with a warning.
+        simulation_timeout:
+            Seconds that a simulation may take for a sample; ``None`` for ever.
+        senders, address, token:
+            How many other programs will send samples with ``SampleSender``, to this address (``tcp://HOST:PORT``)
+            and with this token.
+
+        Raises as ``fit`` does, and ``SimulationError`` where simulations fail before any has given a sample. After
+        an exception or Ctrl-C the parameters are those that workers have merged until then.
+        """
+        options = OnlineOptions(
+            simulate=simulate,
+            inputs=inputs,
+            buffer=buffer,
+            batch_size=batch_size,
+            num_simulators=num_simulators,
+            merge_every_batches=merge_every_batches,
+            max_batches=max_batches,
+            pairing=pairing,
+            record_every=record_every,
+            checkpoint_every=checkpoint_every,
+            simulation_retries=simulation_retries,
+            simulation_timeout=simulation_timeout,
+            senders=senders,
+            address=address,
+            optimizer_state=optimizer_state,
+            **({} if token is None else {"token": token}),
+        )
+        built = self._require_built()
+        self._require_idle("fit_online")
+        held_out = None if validation_data is None else self._held_out(validation_data)
+        params.check_finite(self._parameters)
+        with self._working(built, fitting=True) as session, telling(callbacks, self, None):
+            self._run_online(session, options, held_out, callbacks)
+        return self.get_parameters()
+
+    def _run_online(
+        self, session: Session, options: OnlineOptions, held_out: Given | None, callbacks: Sequence[Callback]
+    ) -> None:
+        metric = self._require_built().metric
+        begun = Begun(self._parameters, self.seed, metric, len(self.history), self._epochs)
+        with online_fit(session, options, begun, held_out, self._recorder(callbacks)) as running:
+            self._rounds = running
+            try:
+                running.run()
+            finally:
+                self._rounds = None
+                self._parameters = running.current()
+
+    def _recorder(self, callbacks: Sequence[Callback]) -> Callable[[Record], None]:
+        """Return what a round's record is given to."""
+
+        def record_round(record: Record) -> None:
+            self.history.append(record)
+            self._epochs = record["epoch"]
+            for callback in callbacks:
+                callback.on_round_end(self, record)
+
+        return record_round
 
     def _held_out(self, validation_data: tuple[Any, Any] | FileDataset) -> Given:
         pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data

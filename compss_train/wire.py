@@ -50,11 +50,23 @@ def unpack(frames: Sequence[Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
         raise error if isinstance(error, WireError) else WireError(f"no message: {error}") from error
 
 
+def array_sizes(header: bytes) -> list[int]:
+    """Return the bytes of each array that a header announces; raise ``WireError`` for what is no header."""
+    try:
+        return [_size(name, shape) for name, shape in json.loads(header)["arrays"]]
+    except (ValueError, TypeError, LookupError) as error:
+        raise WireError(f"no message: {error}") from error
+
+
+def _size(name: str, shape: list[int]) -> int:
+    if min(shape, default=0) < 0:
+        raise WireError(f"an array of shape {shape}")
+    return int(np.prod(shape, dtype=np.int64)) * _DTYPES[name].itemsize
+
+
 def _tensor(name: str, shape: list[int], frame: Any) -> torch.Tensor:
-    dtype = _DTYPES[name]
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    data = _buffer(frame)
-    if data.nbytes != size or min(shape, default=0) < 0:
+    dtype, size, data = _DTYPES[name], _size(name, shape), _buffer(frame)
+    if data.nbytes != size:
         raise WireError(f"an array of {name} {shape} has {size} bytes, {data.nbytes} came")
     return torch.frombuffer(data, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.make import BufferType, make_buffer
@@ -11,36 +11,56 @@ from compss_train.validation import check_count
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """A buffer that ``DistributedTrainer.fit`` gives each worker.
+    """A buffer that ``DistributedTrainer.fit`` or ``fit_online`` gives each worker.
 
     Parameters
     ----------
     type:
-        A ``BufferType`` or its name in any case: FIFO, FIRO, Reservoir or BatchReservoir.
+        A ``BufferType`` or its name in any case: FIFO, FIRO, Reservoir, BatchReservoir or, of ``fit_online``,
+        SimPairedReservoir.
     size:
         The most samples that it holds.
     threshold:
         More samples than this must be held before the first batch; half the size by default. FIFO has none.
+    sweep_size, nb_time_steps:
+        Of a SimPairedReservoir, which needs them: how many simulations there are, and time steps of each.
 
-    Raises ``ValueError`` for an unknown type, a size below 1, and a threshold that is not below the size.
+    Raises ``ValueError`` for an unknown type, a size below 1, a threshold that is not below the size, and what the
+    type needs or has no use for.
     """
 
     type: BufferType | str
     size: int
     threshold: int | None = None
+    sweep_size: int | None = None
+    nb_time_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_count("size", self.size)
-        if self.kind is BufferType.SimPairedReservoir:
-            raise ValueError(
-                "a SimPairedReservoir pairs time steps of simulations, which blocks do not name; take another"
-            )
+        for name in ("sweep_size", "nb_time_steps"):
+            self._check_pairing(name, getattr(self, name))
         if self.kind is BufferType.FIFO and self.threshold is not None:
             raise ValueError(f"threshold={self.threshold}: a FIFO has none, leave it out")
         if not 0 <= self.needed < self.size:
             raise ValueError(
                 f"threshold={self.threshold}: give an integer from 0 to {self.size - 1}, below the size"
             )
+
+    def _check_pairing(self, name: str, value: int | None) -> None:
+        if not self.pairs:
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value}: this is of a SimPairedReservoir; a {self.kind.name} has no use for it"
+                )
+        elif value is None:
+            raise ValueError(f"a SimPairedReservoir needs {name}=, which was not given")
+        else:
+            check_count(name, value, least=1 if name == "sweep_size" else 2)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it gives pairs of time steps."""
+        return self.kind is BufferType.SimPairedReservoir
 
     @property
     def kind(self) -> BufferType:
@@ -71,7 +91,7 @@ class BufferSpec:
     def limited(self, samples: int, batch_size: int) -> BufferSpec:
         """Return the description of a buffer no larger than so many samples, in all, can fill."""
         threshold = None if self.kind is BufferType.FIFO else self.needed
-        return BufferSpec(self.type, min(self.size, max(samples, self.needed + batch_size)), threshold)
+        return replace(self, size=min(self.size, max(samples, self.needed + batch_size)), threshold=threshold)
 
     def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
         """Return such a buffer, empty."""
@@ -80,6 +100,8 @@ class BufferSpec:
             self.kind,
             per_server_watermark=self.needed,
             batch_size=batch_size,
+            sweep_size=self.sweep_size,
+            nb_time_steps=self.nb_time_steps,
             seed=seed,
             pin_memory=pin_memory,
         )

@@ -52,16 +52,16 @@ def train(
     began = time.perf_counter()
     with random_state(state.random, device):
         replica = recipe.replica(parameters, device, training=True)
-        optimizer = _optimizer(replica, None if shard.new_optimizer else state.optimizer)
+        optimizer = optimizer_of(replica, None if shard.new_optimizer else state.optimizer)
         tally = Tally(replica.recipe.metric)
         source = source_of(shard, xs, ys)
         for x, y in batches(shard, source, device):
             with explained(x, replica):
-                _step(replica, optimizer, (x, y), tally)
+                step(replica, optimizer, (x, y), tally)
         sums = {**tally.sums(), **source.measured()}
         sums["given"] = sum(visit.size for visit in shard.share) - sums.get("left_out", 0)
         _check_finite(sums, shard.name)
-        after = WorkerState(_to_cpu(optimizer.state_dict()), RandomState.now(device))
+        after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.now(device))
         trained = params.from_module(replica.recipe.net)
         return trained, after, {**sums, "seconds": time.perf_counter() - began}
 
@@ -75,7 +75,8 @@ def _check_finite(sums: dict[str, Any], name: str) -> None:
         )
 
 
-def _optimizer(replica: Replica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
+def optimizer_of(replica: Replica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
+    """Return the replica's optimizer, in that state if there is one."""
     optimizer = replica.recipe.optimizer(replica.recipe.net.parameters())
     if state is not None:
         # A copy: optimizers update loaded tensors in place, and a task does not change its arguments.
@@ -83,7 +84,8 @@ def _optimizer(replica: Replica, state: dict[str, Any] | None) -> torch.optim.Op
     return optimizer
 
 
-def _step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tally: Tally) -> None:
+def step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tally: Tally) -> None:
+    """Train on one batch, and add what it measures."""
     optimizer.zero_grad()
     with replica.autocast():
         output, target = replica.forward(*batch)
@@ -97,12 +99,12 @@ def _step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tall
     tally.add(len(batch[0]), loss, output, target)
 
 
-def _to_cpu(value: Any) -> Any:
+def to_cpu(value: Any) -> Any:
     """Return a state_dict with its tensors on the CPU."""
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, dict):
-        return {key: _to_cpu(item) for key, item in value.items()}
+        return {key: to_cpu(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_to_cpu, value))
+        return type(value)(map(to_cpu, value))
     return value

@@ -1,0 +1,56 @@
+"""The worker's line to the coordinator: what it is told, and what it tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from compss_train.data.block import Block
+from compss_train.online.connection import Address, Header
+from compss_train.parameter_server.base import Closable
+
+
+class Control(Closable):
+    """Says hello, and later listens in a thread for the end of reception, the end, and the coordinator's death.
+
+    Raises ``OSError`` where there is no coordinator.
+    """
+
+    def __init__(self, director: Address, worker: int) -> None:
+        self._connection = director.connect({"hello": "worker", "number": worker})
+        told, arrays = self._connection.receive()
+        self.wanted = bool(told.get("go"))
+        """Whether this worker is waited for; not where there is another with its number."""
+        self.saved: torch.Tensor | None = arrays[0] if arrays else None
+        """What the worker before this one has saved."""
+        self.own_host = self._connection.own_host
+        self.ended = threading.Event()
+        """Set when this worker is to end."""
+        self._over: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._listen, name="worker-control", daemon=True)
+
+    def start(self, port: int, over: Callable[[], None]) -> None:
+        """Say where samples are received; ``over`` is called when no more will come."""
+        self._over = over
+        self.tell({"listening": [self.own_host, port]})
+        self._thread.start()
+
+    def _listen(self) -> None:
+        try:
+            while "end" not in (told := self._connection.receive()[0]):
+                if "over" in told and self._over is not None:
+                    self._over()
+        except OSError:
+            pass  # the coordinator has gone, and nobody wants what would still be trained
+        finally:
+            self.ended.set()
+
+    def tell(self, header: Header, arrays: Sequence[Block] = ()) -> None:
+        """Say something to the coordinator."""
+        self._connection.send(header, arrays)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()

@@ -1,0 +1,99 @@
+"""The simulations' tasks: submitted as many at a time as may run, and again where they fail."""
+
+from __future__ import annotations
+
+import cloudpickle
+
+from compss_train.engines import Engine, Ref
+from compss_train.online.attendance import Attendance
+from compss_train.online.connection import Address, Header
+from compss_train.online.director import Peer
+from compss_train.online.options import OnlineOptions
+from compss_train.online.reception import Reception
+from compss_train.online.simulation import simulate_and_send
+from compss_train.online.simulations import Simulation, Simulations, Status
+
+
+class Crew:
+    """Runs ``simulations`` as tasks, whose ``simulate`` is pickled once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        simulations: Simulations,
+        reception: Reception,
+        options: OnlineOptions,
+        director: Address,
+    ) -> None:
+        self._engine, self._simulations, self._reception = engine, simulations, reception
+        self._at_a_time, self._limit = options.num_simulators, options.simulation_timeout
+        self._director = director
+        self._simulate: Ref = engine.publish(cloudpickle.dumps(options.simulate))
+
+    def start(self) -> None:
+        """Submit simulations until enough of them run; a task that was lost on its way once more."""
+        running = self._simulations.running
+        for simulation in running:
+            if simulation.attendance is not None and simulation.attendance.is_lost:
+                self._submit(simulation)
+        for _ in range(self._at_a_time - len(running)):
+            if (next_one := self._simulations.next()) is None:
+                return
+            self._submit(next_one)
+
+    def _submit(self, simulation: Simulation) -> None:
+        simulation.status, simulation.attendance = Status.RUNNING, Attendance()
+        value = cloudpickle.dumps(simulation.value)  # here, where it is raised if it cannot be
+        simulation.task = self._engine.submit(
+            simulate_and_send, self._simulate, value, simulation.number, self._director, self._limit
+        )
+
+    def handle(self, peer: Peer, header: Header | None) -> None:
+        """Take what a task says."""
+        simulation = self._simulations.of(int(peer.number))
+        if header is not None and "hello" in header:
+            self._welcome(simulation, peer)
+        elif simulation is None or simulation.attendance is None or simulation.attendance.peer is not peer:
+            return  # it was given up, or runs a second time
+        elif header is None:
+            self._has_died(simulation, simulation.attendance)
+        elif "hanging" in header:
+            simulation.hung = f"it gave no sample for {header['hanging']} s, when it was here:\n{header['where']}"
+        else:
+            self._has_ended(simulation, header)
+
+    def _welcome(self, simulation: Simulation | None, peer: Peer) -> None:
+        attendance = None if simulation is None else simulation.attendance
+        if simulation is None or attendance is None or attendance.peer is not None:
+            peer.tell({"go": False})
+        else:
+            attendance.arrive(peer)
+            self._reception.welcome(peer, simulation.number)
+
+    def _has_died(self, simulation: Simulation, attendance: Attendance) -> None:
+        """Wait for the engine to run it again."""
+        attendance.leave()
+        reason, simulation.hung = simulation.hung or "its process died", None
+        if not self._simulations.has_failed(simulation, reason):
+            self._free(simulation)
+
+    def _has_ended(self, simulation: Simulation, header: Header) -> None:
+        if "finished" in header:
+            self._simulations.finished(simulation, int(header["finished"]))
+        elif "interrupted" in header or self._simulations.has_failed(
+            simulation, header["failed"], header["traceback"], sent=header["sent"]
+        ):
+            self._simulations.run_again(simulation)
+        self._free(simulation)
+
+    def _free(self, simulation: Simulation) -> None:
+        if simulation.task is not None:
+            self._engine.delete([simulation.task])
+        simulation.task = simulation.attendance = None
+
+    def stop(self) -> None:
+        """Tell those that run that no more samples are wanted."""
+        for simulation in self._simulations.running:
+            if simulation.attendance is not None and simulation.attendance.peer is not None:
+                simulation.attendance.peer.tell({"stop": True})
+        self._engine.delete([self._simulate])

@@ -1,0 +1,140 @@
+"""An online fit: the coordinator keeps workers and simulations going, event after event, until all is trained.
+
+::
+
+    simulations (tasks)  ── samples, over TCP ──▶  workers (tasks): buffer ─▶ model copy ◀─▶ parameter server
+            │                                         │
+            └────────── events ──▶ coordinator ◀──────┘  starts them, replaces them, records
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from compss_train.inference import means
+from compss_train.online.checkpoints import Checkpoints
+from compss_train.online.crew import Crew
+from compss_train.online.director import Director, Event
+from compss_train.online.evaluation import Evaluation
+from compss_train.online.job import OnlineJob
+from compss_train.online.options import OnlineOptions
+from compss_train.online.progress import Progress
+from compss_train.online.reception import Reception
+from compss_train.online.senders import Senders
+from compss_train.online.simulations import Simulations
+from compss_train.online.workers import Workers
+from compss_train.parameters import Parameters
+from compss_train.session import Session
+
+_TICK = 0.1
+"""Seconds after which the coordinator looks after what no event tells."""
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Recording:
+    """Where records go, and what they are made with."""
+
+    metric: str | None
+    first: int
+    """Number of the first record."""
+    epoch: int
+    every: float
+    """Seconds between them."""
+    evaluation: Evaluation | None
+    on_record: Callable[[Record], None]
+
+
+class OnlineFit:
+    """Runs one fit; all that is here happens in one thread."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: OnlineOptions,
+        job: OnlineJob,
+        director: Director,
+        pull: Callable[[], Parameters],
+        recording: Recording,
+        saved: Checkpoints,
+    ) -> None:
+        self._director, self._pull, self._recording = director, pull, recording
+        self._progress = Progress(job.num_workers, recording.metric)
+        numbers = itertools.count()
+        inputs = () if options.simulate is None else options.inputs
+        self._simulations = Simulations(inputs, options.simulation_retries, numbers.__next__)
+        self._workers = Workers(session, job, self._simulations, self._progress, saved)
+        self._reception = Reception(self._workers.all, paired=job.paired)
+        self._crew = Crew(session.engine, self._simulations, self._reception, options, director.address)
+        self._senders = Senders(options.senders, self._reception, numbers.__next__)
+        self._records = itertools.count(recording.first)
+        self._pending: Record | None = None  # a record whose validation is still to come
+
+    def current(self) -> Parameters:
+        """Return the global parameters as they are by now."""
+        return self._pull()
+
+    def run(self) -> None:
+        """Train until every worker is done."""
+        while not self._workers.all_done:
+            self._crew.start()
+            event = self._director.next(_TICK)
+            while event is not None:
+                self._handle(event)
+                event = self._director.next(0)
+            self._look_after()
+        self._crew.stop()
+        self._senders.stop()
+        self._workers.end()
+        self._record_last()
+
+    def _handle(self, event: Event) -> None:
+        peer, header = event.peer, event.header
+        if peer.role == "worker":
+            self._workers.handle(peer, header, event.arrays)
+            self._reception.look()
+        elif peer.role == "simulation":
+            self._crew.handle(peer, header)
+        elif peer.role == "sender":
+            self._senders.handle(peer, header)
+        elif header is not None and "evaluated" in header:
+            self._take_validation(header["evaluated"])
+
+    def _look_after(self) -> None:
+        self._workers.look_after()
+        if self._simulations.all_ended and self._senders.all_ended:
+            self._workers.tell_over()
+        if self._pending is None and self._progress.is_due(self._recording.every):
+            self._record()
+
+    # Records
+
+    def _record(self) -> None:
+        record = self._progress.record(next(self._records), self._recording.epoch, self._simulations.counts())
+        if self._recording.evaluation is None:
+            self._recording.on_record(record)
+        else:
+            self._recording.evaluation.start(self._pull())
+            self._pending = record
+
+    def _take_validation(self, sums: list[dict[str, Any]]) -> None:
+        record, self._pending = self._pending, None
+        if record is not None and self._recording.evaluation is not None:
+            self._recording.evaluation.end()
+            self._recording.on_record(record | means(sums, self._recording.metric, "val_"))
+
+    def _record_last(self) -> None:
+        """Wait for what is pending, and record what is left, how often samples were trained on among it."""
+        evaluation = self._recording.evaluation
+        if evaluation is not None and self._pending is not None:
+            self._take_validation(evaluation.wait())
+        record = self._progress.record(next(self._records), self._recording.epoch, self._simulations.counts())
+        if evaluation is not None:
+            evaluation.start(self._pull())
+            record |= means(evaluation.wait(), self._recording.metric, "val_")
+            evaluation.end()
+        self._recording.on_record(record | {"repetitions": self._workers.repetitions()})

@@ -1,0 +1,67 @@
+"""The senders of an online fit: programs that are no tasks of it, but send it samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from compss_train.online.connection import Header
+from compss_train.online.director import Peer
+from compss_train.online.reception import Reception
+
+
+class Senders:
+    """Waits for as many as were announced to have sent all."""
+
+    def __init__(self, expected: int, reception: Reception, new_number: Callable[[], int]) -> None:
+        self._expected, self._reception, self._new_number = expected, reception, new_number
+        self._streams: dict[str, int] = {}  # of those that have a name
+        self._sending: dict[Peer, int] = {}
+        self._ended: set[int] = set()
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether nobody sends, or is still to come."""
+        return len(self._ended) >= self._expected and not self._sending
+
+    def handle(self, peer: Peer, header: Header | None) -> None:
+        """Take what one of them says."""
+        if header is not None and "hello" in header:
+            self._welcome(peer)
+        elif peer not in self._sending:
+            return
+        elif header is None:
+            self._leave(peer, "it is gone without a word")
+        elif "lost" in header:
+            self._reception.seek(peer, int(header["lost"]))
+        elif "finished" in header:
+            self._ended.add(self._sending.pop(peer))
+        elif "failed" in header:
+            self._leave(peer, str(header["failed"]))
+
+    def _welcome(self, peer: Peer) -> None:
+        if not self._expected:
+            peer.tell({"error": "this fit takes no senders: give it senders="})
+            return
+        number = self._streams[peer.name] if peer.name in self._streams else self._new_number()
+        if peer.name is not None:
+            self._streams[peer.name] = number
+        if number in self._sending.values():
+            peer.tell({"error": f"another program sends as {peer.name!r}"})
+            return
+        self._ended.discard(number)
+        self._sending[peer] = number
+        self._reception.welcome(peer, number)
+
+    def _leave(self, peer: Peer, reason: str) -> None:
+        number = self._sending.pop(peer)
+        if peer.name is None:  # it cannot come back as the same one
+            self._ended.add(number)
+            warnings.warn(f"a sender has failed: {reason}", stacklevel=2)
+        else:
+            warnings.warn(f"sender {peer.name!r} has failed, and is waited for: {reason}", stacklevel=2)
+
+    def stop(self) -> None:
+        """Tell those that still send that no more is wanted."""
+        for peer in self._sending:
+            peer.tell({"stop": True})

@@ -1,0 +1,87 @@
+"""What an online fit needs around it, made before it starts and ended with it however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from compss_train.engines import Resources
+from compss_train.given import Given
+from compss_train.global_parameters import GlobalParameters
+from compss_train.inference import Inference
+from compss_train.online.checkpoints import Checkpoints
+from compss_train.online.director import Director
+from compss_train.online.evaluation import Evaluation
+from compss_train.online.fitting import OnlineFit, Recording
+from compss_train.online.job import OnlineJob
+from compss_train.online.options import OnlineOptions
+from compss_train.online.sender import host_and_port
+from compss_train.parameters import Parameters
+from compss_train.session import Session
+
+ONE_CPU = Resources()
+EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where a trainer is when an online fit begins."""
+
+    parameters: Parameters
+    seed: int
+    metric: str | None
+    records: int
+    """How many records its history has."""
+    epoch: int
+
+
+@contextmanager
+def online_fit(
+    session: Session,
+    options: OnlineOptions,
+    begun: Begun,
+    held_out: Given | None,
+    on_record: Callable[[dict[str, Any]], None],
+) -> Iterator[OnlineFit]:
+    """Give an online fit that is ready to run."""
+    engine = session.engine
+    workers = len(session.devices)
+    engine.reserve([session.resources] * workers + [ONE_CPU] * (options.num_simulators + (held_out is not None)))
+    host, port = (engine.host(), 0) if options.address is None else host_and_port(options.address)
+    statistics = [name for name, _ in session.net.named_buffers()]
+    with ExitStack() as stack:
+        shared = stack.enter_context(GlobalParameters(host, begun.parameters, workers, statistics))
+        director = stack.enter_context(Director(host, port, options.token))
+        job = OnlineJob(
+            director=director.address,
+            served=shared.served,
+            num_workers=workers,
+            buffer=options.buffer,
+            batch_size=options.batch_size,
+            merge_every=options.merge_every_batches,
+            max_batches=options.max_batches,
+            report_every=min(1.0, options.record_every) / 2,
+            save_every=options.checkpoint_every,
+            pairing=options.pairing,
+            new_optimizer=options.optimizer_state == "reset",
+            seed=begun.seed + begun.records,
+        )
+        evaluation = None if held_out is None else _evaluation(session, held_out, director, begun.parameters)
+        recording = Recording(begun.metric, begun.records, begun.epoch, options.record_every, evaluation, on_record)
+        saved = stack.enter_context(Checkpoints())
+        yield OnlineFit(session, options, job, director, shared.pull, recording, saved)
+        if evaluation is not None:
+            evaluation.close()
+
+
+def _evaluation(session: Session, held_out: Given, director: Director, parameters: Parameters) -> Evaluation:
+    """Return what evaluates on the CPU, after it has once: what does not fit together is found before tasks run."""
+    engine = session.engine
+    inference = Inference(engine, session.recipe, held_out.publish(engine), EVALUATION_BATCH, ONE_CPU, ["cpu"])
+    evaluation = Evaluation(inference, director.address)
+    evaluation.start(parameters)
+    evaluation.wait()
+    evaluation.end()
+    return evaluation

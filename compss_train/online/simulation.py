@@ -1,0 +1,74 @@
+"""The simulation task: runs one simulation and sends its samples to the workers as they come."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from compss_train.exceptions import TrainingEndedError
+from compss_train.online.connection import Address
+from compss_train.online.sender import Sample, Stream, WorkerGoneError, as_sample
+from compss_train.online.watchdog import Watchdog
+
+Simulate = Callable[[Any], Iterable[Any]]
+
+
+def simulate_and_send(simulate: bytes, value: bytes, number: int, director: Address, limit: float | None) -> None:
+    """Run a simulation, telling the coordinator how it ended; an exception of its own is told, not raised.
+
+    ``simulate`` and its input are pickled, so that what goes wrong with them is told, too. ``limit`` is the most
+    seconds that it may take for a sample, else its process ends. Nothing happens where the coordinator is gone or
+    does not want it any more.
+    """
+    with suppress(OSError), Stream(director, {"hello": "simulation", "number": number}) as stream:
+        if not stream.wanted:
+            return
+        try:
+            stream.open()
+            with Watchdog(stream, limit) as watchdog:
+                _send_all(pickle.loads(simulate), pickle.loads(value), stream, watchdog)
+            stream.finish()
+        except TrainingEndedError:
+            pass
+        except WorkerGoneError:
+            stream.tell({"interrupted": True})
+        except BaseException as error:  # SystemExit too: it is the solver's
+            text = "".join(traceback.format_exception(error))
+            reason = f"{type(error).__name__}: {error}"
+            stream.tell({"failed": reason, "traceback": text, "sent": stream.sent})
+
+
+def _send_all(simulate: Simulate, value: Any, stream: Stream, watchdog: Watchdog) -> None:
+    with watchdog.computing():
+        samples = iter(simulate(value))
+    try:
+        for sample in _computed(samples, watchdog):
+            stream.send(*_parsed(sample, stream))
+    finally:
+        if hasattr(samples, "close"):  # a generator, which may have something to clean up
+            samples.close()
+
+
+def _computed(samples: Iterator[Any], watchdog: Watchdog) -> Iterator[Any]:
+    """Iterate over the samples, watched while they are computed and not while they wait to be sent."""
+    end = object()
+    while True:
+        with watchdog.computing():
+            sample = next(samples, end)
+        if sample is end:
+            return
+        yield sample
+
+
+def _parsed(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
+    """Return (x, y) or (x,), and the time step where there is one."""
+    parts = sample if isinstance(sample, tuple) else (sample,)
+    if len(parts) == 3:
+        return as_sample(parts[1:]), int(parts[0])
+    if len(parts) not in (1, 2) or stream.paired:
+        wanted = "(step, x, y), as the buffer pairs time steps" if stream.paired else "(x, y), or (step, x, y)"
+        raise TypeError(f"the simulation gave a tuple of {len(parts)}; a sample is {wanted}")
+    return as_sample(parts), None

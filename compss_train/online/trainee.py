@@ -1,0 +1,83 @@
+"""A model copy that learns batch by batch and is merged with others through the parameter server."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from compss_train import parameters as params
+from compss_train.exceptions import DivergedError
+from compss_train.parameter_server import ParameterServer
+from compss_train.parameters import Parameters
+from compss_train.worker.exchange import Exchange
+from compss_train.worker.random_state import RandomState
+from compss_train.worker.recipe import Recipe
+from compss_train.worker.samples import Batch
+from compss_train.worker.tally import Tally, explained
+from compss_train.worker.train import WorkerState, optimizer_of, step, to_cpu
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One worker's part in the global parameters."""
+
+    exchange: Exchange
+    server: ParameterServer
+    worker: int
+    share: float
+    """How much it counts, of 1 for all workers together."""
+
+    def push_change(self, base: Parameters, trained: Parameters) -> None:
+        """Push what the worker made of its base."""
+        self.exchange.push_change(self.server, self.worker, base, trained, self.share)
+
+    def pull(self) -> Parameters:
+        """Return the global parameters."""
+        return self.exchange.pull(self.server)
+
+
+class Trainee:
+    """Begins with the global parameters."""
+
+    def __init__(self, recipe: Recipe, vote: Vote, optimizer: dict[str, Any] | None, device: str) -> None:
+        self._vote, self._device = vote, device
+        self._base = vote.pull()
+        self._replica = recipe.replica(self._base, device, training=True)
+        self._optimizer = optimizer_of(self._replica, optimizer)
+        self._tally = Tally(recipe.metric)
+        self._merged = True
+
+    def learn(self, batch: Batch) -> None:
+        """Train on one batch."""
+        with explained(batch[0], self._replica):
+            step(self._replica, self._optimizer, batch, self._tally)
+        self._merged = False
+
+    def merge(self) -> None:
+        """Add the share of what was learnt since the last merge to the global parameters, and go on from those."""
+        if self._merged:
+            return
+        self._check_finite()
+        net = self._replica.recipe.net
+        self._vote.push_change(self._base, params.from_module(net))
+        self._base = self._vote.pull()
+        params.load_into(net, self._base)
+        self._merged = True
+
+    def _check_finite(self) -> None:
+        sums = self._tally.sums()
+        if not math.isfinite(sums["loss"]):
+            raise DivergedError(
+                f"the loss became {sums['loss'] / sums['samples']}; lower the learning rate, or check what the "
+                "simulations give for NaN and for values that are far too large"
+            )
+
+    def measured(self) -> dict[str, float]:
+        """Return the sums over samples since this was last asked."""
+        tally, self._tally = self._tally, Tally(self._replica.recipe.metric)
+        return tally.sums()
+
+    def state(self) -> WorkerState:
+        """Return the state of the optimizer and of the random numbers."""
+        return WorkerState(to_cpu(self._optimizer.state_dict()), RandomState.now(self._device))

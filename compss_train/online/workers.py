@@ -1,0 +1,169 @@
+"""The workers of an online fit as the coordinator sees them: where each is, and what it has saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from compss_train.engines import Ref
+from compss_train.exceptions import WorkerLostError
+from compss_train.online.attendance import Attendance
+from compss_train.online.checkpoints import Checkpoints
+from compss_train.online.connection import Header
+from compss_train.online.director import Peer
+from compss_train.online.job import OnlineJob
+from compss_train.online.progress import Progress
+from compss_train.online.receiver import Received
+from compss_train.online.simulations import Simulations
+from compss_train.online.training import train_online
+from compss_train.session import Session
+
+RUNS = 4
+"""How often a worker may start, as tasks elsewhere."""
+START_SECONDS = 300.0
+"""How long workers may take to start: those that do not fit beside each other would be waited for for ever."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """One of them."""
+
+    number: int
+    task: Ref
+    attendance: Attendance = field(default_factory=Attendance)
+    place: tuple[str, int] | None = None
+    """Where it receives samples, once it does."""
+    runs: int = 0
+    told_over: bool = False
+    done: bool = False
+    saved: Received = field(default_factory=dict)
+    """What it had received when it last saved itself."""
+    repetitions: list[int] = field(default_factory=list)
+
+    def tell(self, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
+        """Say something to it, if it is there."""
+        if self.attendance.peer is not None:
+            self.attendance.peer.tell(header, arrays)
+
+    def arrive(self, peer: Peer) -> None:
+        """Note that its task runs."""
+        self.runs += 1
+        self.attendance.arrive(peer)
+
+    def leave(self) -> None:
+        """Note that it has died; raises ``WorkerLostError`` the fourth time."""
+        self.attendance.leave()
+        self.place, self.told_over, self.done = None, False, False
+        if self.runs >= RUNS:
+            raise WorkerLostError(
+                f"worker {self.number} was started {self.runs} times and its process died each time; if memory ran "
+                "out, use a smaller buffer, smaller batches or fewer workers"
+            )
+
+    def check_start(self) -> None:
+        """Raise ``WorkerLostError`` where it should have started long ago."""
+        away = time.monotonic() - self.attendance.away_since
+        if not self.attendance.came and away > START_SECONDS:
+            raise WorkerLostError(
+                f"worker {self.number} has not started in {START_SECONDS:.0f} s; all workers must run at the same "
+                "time: use fewer of them or fewer threads, and see that they can reach the coordinator's node"
+            )
+
+
+class Workers:
+    """All of them: submitted at once, replaced where they die, with what they had saved."""
+
+    def __init__(
+        self, session: Session, job: OnlineJob, simulations: Simulations, progress: Progress, saved: Checkpoints
+    ) -> None:
+        self._session, self._job = session, job
+        self._simulations, self._progress, self._checkpoints = simulations, progress, saved
+        self.all = [Worker(number, self._submit(number)) for number in range(job.num_workers)]
+
+    def _submit(self, number: int) -> Ref:
+        session = self._session
+        ref: Ref = session.engine.submit(
+            *(train_online, session.recipe, session.states[number], self._job, number, session.devices[number]),
+            resources=session.resources,
+        )
+        return ref
+
+    @property
+    def all_done(self) -> bool:
+        """Whether all of them have trained what there was, or as much as they should."""
+        return all(worker.done for worker in self.all)
+
+    def look_after(self) -> None:
+        """Submit those once more that were lost with their node."""
+        for worker in self.all:
+            worker.check_start()
+            if worker.attendance.is_lost:
+                worker.attendance, worker.task = Attendance(), self._submit(worker.number)
+
+    def tell_over(self) -> None:
+        """Tell those that do not know it yet that nothing more will come."""
+        for worker in self.all:
+            if worker.place is not None and not worker.told_over:
+                worker.tell({"over": True})
+                worker.told_over = True
+
+    def handle(self, peer: Peer, header: Header | None, arrays: Sequence[torch.Tensor]) -> None:
+        """Take what one of them says."""
+        worker = self.all[int(peer.number)]
+        if header is not None and "hello" in header:
+            self._welcome(worker, peer)
+        elif worker.attendance.peer is not peer:
+            return  # a second one with this number, which was not wanted
+        elif header is None:
+            worker.leave()
+        elif "listening" in header:
+            worker.place = tuple(header["listening"])
+        elif "report" in header:
+            self._progress.report(worker.number, header["report"])
+        elif "saved" in header:
+            self._keep(worker, header, arrays[0])
+        elif "done" in header:
+            worker.done, worker.repetitions = True, header["repetitions"]
+        elif "failed" in header:
+            self._session.engine.fetch([worker.task])  # raises what the task raised
+
+    def _welcome(self, worker: Worker, peer: Peer) -> None:
+        if worker.attendance.peer is not None:
+            peer.tell({"go": False})
+            return
+        peer.tell({"go": True}, self._checkpoints.of(worker.number))
+        if worker.runs:
+            for simulation in self._simulations.done:
+                if self._lacks(worker, simulation.number, simulation.samples):
+                    self._simulations.run_again(simulation)
+        worker.arrive(peer)
+
+    def _lacks(self, worker: Worker, stream: int, samples: int) -> bool:
+        """Tell whether samples of a stream of so many would be lost if the worker died now."""
+        return worker.saved.get(stream, 0) < self._job.needed_by(worker.number, stream, samples)
+
+    def _keep(self, worker: Worker, header: Header, saved: torch.Tensor) -> None:
+        """Keep what it saved, and forget the simulations that all workers have saved."""
+        self._checkpoints.keep(worker.number, saved)
+        worker.saved = {int(stream): int(upto) for stream, upto in header["saved"]}
+        for simulation in self._simulations.done:
+            if not any(self._lacks(each, simulation.number, simulation.samples) for each in self.all):
+                self._simulations.forget(simulation)
+
+    def end(self) -> None:
+        """Let them return, and take over their states."""
+        for worker in self.all:
+            worker.tell({"end": True})
+        engine, states = self._session.engine, self._session.states
+        engine.fetch([worker.task for worker in self.all])
+        engine.delete([state for state in states if isinstance(state, Ref)])
+        states[:] = [worker.task for worker in self.all]
+
+    def repetitions(self) -> list[int]:
+        """Return at index n how many samples were trained on n times."""
+        longest = max(len(worker.repetitions) for worker in self.all)
+        padded = [worker.repetitions + [0] * (longest - len(worker.repetitions)) for worker in self.all]
+        return [sum(counts) for counts in zip(*padded, strict=True)]
