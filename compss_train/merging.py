@@ -13,15 +13,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from compss_train import parameter_server
 from compss_train import parameters as params
 from compss_train.data.schedule import Round
 from compss_train.engines import Engine, Ref
 from compss_train.fleet import Fleet
+from compss_train.global_parameters import GlobalParameters
 from compss_train.options import FitOptions, Rule
-from compss_train.parameter_server import serve_apart
-from compss_train.worker.exchange import Exchange
-from compss_train.worker.served import Served, read, train_and_exchange
+from compss_train.worker.served import read, train_and_exchange
 
 Item = TypeVar("Item")
 
@@ -166,17 +164,9 @@ class ThroughServer(Merge):
         self, engine: Engine, initial: params.Parameters, num_workers: int, buffers: Collection[str]
     ) -> None:
         self._engine = engine
-        serve = serve_apart if engine.waiting_stops_threads else parameter_server.serve
-        self._serving = serve(f"tcp://{engine.host()}:*")
-        try:
-            served = Served(self._serving.address, self._serving.token, Exchange.of(initial, buffers, num_workers))
-            with served.connect("coordinator") as server:
-                served.exchange.publish(server, initial)
-            self._served = engine.publish(served)
-            self.parameters = self._initial = engine.publish(initial)
-        except BaseException:
-            self.stop()
-            raise
+        self._global = GlobalParameters(engine, initial, num_workers, buffers)
+        self._served = engine.publish(self._global.served)
+        self.parameters = self._initial = engine.publish(initial)
         self._bases = [self._initial] * num_workers
 
     def submit(self, fleet: Fleet, round_: Round) -> Submitted:
@@ -204,7 +194,7 @@ class ThroughServer(Merge):
 
     def stop(self) -> None:
         """End the server."""
-        self._serving.close()
+        self._global.close()
 
     def close(self) -> None:
         """Free what was read last, and what the workers would have gone on from."""

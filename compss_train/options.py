@@ -59,8 +59,8 @@ class FitOptions:
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
         if self.buffer is not None and self.buffer.pairs:
             raise ValueError(
-                "a SimPairedReservoir pairs time steps of simulations, which blocks do not name: it is for fit_online; "
-                "take another"
+                "a SimPairedReservoir pairs time steps of simulations, which blocks do not name: it is for "
+                "fit_online; take another"
             )
         check_count("file_buffer", self.file_buffer)
         self._check_partial_shuffle()

@@ -89,10 +89,6 @@ class Engine(ABC):
     threads: int | None = None
     """Intra-op threads that tasks have where the user names none; ``None`` for a share of the cores."""
 
-    def host(self) -> str:
-        """Return the address of this machine at which tasks reach the coordinator."""
-        return "127.0.0.1"
-
     @abstractmethod
     def publish(self, value: object) -> Ref:
         """Put a value where every task can read it, once; called for blocks and for what all tasks share.

@@ -52,7 +52,7 @@ def online_fit(
     host, port = (engine.host(), 0) if options.address is None else host_and_port(options.address)
     statistics = [name for name, _ in session.net.named_buffers()]
     with ExitStack() as stack:
-        shared = stack.enter_context(GlobalParameters(host, begun.parameters, workers, statistics))
+        shared = stack.enter_context(GlobalParameters(engine, begun.parameters, workers, statistics))
         director = stack.enter_context(Director(host, port, options.token))
         job = OnlineJob(
             director=director.address,

@@ -24,7 +24,7 @@ class Served:
     token: str = field(repr=False)
     exchange: Exchange
 
-    def connect(self, name: str) -> ParameterServer:
+    def connect(self, name: str | None = None) -> ParameterServer:
         """Return a client; of one that comes again under its name, nothing is executed twice."""
         from compss_train.parameter_server import connect  # needs ZeroMQ, as nothing else of a worker does
 
