@@ -6,7 +6,11 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(eq=False)
@@ -14,12 +18,10 @@ class Call:
     """Something to execute for a key."""
 
     key: str
-    run: Callable[[], None]
+    run: Callable[[], None] = _nothing
     size: int = 0
     """Bytes that it holds in memory until then."""
-    done: bool = False
-    finished: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
+    taken: bool = False
 
 
 class Backlog:
@@ -34,17 +36,22 @@ class Backlog:
         self._changed = threading.Condition()
         self._urgent: list[tuple[int, int, Call]] = []  # a heap by priority, then by age
         self._by_key: dict[str, deque[Call]] = {}
-        self._added = 0
+        self._added = self._waiting = 0
         self._closed = False
 
-    def add(self, call: Call, priority: int) -> bool:
-        """Add a call, waiting for room; return whether there was still somebody to execute it."""
+    def add(self, call: Call, priority: int, *, wait: bool = True) -> bool:
+        """Add a call, waiting for room; return whether there was still somebody to execute it.
+
+        Who executes the calls adds some of its own without ``wait``, as it would wait for itself.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(call))
+            if wait and not self._closed and not self._has_room(call):
+                self._changed.wait_for(lambda: self._closed or self._has_room(call))
             if self._closed:
                 return False
             heapq.heappush(self._urgent, (-priority, self._added, call))
             self._added += 1
+            self._waiting += 1
             self._held += call.size
             self._by_key.setdefault(call.key, deque()).append(call)
             self._changed.notify_all()
@@ -52,6 +59,10 @@ class Backlog:
 
     def _has_room(self, call: Call) -> bool:
         return not self._held or self._held + call.size <= self._limit
+
+    def __len__(self) -> int:
+        """Return how many calls wait."""
+        return self._waiting
 
     @property
     def has_room(self) -> bool:
@@ -65,7 +76,7 @@ class Backlog:
         """
         with self._changed:
             while True:
-                while self._urgent and self._urgent[0][2].done:
+                while self._urgent and self._urgent[0][2].taken:
                     heapq.heappop(self._urgent)
                 if self._urgent:
                     break
@@ -74,7 +85,8 @@ class Backlog:
                 self._changed.wait()
             calls = self._by_key[self._urgent[0][2].key]  # of this key all that came before
             call = calls.popleft()
-            call.done = True
+            call.taken = True
+            self._waiting -= 1
             return call
 
     def executed(self, call: Call) -> None:
@@ -83,14 +95,9 @@ class Backlog:
         with self._changed:
             self._held -= call.size
             self._changed.notify_all()
-        call.finished.set()
 
     def close(self) -> None:
         """Take no more calls; those that wait are still given out."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-
-def _nothing() -> None:
-    pass

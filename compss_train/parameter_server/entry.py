@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from compss_train.data.block import Block
+from compss_train.data.block import Block, as_tensor
 from compss_train.optimizers import OptimizerFactory
 
 Kinds: TypeAlias = "list[tuple[torch.dtype, tuple[int, ...]]]"
@@ -20,15 +21,23 @@ Kinds: TypeAlias = "list[tuple[torch.dtype, tuple[int, ...]]]"
 def check_arrays(key: str, kinds: Kinds, name: str, arrays: Sequence[Block]) -> None:
     """Raise ``ValueError`` unless these are as many arrays, of such dtypes and shapes, as the key holds."""
     checked(name, arrays)
-    if len(kinds) > 1 and len(arrays) != len(kinds):
-        raise ValueError(f"{key!r} holds {len(kinds)} arrays, but {name} are {len(arrays)}")
-    for number, array in enumerate(arrays):
-        dtype, shape = kinds[number if len(kinds) > 1 else 0]
-        if (dtype_of(array), tuple(array.shape)) != (dtype, shape):
+    check_kinds(key, kinds, name, [(dtype_of(array), tuple(array.shape)) for array in arrays])
+
+
+def check_kinds(key: str, kinds: Kinds, name: str, given: Kinds) -> None:
+    """Raise ``ValueError`` unless arrays of these kinds are like those that the key holds."""
+    if not given or (len(kinds) > 1 and len(given) != len(kinds)):
+        raise ValueError(f"{key!r} holds {len(kinds)} arrays, but {name} are {len(given)}")
+    for number, (dtype, shape) in enumerate(given):
+        if (dtype, shape) != (held := kinds[number if len(kinds) > 1 else 0]):
             raise ValueError(
-                f"{key!r} holds an array of {dtype} {shape}, but {name}[{number}] is of {array.dtype} "
-                f"{tuple(array.shape)}; dtypes and shapes must agree"
+                f"{key!r} holds an array of {held[0]} {held[1]}, but {name}[{number}] is of {_plain(dtype)} "
+                f"{shape}; dtypes and shapes must agree"
             )
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class Entry:
@@ -37,6 +46,8 @@ class Entry:
     def __init__(self, key: str, value: Sequence[Block], optimizer: OptimizerFactory | None) -> None:
         self._key = key
         self._values: list[torch.Tensor] = [own_tensor(block) for block in checked("value", value)]
+        self.kinds: Kinds = [(value.dtype, tuple(value.shape)) for value in self._values]
+        """What the arrays are."""
         self._are_arrays = [isinstance(block, np.ndarray) for block in value]
         self._optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
@@ -44,9 +55,9 @@ class Entry:
             self._values, self._optimizer = list(parameters), optimizer(parameters)
 
     @property
-    def kinds(self) -> Kinds:
-        """What the arrays are."""
-        return [(value.dtype, tuple(value.shape)) for value in self._values]
+    def values(self) -> Sequence[torch.Tensor]:
+        """The arrays themselves, which the next update changes."""
+        return [value.detach() for value in self._values]
 
     def check(self, name: str, arrays: Sequence[Block]) -> None:
         """Raise ``ValueError`` unless these arrays are like those that the key holds."""
@@ -63,6 +74,8 @@ class Entry:
         for value, grad in zip(self._values, sums, strict=True):
             value.grad = grad
         self._optimizer.step()
+        for value in self._values:
+            value.grad = None
 
     def _summed(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return a gradient for each array; of one array they come from several devices."""
@@ -115,6 +128,8 @@ def copy_values(values: Sequence[torch.Tensor], weights: Sequence[Block]) -> Non
     """Copy values into arrays, in place; a single value into each of them."""
     for number, weight in enumerate(weights):
         value = values[number if len(values) > 1 else 0].detach()
+        if value.numel() and as_tensor(weight).data_ptr() == value.data_ptr():
+            continue  # it is there already
         if isinstance(weight, torch.Tensor):
             weight.copy_(value)
         else:
@@ -139,4 +154,9 @@ def own_tensor(block: Block) -> torch.Tensor:
 
 def dtype_of(array: Block) -> torch.dtype:
     """Return torch's dtype of an array or tensor."""
-    return array.dtype if isinstance(array, torch.Tensor) else torch.from_numpy(np.empty(0, array.dtype)).dtype
+    return array.dtype if isinstance(array, torch.Tensor) else _dtype_of_arrays(array.dtype)
+
+
+@functools.cache
+def _dtype_of_arrays(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

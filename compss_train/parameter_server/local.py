@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from compss_train.data.block import Block
@@ -81,12 +82,12 @@ class LocalParameterServer(ParameterServer):
             self._thread.join()
 
     def _wait(self, key: str, run: Callable[[], Any], priority: int) -> None:
-        call = Call(key, run)
-        self._add(call, priority)
-        call.finished.wait()
+        future: Future[Any] = Future()
+        self._add(Call(key, lambda: _fulfil(future, run)), priority)
+        error = future.exception()
         self._check_failed(key)
-        if call.error is not None:
-            raise call.error
+        if error is not None:
+            raise error
 
     def _add(self, call: Call, priority: int) -> None:
         if not self._backlog.add(call, check_integer("priority", priority)):
@@ -112,11 +113,15 @@ def _closed() -> ParameterServerClosedError:
     return ParameterServerClosedError("the parameter server was closed; make another one")
 
 
+def _fulfil(future: Future[Any], run: Callable[[], Any]) -> None:
+    try:
+        future.set_result(run())
+    except BaseException as error:
+        future.set_exception(error)
+
+
 def _execute(backlog: Backlog) -> None:
     """Execute calls until the backlog is closed and empty; knows nothing of the server, which can be garbage."""
     while (call := backlog.take()) is not None:
-        try:
-            call.run()
-        except BaseException as error:
-            call.error = error
+        call.run()
         backlog.executed(call)

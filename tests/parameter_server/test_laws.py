@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, client, connect, serve
+from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, link, serve
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -62,7 +62,7 @@ class GatedStep(torch.optim.Optimizer):
 
 @pytest.fixture
 def gated(make, monkeypatch):
-    monkeypatch.setattr(client, "_IN_FLIGHT", 1)  # what a client has not sent yet is a backlog for certain
+    monkeypatch.setattr(link, "_IN_FLIGHT", 1)  # what a client has not sent yet is a backlog for certain
     gate = Gate([])
     with make(gate) as server:
         for key in "abc":

@@ -128,7 +128,7 @@ class Bomb:
 def test_what_is_no_message_does_no_harm(serving, client):
     client.init("w", [np.zeros(2)])
     token = serving.token.encode()
-    header, array = pack({"call": "push", "key": "w", "priority": 0, "number": 0, "oldest": 0}, [np.ones(2)])
+    header, array = pack({"call": "push", "key": "w", "priority": 0, "number": 0, "count": 0}, [np.ones(2)])
     messages = [
         [token],
         [token, b"{"],
@@ -141,14 +141,14 @@ def test_what_is_no_message_does_no_harm(serving, client):
         [token, header.replace(b'"push"', b'"drop"'), array],
         [token, header.replace(b'"w"', b'"v"'), array],
         [b"", header, array],
-        [token, header.replace(b'"number": 0', b'"number": 7'), array],
+        [token, header.replace(b'"count": 0', b'"count": 7'), array],
     ]
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.connect(serving.address)
     for message in messages:
         stranger.send_multipart(message)
-    stranger.send_multipart([token, header.replace(b'"number": 0', b'"number": 1'), array])
+    stranger.send_multipart([token, header, array])
     deadline = time.monotonic() + 20
     while client.pull("w")[0].tolist() != [1.0, 1.0]:
         assert time.monotonic() < deadline
