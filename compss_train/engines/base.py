@@ -83,6 +83,9 @@ class Engine(ABC):
     shared_memory: ClassVar[bool] = False
     """Whether tasks map what is published, so that taking a large value costs nothing by itself."""
 
+    replaces_processes: ClassVar[bool] = True
+    """Whether a task whose process dies is run again in another one, and no other task with it."""
+
     waiting_stops_threads: ClassVar[bool] = False
     """Whether no other thread of this process runs while it waits for tasks."""
 

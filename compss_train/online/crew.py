@@ -5,12 +5,12 @@ from __future__ import annotations
 import cloudpickle
 
 from compss_train.engines import Engine, Ref
+from compss_train.online.alone import submit_simulation
 from compss_train.online.attendance import Attendance
 from compss_train.online.connection import Address, Header
 from compss_train.online.director import Peer
 from compss_train.online.options import OnlineOptions
 from compss_train.online.reception import Reception
-from compss_train.online.simulation import simulate_and_send
 from compss_train.online.simulations import Simulation, Simulations, Status
 
 
@@ -44,8 +44,8 @@ class Crew:
     def _submit(self, simulation: Simulation) -> None:
         simulation.status, simulation.attendance = Status.RUNNING, Attendance()
         value = cloudpickle.dumps(simulation.value)  # here, where it is raised if it cannot be
-        simulation.task = self._engine.submit(
-            simulate_and_send, self._simulate, value, simulation.number, self._director, self._limit
+        simulation.task = submit_simulation(
+            self._engine, self._simulate, value, simulation.number, self._director, self._limit
         )
 
     def handle(self, peer: Peer, header: Header | None) -> None:

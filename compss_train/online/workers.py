@@ -10,6 +10,7 @@ import torch
 
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError
+from compss_train.online.alone import submit_training
 from compss_train.online.attendance import Attendance
 from compss_train.online.checkpoints import Checkpoints
 from compss_train.online.connection import Header
@@ -18,7 +19,6 @@ from compss_train.online.job import OnlineJob
 from compss_train.online.progress import Progress
 from compss_train.online.receiver import Received
 from compss_train.online.simulations import Simulations
-from compss_train.online.training import train_online
 from compss_train.session import Session
 
 RUNS = 4
@@ -85,11 +85,8 @@ class Workers:
 
     def _submit(self, number: int) -> Ref:
         session = self._session
-        ref: Ref = session.engine.submit(
-            *(train_online, session.recipe, session.states[number], self._job, number, session.devices[number]),
-            resources=session.resources,
-        )
-        return ref
+        args = session.recipe, session.states[number], self._job, number, session.devices[number]
+        return submit_training(session.engine, *args, resources=session.resources)
 
     @property
     def all_done(self) -> bool:

@@ -51,6 +51,7 @@ class CompssEngine(Engine):
     """
 
     name: ClassVar[str] = "compss"
+    replaces_processes: ClassVar[bool] = False
     waiting_stops_threads: ClassVar[bool] = True  # PyCOMPSs's binding holds Python's lock
 
     def __init__(self) -> None:

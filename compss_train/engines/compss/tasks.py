@@ -51,6 +51,7 @@ predict_gpu = _task("predict_gpu", gpu=True)
 average = _task("average", priority=True)
 shuffle = _task("shuffle")
 describe = _task("describe")
+simulate = _task("simulate")
 copy = _task("copy", priority=True)
 gather = _task("gather", priority=True)
 run = _task("run")
@@ -60,6 +61,8 @@ commute = _decorated("commute", _commute, {}, target=COMMUTATIVE, priority=True)
 
 _NAMES = {
     "train": "train",
+    "train_online_in_child": "train",
+    "simulate_in_child": "simulate",
     "evaluate": "evaluate",
     "predict": "predict",
     "average": "average",
@@ -82,5 +85,8 @@ def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
     return run_first if name == "run" and priority else _CPU[name]
 
 
-_CPU = {task.__name__: task for task in (train, evaluate, predict, average, shuffle, describe, copy, gather, run)}
+_CPU = {
+    task.__name__: task
+    for task in (train, evaluate, predict, average, shuffle, describe, simulate, copy, gather, run)
+}
 _GPU = {"train": train_gpu, "evaluate": evaluate_gpu, "predict": predict_gpu}
