@@ -28,7 +28,8 @@ class LocalEngine(ThisMachineEngine):
     Values are files in shared memory that workers map, so that a block exists once however many tasks read
     it. A process that dies is replaced and its task runs again, 4 times in all; other tasks go on. The processes
     are no main script's children to import: models from notebooks and from ``__main__`` work without a main guard.
-    The end of the program waits for tasks that still run; ``shutdown(kill=True)`` does not.
+    The end of the program waits for tasks that still run; ``shutdown(kill=True)`` does not. A process takes 7
+    file descriptors of the coordinator: for hundreds of them ``ulimit -n`` has to allow more than the usual 1024.
     """
 
     name: ClassVar[str] = "local"
