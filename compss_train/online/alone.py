@@ -7,6 +7,7 @@ that does its work, and gets another one where that dies.
 from __future__ import annotations
 
 from functools import cache
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -47,4 +48,7 @@ def simulate_in_child(*args: Any) -> None:
 
 @cache
 def _kept() -> LocalEngine:
-    return LocalEngine(1)
+    engine = LocalEngine(1)
+    # COMPSs's worker processes are children of multiprocessing, which at their end wait for children of their own.
+    Finalize(None, engine.shutdown, kwargs={"kill": True}, exitpriority=0)
+    return engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ def online_fit(
     """Give an online fit that is ready to run."""
     engine = session.engine
     workers = len(session.devices)
-    engine.reserve([session.resources] * workers + [ONE_CPU] * (options.num_simulators + (held_out is not None)))
+    _reserve(session, options, held_out)
     host, port = (engine.host(), 0) if options.address is None else host_and_port(options.address)
     statistics = [name for name, _ in session.net.named_buffers()]
     with ExitStack() as stack:
@@ -74,6 +74,18 @@ def online_fit(
         yield OnlineFit(session, options, job, director, shared.pull, recording, saved)
         if evaluation is not None:
             evaluation.close()
+
+
+def _reserve(session: Session, options: OnlineOptions, held_out: Given | None) -> None:
+    """See to it that workers and simulations can run at the same time, and if possible evaluations, too.
+
+    Without room of its own an evaluation runs when a simulation has ended.
+    """
+    tasks = [session.resources] * len(session.devices) + [ONE_CPU] * options.num_simulators
+    session.engine.reserve(tasks)
+    if held_out is not None:
+        with suppress(ValueError):
+            session.engine.reserve([*tasks, ONE_CPU])
 
 
 def _evaluation(session: Session, held_out: Given, director: Director, parameters: Parameters) -> Evaluation:
