@@ -165,8 +165,12 @@ class ThroughServer(Merge):
     ) -> None:
         self._engine = engine
         self._global = GlobalParameters(engine, initial, num_workers, buffers)
-        self._served = engine.publish(self._global.served)
-        self.parameters = self._initial = engine.publish(initial)
+        try:
+            self._served = engine.publish(self._global.served)
+            self.parameters = self._initial = engine.publish(initial)
+        except BaseException:
+            self.stop()
+            raise
         self._bases = [self._initial] * num_workers
 
     def submit(self, fleet: Fleet, round_: Round) -> Submitted:
