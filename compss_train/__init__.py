@@ -25,7 +25,10 @@ __all__ = [
     "LocalEngine",
     "NotBuiltError",
     "PartialShuffleSampler",
+    "SampleSender",
     "SerialEngine",
+    "SimulationError",
+    "TrainingEndedError",
     "WorkerLostError",
     "make_buffer",
     "shuffle",
@@ -36,7 +39,11 @@ _HOMES = {
     "buffers": ("BufferSpec", "BufferType", "make_buffer"),
     "data": ("BlockedTensor", "FileDataset", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
-    "exceptions": ("BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError", "WorkerLostError"),
+    "exceptions": (
+        *("BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
+        *("SimulationError", "TrainingEndedError", "WorkerLostError"),
+    ),
+    "online": ("SampleSender",),
     "samplers": ("PartialShuffleSampler",),
     "trainer": ("DistributedTrainer",),
 }
@@ -54,8 +61,11 @@ if TYPE_CHECKING:
         DivergedError,
         EngineClosedError,
         NotBuiltError,
+        SimulationError,
+        TrainingEndedError,
         WorkerLostError,
     )
+    from compss_train.online import SampleSender
     from compss_train.samplers import PartialShuffleSampler
     from compss_train.trainer import DistributedTrainer
 else:  # a type checker that saw this would take any name for one of the package's

@@ -65,7 +65,7 @@ class ProgressBar(Callback):
         if self._bar is None:
             return
         shown = {name: f"{record[name]:.4f}" for name in measured_names(record)}
-        self._bar.set_postfix({"epoch": record["epoch"], **shown}, refresh=False)
+        self._bar.set_postfix({**_where(record), **shown}, refresh=False)
         self._bar.update(record["samples"])
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
@@ -80,6 +80,20 @@ class ProgressBar(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _where(record: dict[str, Any]) -> dict[str, Any]:
+    """Return how far a fit is: the epoch, or of an online fit what arrives and is held."""
+    if "received" not in record:
+        return {"epoch": record["epoch"]}
+    return {
+        "received": record["received"],
+        "buffer": record["buffer"],
+        "unseen": f"{record['unseen']:.0%}",
+        "repeated": f"{record['repetitions_mean']:.1f}",
+        "simulations": record["simulations"]["running"],
+        "batches/s": f"{record['batches_per_second']:.0f}",
+    }
 
 
 class JsonLines(Callback):

@@ -65,7 +65,7 @@ class OnlineFit:
         self._director, self._pull, self._recording = director, pull, recording
         self._progress = Progress(job.num_workers, recording.metric)
         numbers = itertools.count()
-        inputs = () if options.simulate is None else options.inputs
+        inputs = None if options.simulate is None else options.inputs
         self._simulations = Simulations(inputs, options.simulation_retries, numbers.__next__)
         self._workers = Workers(session, job, self._simulations, self._progress, saved)
         self._reception = Reception(self._workers.all, paired=job.paired)
@@ -132,7 +132,7 @@ class OnlineFit:
         evaluation = self._recording.evaluation
         if evaluation is not None and self._pending is not None:
             self._take_validation(evaluation.wait())
-        record = self._progress.record(next(self._records), self._recording.epoch, self._simulations.counts())
+        record = self._progress.last_record(next(self._records), self._recording.epoch, self._simulations.counts())
         if evaluation is not None:
             evaluation.start(self._pull())
             record |= means(evaluation.wait(), self._recording.metric, "val_")

@@ -15,18 +15,28 @@ _SUMMED = ("samples", "batches", "loss", "metric")
 
 
 class Progress:
-    """Sums since the last record, and of each worker's buffer what it said last."""
+    """Sums since the last record, and of each worker's buffer what it said last.
+
+    The last report of each worker that trained something is kept back, so that there is something in the last record.
+    """
 
     def __init__(self, num_workers: int, metric: str | None) -> None:
         self._metric = metric
         self._since: list[Counter[str]] = [Counter() for _ in range(num_workers)]
+        self._kept_back: list[Sums] = [{} for _ in range(num_workers)]
         self._buffers: list[Sums] = [{} for _ in range(num_workers)]
         self._clock = time.perf_counter()
 
     def report(self, worker: int, sums: Sums) -> None:
         """Take a worker's report."""
-        self._since[worker].update({name: sums[name] for name in _SUMMED if name in sums})
         self._buffers[worker] = sums
+        if sums["batches"]:
+            self._add(worker)
+            self._kept_back[worker] = {name: sums[name] for name in _SUMMED if name in sums}
+
+    def _add(self, worker: int) -> None:
+        self._since[worker].update(self._kept_back[worker])
+        self._kept_back[worker] = {}
 
     @property
     def received(self) -> int:
@@ -36,6 +46,12 @@ class Progress:
     def is_due(self, seconds: float) -> bool:
         """Tell whether there is something to record, and the last record is so many seconds old."""
         return time.perf_counter() - self._clock >= seconds and any(sums["batches"] for sums in self._since)
+
+    def last_record(self, number: int, epoch: int, simulations: dict[str, int]) -> dict[str, Any]:
+        """Return a record of all that is left."""
+        for worker in range(len(self._since)):
+            self._add(worker)
+        return self.record(number, epoch, simulations)
 
     def record(self, number: int, epoch: int, simulations: dict[str, int]) -> dict[str, Any]:
         """Return a record of what came since the last one."""

@@ -44,12 +44,13 @@ class Simulation:
 class Simulations:
     """Deals out what is to run: again what has failed or lost samples, then the next inputs.
 
-    ``retries`` is how often a simulation that has failed runs again.
+    ``inputs`` is ``None`` where there are none at all; ``retries`` is how often a simulation that has failed runs
+    again.
     """
 
-    def __init__(self, inputs: Iterable[Any], retries: int, new_number: Callable[[], int]) -> None:
-        self._inputs = iter(inputs)
-        self._exhausted = False
+    def __init__(self, inputs: Iterable[Any] | None, retries: int, new_number: Callable[[], int]) -> None:
+        self._inputs = iter(() if inputs is None else inputs)
+        self._exhausted = inputs is None
         self._retries = retries
         self._new_number = new_number
         self._again: deque[Simulation] = deque()
