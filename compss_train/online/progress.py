@@ -17,7 +17,7 @@ _SUMMED = ("samples", "batches", "loss", "metric")
 class Progress:
     """Sums since the last record, and of each worker's buffer what it said last.
 
-    The last report of each worker that trained something is kept back, so that there is something in the last record.
+    Each worker's last report of something trained is kept back, so that there is something in the last record.
     """
 
     def __init__(self, num_workers: int, metric: str | None) -> None:
@@ -88,7 +88,7 @@ class Progress:
     def _of_worker(self, worker: int, sums: Sums) -> dict[str, Any]:
         counts = {"worker": worker, "samples": int(sums["samples"]), "batches": int(sums["batches"])}
         held = {"received": self._buffers[worker].get("put", 0), "buffer": self._buffers[worker].get("held", 0)}
-        return {**counts, **held, **means([_with_all(sums)], self._metric)}
+        return {**counts, **held, **(means([_with_all(sums)], self._metric) if sums["samples"] else {})}
 
 
 def _with_all(sums: Sums) -> dict[str, float]:

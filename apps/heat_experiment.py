@@ -1,0 +1,127 @@
+"""What all ways to train a surrogate of the heat equation share: the network, the simulations, what is recorded."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import heat
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from compss_train import DistributedTrainer, Engine
+from compss_train.callbacks import Callback
+from compss_train.engines import Resources, engine_class
+
+WIDTH = 256
+"""Of the network's hidden layers."""
+TRAINING, VALIDATION = range(2)
+"""What simulations are for; each draws other parameters from the same seed."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What all methods share: options, running processes, the network as it begins, and samples to validate it."""
+
+    options: argparse.Namespace
+    engine: Engine
+    net: nn.Module
+    validation: heat.Sample
+
+    @classmethod
+    def make(cls, options: argparse.Namespace, engine: Engine) -> Experiment:
+        """Make the network, and run the simulations of the validation."""
+        torch.manual_seed(options.seed)
+        net = surrogate(options.grid)
+        inputs = itertools.islice(heat.draws(options.seed, VALIDATION), options.validation_simulations)
+        refs = [engine.submit(all_samples, simulator(options), parameters) for parameters in inputs]
+        x, y = map(np.concatenate, zip(*engine.fetch(refs), strict=True))
+        engine.delete(refs)
+        return cls(options, engine, net, (x, y))
+
+    @contextmanager
+    def trainer(self) -> Iterator[DistributedTrainer]:
+        """Give a trainer of the network."""
+        options = self.options
+        with DistributedTrainer(options.workers, engine=self.engine, seed=options.seed, threads=1) as trainer:
+            trainer.build(self.net, {"optimizer": "adam", "lr": options.lr}, "mse")
+            yield trainer
+
+
+def start_engine(options: argparse.Namespace, at_once: int) -> Engine:
+    """Start the processes that all methods share, so that none waits for that; so many tasks can run at once."""
+    engine = engine_class(options.engine).start(options.workers, threads=1)
+    if at_once > 1:
+        engine.reserve([Resources()] * at_once)
+    return engine
+
+
+def all_samples(simulate: Callable[[heat.Floats], Iterable[heat.Sample]], parameters: heat.Floats) -> heat.Sample:
+    """Run a simulation to its end."""
+    return heat.stacked(simulate(parameters))
+
+
+def surrogate(grid: int) -> nn.Module:
+    """Return an MLP from temperatures and time to a field, as large as Melissa's."""
+    return nn.Sequential(
+        nn.Linear(heat.TEMPERATURES + 1, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.ReLU(),
+        nn.Linear(WIDTH, grid * grid),
+        nn.Unflatten(1, (grid, grid)),
+    )
+
+
+def simulator(options: argparse.Namespace) -> Callable[[heat.Floats], Iterator[heat.Sample]]:
+    """Return what runs a simulation with given parameters."""
+    return functools.partial(heat.simulate, grid=options.grid, steps=options.steps, substeps=options.substeps)
+
+
+@dataclass
+class Run:
+    """One method's training."""
+
+    method: str
+    records: list[Record]
+    """The trainer's, with ``elapsed`` seconds and ``total_batches`` since the method began."""
+    simulations: int
+    repetitions: list[int]
+    """At index n, how many samples were trained on n times."""
+    fields: NDArray[np.float32]
+    """What the network predicts for the first simulation of the validation."""
+
+
+class Recorder(Callback):
+    """Keeps a fit's records with the time since the method began, and writes them as lines of JSON."""
+
+    def __init__(self, path: Path, batches: Callable[[Record], int]) -> None:
+        self.records: list[Record] = []
+        self._path, self._batches = path, batches
+        self._start = time.perf_counter()
+        path.write_text("", encoding="utf-8")
+
+    def on_round_end(self, trainer: DistributedTrainer, record: Record) -> None:
+        """Keep and write the record."""
+        before = self.records[-1]["total_batches"] if self.records else 0
+        elapsed = time.perf_counter() - self._start
+        self.records.append({**record, "elapsed": elapsed, "total_batches": before + self._batches(record)})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(self.records[-1]) + "\n")
+
+
+def history_file(output: Path, method: str) -> Path:
+    """Return the file of a method's records."""
+    return output / f"history-{method}.jsonl"

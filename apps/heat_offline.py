@@ -1,0 +1,85 @@
+"""Offline training: a few simulations leave files, which are read again and again."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import heat
+from heat_experiment import TRAINING, Experiment, Record, Recorder, Run, history_file, simulator
+
+from compss_train import Engine, FileDataset, write_files
+
+OFFLINE = "offline"
+
+
+def offline(experiment: Experiment) -> Run:
+    """Run some simulations and keep what they give in files, then train on the files again and again."""
+    options = experiment.options
+    plan = Epochs.plan(options)
+    recorder = Recorder(history_file(options.output, OFFLINE), plan.batches)
+    files = FileDataset(simulate_to_files(experiment.engine, options))
+    with experiment.trainer() as trainer:
+        trainer.fit(
+            files,
+            num_epochs=plan.number,
+            batch_size=options.batch_size,
+            merge_every=plan.between_merges,
+            shuffle="partial",
+            shuffle_buffer=options.buffer_size,
+            validation_data=experiment.validation,
+            callbacks=[recorder],
+        )
+        fields = trainer.predict(experiment.validation[0][: options.steps])
+    repetitions = [0] * plan.number + [files.number_samples]
+    return Run(OFFLINE, recorder.records, options.offline_simulations, repetitions, fields)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How many epochs have the batches that are asked for, and how many lie between two merges."""
+
+    number: int
+    between_merges: int
+    batch_size: int
+
+    @classmethod
+    def plan(cls, options: argparse.Namespace) -> Epochs:
+        """Plan for so many batches a worker, or as few more as whole epochs allow."""
+        share = math.ceil(options.offline_simulations * options.steps / options.workers)
+        each = math.ceil(share / options.batch_size)
+        number = math.ceil(options.batches / each)
+        return cls(number, min(number, math.ceil(options.merge_every / each)), options.batch_size)
+
+    def batches(self, record: Record) -> int:
+        """Return the batches of a round, all workers' together; the last one may have fewer epochs."""
+        epochs = self.number % self.between_merges if record["epoch"] == self.number else 0
+        epochs = epochs or self.between_merges
+        shares = (worker["samples"] / epochs for worker in record["workers"])
+        return epochs * sum(math.ceil(share / self.batch_size) for share in shares)
+
+
+def simulate_to_files(engine: Engine, options: argparse.Namespace) -> list[str]:
+    """Run the simulations in tasks and return their files, which replace those of an earlier run."""
+    folder = options.output.resolve() / OFFLINE
+    for path in folder.glob("simulation-*/part-*.npz"):
+        path.unlink()
+    inputs = itertools.islice(heat.draws(options.seed, TRAINING), options.offline_simulations)
+    refs = [
+        engine.submit(simulate_to_file, simulator(options), parameters, folder / f"simulation-{number:06d}")
+        for number, parameters in enumerate(inputs)
+    ]
+    files = list(itertools.chain.from_iterable(engine.fetch(refs, small=True)))
+    engine.delete(refs)
+    return files
+
+
+def simulate_to_file(simulate: Callable[[heat.Floats], Any], parameters: heat.Floats, folder: Path) -> list[str]:
+    """Run one simulation and write its samples as a file."""
+    x, y = heat.stacked(simulate(parameters))
+    return write_files(folder, {"x": x, "y": y}, rows=len(x))

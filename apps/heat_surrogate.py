@@ -1,0 +1,151 @@
+"""Learn a surrogate of the heat equation from simulations: from files that they left, and while they run.
+
+A network is to tell the temperatures inside a square at any time from those of its four walls and the initial one.
+It is trained by several methods, each for as many batches: ``offline`` runs a few simulations, stores their samples
+in files and reads these again and again, as storage holds no more; the others take samples from simulations that
+run meanwhile, through a buffer, and never see the same simulation twice. Simulations that were not trained on tell
+what each has learned, after as many batches and after as much time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import buffer_plots
+import common
+import heat_plots
+import heat_report
+import heat_runs
+from heat_experiment import Experiment, Run, start_engine
+
+from compss_train.exceptions import BadFileError, DivergedError, SimulationError, WorkerLostError
+from compss_train.validation import check_count, check_seed
+
+COUNTS = (
+    *("batches", "batch_size", "workers", "merge_every", "grid", "steps", "substeps", "simulators"),
+    *("offline_simulations", "validation_simulations", "buffer_size"),
+)
+"""Options that are integers of at least 1."""
+FAILURES = (BadFileError, DivergedError, ModuleNotFoundError, OSError, SimulationError, WorkerLostError)
+"""What ends the app with one line that says what is wrong."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser(
+        description="Learn the heat equation from simulations, offline and online, and compare.",
+        allow_abbrev=False,
+    )
+    text, methods = "what is compared (default: all of them)", heat_runs.METHODS
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods, help=text)
+    _add_training(parser)
+    _add_simulations(parser)
+    _add_buffers(parser)
+    _add(parser, "--seed", int, 0, "fixes the initial weights and the simulations")
+    _add(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
+    _add(parser, "--record-every", float, 1.0, "seconds between measurements of online training")
+    _add(parser, "--output", Path, Path("runs/heat_surrogate"), "folder of what is written, replaced if there")
+    return parser
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    _add(parser, "--batches", int, 1500, "batches that each worker trains on, by each method")
+    _add(parser, "--batch-size", int, 10, "samples in a batch")
+    _add(parser, "--lr", float, 0.001, "learning rate of Adam")
+    _add(parser, "--workers", int, 1, "model copies that are trained and merged")
+    _add(parser, "--merge-every", int, 50, "batches between two merges, offline as near as whole epochs allow")
+
+
+def _add_simulations(parser: argparse.ArgumentParser) -> None:
+    _add(parser, "--grid", int, 64, "points along a side")
+    _add(parser, "--steps", int, 100, "samples of a simulation, one a time step")
+    _add(parser, "--substeps", int, 1000, "steps that the solver makes for a sample: more cost more")
+    _add(parser, "--simulators", int, 2, "simulations that run at a time")
+    _add(parser, "--offline-simulations", int, 10, "simulations that the files hold")
+    _add(parser, "--validation-simulations", int, 10, "simulations to validate on")
+
+
+def _add_buffers(parser: argparse.ArgumentParser) -> None:
+    _add(parser, "--buffer-size", int, 2000, "most samples in a worker's buffer, or in a pool of files")
+    _add(parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold more than this")
+
+
+def _add(parser: argparse.ArgumentParser, option: str, kind: Any, default: Any, text: str) -> None:
+    parser.add_argument(option, type=kind, default=default, help=f"{text} (default: %(default)s)")
+
+
+def main() -> int:
+    """Run the app and return its exit code.
+
+    0 after a complete run, 1 where files, training or simulations fail, 2 for wrong options, 130 after Ctrl-C.
+    """
+    parser = make_parser()
+    options = parser.parse_args()
+    try:
+        buffer_plots.check_matplotlib()
+        check(options)
+        common.make_folder(options.output)
+        with start_engine(options, heat_runs.tasks_at_once(options)) as engine:
+            compare(Experiment.make(options, engine))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return common.INTERRUPTED
+    except FAILURES as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        if error.__cause__ is not None:  # from inside a task: no option's fault, so that its traceback matters
+            raise
+        parser.error(str(error))
+    return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise ``ValueError`` for an option that is out of range."""
+    check_seed(options.seed)
+    for name in COUNTS:
+        check_count("--" + name.replace("_", "-"), getattr(options, name))
+    for name in ("lr", "record_every"):
+        if not 0 < getattr(options, name) < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')}={getattr(options, name)}: give a number above 0")
+    for method in heat_runs.ONLINE:
+        heat_runs.buffer(method, options)
+
+
+def compare(experiment: Experiment) -> None:
+    """Train by every method, and tell, draw and write what came of it."""
+    runs = [_run(method, experiment) for method in dict.fromkeys(experiment.options.methods)]
+    report = heat_report.make(runs)
+    print(heat_report.table(report))
+    if conclusion := heat_report.conclusion(report):
+        print(conclusion)
+    write(experiment, runs, report)
+
+
+def _run(method: str, experiment: Experiment) -> Run:
+    run = heat_runs.run(method, experiment)
+    batches, losses = heat_report.curve(run, heat_report.BATCHES)
+    seconds = run.records[-1][heat_report.ELAPSED]
+    print(f"{method}: {batches[-1]:,} batches in {seconds:.1f} s, validation loss {losses[-1]:.2e}", flush=True)
+    return run
+
+
+def write(experiment: Experiment, runs: list[Run], report: dict[str, Any]) -> None:
+    """Write the report and the plots."""
+    options = experiment.options
+    given = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(options).items()}
+    (options.output / "report.json").write_text(json.dumps({**report, "options": given}, indent=1) + "\n")
+    heat_plots.save_losses(runs, options.output / "loss.png")
+    heat_plots.save_repetitions(runs, options.output / "repetitions.png")
+    truth = experiment.validation[1][: options.steps]
+    heat_plots.save_fields(truth, {run.method: run.fields for run in runs}, options.output / "fields.png")
+    print(f"report, histories and plots in {options.output}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The solver of the heat equation against what is known of its solutions, and the samples that it makes."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.sparse.linalg import spsolve
+
+APPS = Path(__file__).parents[2] / "apps"
+WALLS = np.array([3.0, -1.0, 4.0, 1.5])
+COLD = np.zeros(4)
+
+
+@pytest.fixture
+def heat(monkeypatch):
+    monkeypatch.syspath_prepend(APPS)
+    before = sys.modules.pop("heat", None)
+    import heat
+
+    yield heat
+    del sys.modules["heat"]
+    if before is not None:
+        sys.modules["heat"] = before
+
+
+def nth(iterator, number):
+    return next(itertools.islice(iterator, number - 1, None))
+
+
+def laplacian(field, walls):
+    """The five-point stencil, written out, on a field with its walls around it."""
+    padded = np.zeros(np.add(field.shape, 2))
+    padded[:, 0], padded[:, -1], padded[0], padded[-1] = walls
+    padded[1:-1, 1:-1] = field
+    around = padded[1:-1, :-2] + padded[1:-1, 2:] + padded[:-2, 1:-1] + padded[2:, 1:-1]
+    return (around - 4 * field) * (len(field) + 1) ** 2
+
+
+def mode(grid, k, m):
+    points = np.arange(1, grid + 1) / (grid + 1)
+    return np.outer(np.sin(np.pi * k * points), np.sin(np.pi * m * points))
+
+
+def eigenvalue(grid, k, m):
+    return (4 - 2 * np.cos(np.pi * k / (grid + 1)) - 2 * np.cos(np.pi * m / (grid + 1))) * (grid + 1) ** 2
+
+
+@pytest.mark.parametrize("time_step", [1e-5, 0.01, 10.0])
+@pytest.mark.parametrize("grid", [1, 2, 9, 64])
+def test_a_step_solves_the_equations_of_implicit_euler(heat, grid, time_step):
+    before = np.random.default_rng(grid).normal(size=(grid, grid))
+    after = next(heat.HeatEquation(grid, time_step).fields(before, WALLS))
+    np.testing.assert_allclose(
+        after - time_step * laplacian(after, WALLS), before, rtol=1e-9, atol=1e-12 + 1e-12 * time_step * grid**2
+    )
+
+
+def test_in_the_end_the_field_is_harmonic(heat):
+    grid = 20
+    line = sparse.diags([np.ones(grid - 1), np.full(grid, -2.0), np.ones(grid - 1)], [-1, 0, 1])
+    matrix = sparse.kron(line, sparse.eye(grid)) + sparse.kron(sparse.eye(grid), line)
+    from_walls = laplacian(np.zeros((grid, grid)), WALLS) / (grid + 1) ** 2
+    harmonic = spsolve(matrix.tocsr(), -from_walls.ravel()).reshape(grid, grid)
+    initial = np.random.default_rng(0).normal(size=(grid, grid))
+    np.testing.assert_allclose(nth(heat.HeatEquation(grid, 1.0).fields(initial, WALLS), 30), harmonic, atol=1e-12)
+
+
+def test_the_centre_ends_at_the_mean_of_the_walls(heat):
+    last = nth(heat.HeatEquation(21, 1.0).fields(np.zeros((21, 21)), WALLS), 30)
+    assert last[10, 10] == pytest.approx(WALLS.mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 1), (3, 7), (15, 15)])
+def test_modes_decay_as_implicit_euler_has_it(heat, k, m):
+    grid, time_step = 15, 0.003
+    fields = heat.HeatEquation(grid, time_step).fields(mode(grid, k, m), COLD)
+    for step, field in zip(range(1, 6), fields, strict=False):
+        decay = (1 + time_step * eigenvalue(grid, k, m)) ** -step
+        np.testing.assert_allclose(field, decay * mode(grid, k, m), rtol=1e-10, atol=1e-13 * decay)
+
+
+def test_half_the_spacing_has_a_quarter_of_the_error(heat):
+    time_step, steps = 0.01, 5
+    exact = (1 + time_step * 2 * np.pi**2) ** -steps  # in space; in time it is implicit Euler
+    errors = []
+    for grid in (7, 15, 31, 63):
+        field = nth(heat.HeatEquation(grid, time_step).fields(mode(grid, 1, 1), COLD), steps)
+        errors.append(np.abs(field - exact * mode(grid, 1, 1)).max())
+    np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 4, rtol=0.03)
+
+
+def test_half_the_time_step_has_half_the_error(heat):
+    exact = np.exp(-0.05 * eigenvalue(9, 1, 1)) * mode(9, 1, 1)
+    errors = [
+        np.abs(nth(heat.HeatEquation(9, 0.05 / steps).fields(mode(9, 1, 1), COLD), steps) - exact).max()
+        for steps in (50, 100, 200, 400)
+    ]
+    np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 2, rtol=0.03)
+
+
+@pytest.mark.parametrize("substeps", [1, 7])
+def test_no_temperature_leaves_the_range_of_the_walls_and_the_beginning(heat, substeps):
+    for parameters in itertools.islice(heat.draws(0), 20):
+        fields = heat.in_kelvin(heat.stacked(heat.simulate(parameters, 17, 30, substeps))[1])
+        assert fields.min() >= parameters.min() - 1e-3
+        assert fields.max() <= parameters.max() + 1e-3
+
+
+def test_substeps_are_steps_that_are_not_told(heat):
+    equation, initial = heat.HeatEquation(8, 0.01), np.ones((8, 8))
+    every = itertools.islice(equation.fields(initial, WALLS), 2, None, 3)
+    for third, field in zip(equation.fields(initial, WALLS, substeps=3), itertools.islice(every, 5), strict=False):
+        np.testing.assert_allclose(third, field, rtol=1e-12, atol=1e-14)
+
+
+def test_a_sample_is_temperatures_and_time_and_the_field(heat):
+    parameters = np.array([100.0, 200.0, 300.0, 400.0, 500.0])
+    x, y = heat.stacked(heat.simulate(parameters, grid=16, steps=40))
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((40, 6), np.float32, (40, 16, 16), np.float32)
+    np.testing.assert_allclose(x[:, :5], np.tile([0, 0.25, 0.5, 0.75, 1], (40, 1)))
+    np.testing.assert_allclose(x[:, 5], np.arange(1, 41) / 40, rtol=1e-6)
+    west, east, south, north = (y[-1, 8, 0], y[-1, 8, -1], y[-1, 0, 8], y[-1, -1, 8])
+    np.testing.assert_allclose([west, east, south, north], [0.25, 0.5, 0.75, 1], atol=0.08)  # one spacing inside
+    np.testing.assert_allclose(heat.in_kelvin(heat.scaled(parameters)), parameters)
+
+
+def test_simulations_can_be_run_again(heat):
+    parameters = next(heat.draws(5))
+    first, again = (heat.stacked(heat.simulate(parameters, 8, 4)) for _ in range(2))
+    np.testing.assert_array_equal(first[1], again[1])
+
+
+def test_simulations_of_other_seeds_have_other_parameters(heat):
+    draws = np.array([list(itertools.islice(heat.draws(*seed), 200)) for seed in ((0, 0), (0, 1), (1, 0))])
+    assert draws.shape == (3, 200, heat.TEMPERATURES)
+    assert len(np.unique(draws)) == draws.size
+    assert 100 <= draws.min() < 105
+    assert 495 < draws.max() <= 500
+    np.testing.assert_array_equal(draws[1, :3], list(itertools.islice(heat.draws(0, 1), 3)))

@@ -1,0 +1,257 @@
+"""The app that learns a surrogate of the heat equation: its methods, what it tells of them, and how it ends."""
+
+import json
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import DistributedTrainer, SerialEngine
+from tests.apps.test_apps import assert_one_line_error, assert_wrong_option
+
+APPS = Path(__file__).parents[2] / "apps"
+APP = APPS / "heat_surrogate.py"
+MODULES = {path.stem for path in APPS.glob("*.py")}
+INTERRUPTED = 130
+SMALL = (
+    *("--grid", 8, "--steps", 20, "--substeps", 1, "--validation-simulations", 2, "--offline-simulations", 3),
+    *("--buffer-size", 40, "--threshold", 10, "--batches", 60, "--record-every", 0.1),
+)
+OFFLINE = ("--methods", "offline", "--engine", "serial")
+
+needs_fit_online = pytest.mark.skipif(
+    not hasattr(DistributedTrainer, "fit_online"), reason="the trainer has no fit_online yet"
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes that tests start
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Let the apps' modules be imported, and leave nothing of them behind."""
+    others = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    monkeypatch.syspath_prepend(APPS)
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
+
+
+@pytest.fixture
+def app(modules, monkeypatch, capsys, tmp_path):
+    """Run the app in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", [APP.name, *map(str, options)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(APP), run_name="__main__")
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
+
+    return run
+
+
+def command(*options):
+    return [sys.executable, str(APP), *map(str, options)]
+
+
+def history(folder, method):
+    return [json.loads(line) for line in (folder / f"history-{method}.jsonl").read_text().splitlines()]
+
+
+def assert_is_a_picture(path):
+    from matplotlib import image
+
+    pixels = image.imread(path)
+    assert min(pixels.shape[:2]) > 250
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 20
+
+
+def rows(text):
+    """The table's cells by method."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("method "))
+    table = [line.split() for line in lines[start + 1 :]]
+    return {cells[0]: cells[1:] for cells in table if len(cells) == 8}
+
+
+@needs_fit_online
+def test_all_methods_are_compared(tmp_path):
+    done = subprocess.run(command(*SMALL, "--output", tmp_path), capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    methods = ["offline", "FIFO", "FIRO", "Reservoir"]
+    assert list(rows(done.stdout)) == methods
+    assert "Reservoir against offline: " in done.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["method"] for row in report["methods"]] == methods
+    assert report["equal_batches"] == 60
+    for row in report["methods"]:
+        assert row["batches"] >= 60
+        assert row["loss_at_equal_batches"] is not None
+        records = history(tmp_path, row["method"])
+        assert records[-1]["total_batches"] == row["batches"]
+        assert records[-1]["elapsed"] == row["seconds"]
+    for method in ("FIFO", "FIRO"):
+        trained = history(tmp_path, method)[-1]["repetitions"]
+        assert trained[1] == sum(trained[1:]) == 600
+    for name in ("loss", "repetitions", "fields"):
+        assert_is_a_picture(tmp_path / f"{name}.png")
+
+
+def test_offline_training_reads_what_simulations_left(app, tmp_path):
+    done = app(*SMALL, *OFFLINE)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    output = tmp_path / "runs" / "heat_surrogate"
+    assert [path.name for path in sorted((output / "offline").iterdir())] == [
+        f"simulation-{number:06d}" for number in range(3)
+    ]
+    records = history(output, "offline")
+    assert [record["total_batches"] for record in records] == [54, 60]  # six an epoch, merged after nine
+    assert records[-1]["val_loss"] < 0.1
+    row = json.loads((output / "report.json").read_text())["methods"][0]
+    assert (row["simulations"], row["unique_samples"], row["batches"]) == (3, 60, 60)
+    assert "Reservoir against" not in done.stdout
+    for name in ("loss", "repetitions", "fields"):
+        assert_is_a_picture(output / f"{name}.png")
+
+
+def test_batches_are_counted_where_rounds_have_several_epochs(app, tmp_path):
+    options = ("--workers", 2, "--batch-size", 7, "--merge-every", 11, "--batches", 40, "--output", tmp_path)
+    assert app(*SMALL, *OFFLINE, *options).returncode == 0
+    records = history(tmp_path, "offline")  # 30 samples a worker, 5 batches an epoch, 3 epochs a round
+    assert [record["epoch"] for record in records] == [3, 6, 8]
+    assert [record["total_batches"] for record in records] == [30, 60, 80]
+    elapsed = [record["elapsed"] for record in records]
+    assert elapsed == sorted(elapsed)
+
+
+def test_simulations_of_a_second_run_replace_those_of_the_first(modules, tmp_path):
+    import heat_offline
+    import heat_surrogate
+
+    (own := tmp_path / "offline" / "notes.txt").parent.mkdir()
+    own.touch()
+    for number in (4, 2):
+        arguments = (*SMALL, "--offline-simulations", number, "--output", tmp_path)
+        options = heat_surrogate.make_parser().parse_args([*map(str, arguments)])
+        files = heat_offline.simulate_to_files(SerialEngine(), options)
+        assert sorted(files) == sorted(map(str, (tmp_path / "offline").glob("*/*.npz")))
+        assert len(files) == number
+    assert own.exists()
+    x = np.concatenate([np.load(file)["x"] for file in files])
+    assert len(np.unique(x[:, :5], axis=0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--grid", 0), ("--grid=0", "at least 1")),
+        (("--offline-simulations", -1), ("--offline-simulations=-1",)),
+        (("--lr", "nan"), ("--lr=nan", "above 0")),
+        (("--record-every", 0), ("--record-every=0", "above 0")),
+        (("--threshold", 40), ("threshold=40", "39")),
+        (("--threshold", 35), ("a batch of 10 samples", "FIRO")),
+        (("--seed", -1), ("seed=-1",)),
+        (("--methods", "LIFO"), ("'LIFO'", "Reservoir")),
+        (("--methods", "offline", "--engine", "steam"), ("steam", "local")),
+    ],
+)
+def test_wrong_options_are_told(app, options, parts):
+    assert_wrong_option(app(*SMALL, *options), *parts)
+
+
+def test_what_fails_is_said_in_one_line(app, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    assert_one_line_error(app(*SMALL, *OFFLINE, "--output", tmp_path / "file"), "--output", "file")
+    assert_one_line_error(app(*SMALL, *OFFLINE, "--lr", 1e30), "loss")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert_one_line_error(app(*SMALL, *OFFLINE), "pip install matplotlib")
+
+
+def test_ctrl_c_ends_with_a_short_message(tmp_path):
+    options = (*SMALL, *OFFLINE, "--batches", 10**7, "--output", tmp_path)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(*options), **pipes) as process:
+        while not (tmp_path / "offline" / "simulation-000002").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == INTERRUPTED
+    assert errors == "interrupted\n"
+
+
+def record(second, loss, **others):
+    return {"elapsed": second, "total_batches": 100 * second, "seconds": 1.0, "val_loss": loss} | others
+
+
+@pytest.fixture
+def runs(modules):
+    """Two made-up runs: the reservoir is twice as fast."""
+    from heat_experiment import Run
+
+    fields = np.linspace(0, 1, 5 * 6 * 6, dtype=np.float32).reshape(5, 6, 6)
+    slow = [record(second, 1 / (second + 1)) for second in range(1, 11)]
+    fast = [{**record(second, 0.5 / second), "total_batches": 200 * second} for second in range(1, 6)]
+    return [
+        Run("offline", slow, 10, [0] * 9 + [100], fields),
+        Run("Reservoir", fast, 44, [3, 200, 150, 20], 0.9 * fields),
+    ]
+
+
+def test_losses_are_compared_after_as_many_batches_and_after_as_much_time(runs):
+    import heat_report
+
+    report = heat_report.make(runs)
+    offline, reservoir = report["methods"]
+    assert (report["equal_batches"], report["equal_seconds"]) == (1000, 5)
+    assert offline["loss_at_equal_batches"] == 1 / 11
+    assert offline["loss_at_equal_seconds"] == 1 / 6
+    assert reservoir["loss_at_equal_batches"] == reservoir["loss_at_equal_seconds"] == 0.1
+    assert (offline["batches_per_second"], reservoir["batches_per_second"]) == (100, 200)
+    assert reservoir["unique_samples"] == 370
+    told = heat_report.conclusion(report)
+    assert "2.00 times the batches/s" in told
+    assert "10% higher after 1,000 batches, 40% lower after 5.0 s" in told
+    assert rows(heat_report.table(report))["offline"] == [
+        *("1,000", "10.0", "100.0", "10", "100"),
+        *("9.09e-02", "1.67e-01"),
+    ]
+
+
+def test_a_loss_that_was_not_measured_is_no_number(runs):
+    import heat_report
+
+    runs[0].records[:] = [record(8, None), record(9, 0.5)]
+    report = heat_report.make(runs)
+    assert report["methods"][0]["loss_at_equal_seconds"] is None
+    assert rows(heat_report.table(report))["offline"][-1] == "-"
+    assert "not measured yet after 5.0 s" in heat_report.conclusion(report)
+    assert heat_report.conclusion(heat_report.make(runs[:1])) is None
+
+
+def test_made_up_runs_can_be_drawn(runs, tmp_path):
+    import heat_plots
+
+    assert_is_a_picture(heat_plots.save_losses(runs, tmp_path / "loss.png"))
+    assert_is_a_picture(heat_plots.save_repetitions(runs, tmp_path / "repetitions.png"))
+    truth = np.zeros((5, 6, 6), np.float32)
+    predictions = {run.method: run.fields for run in runs}
+    assert_is_a_picture(heat_plots.save_fields(truth, predictions, tmp_path / "fields.png"))
