@@ -1,0 +1,97 @@
+"""An application that trains while simulations run, and says how often each sample was trained on.
+
+``online.py MODE FOLDER OUTPUT.json``: with ``die`` a simulation and, when it has saved itself, the worker are
+killed, once each; ``two`` has two workers; ``wait`` simulates for ever.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train import BufferSpec, DistributedTrainer
+
+SIMULATIONS, STEPS = 12, 10
+SAMPLES = SIMULATIONS * STEPS
+
+
+def simulate(folder, mode, number):
+    for step in range(STEPS):
+        if mode == "die" and (number, step) == (3, 5):
+            die_once(folder / "simulation")
+        if mode == "die" and number == 8:
+            die_once_saved(folder, step)
+        x = np.zeros(SAMPLES, np.float32)
+        x[number * STEPS + step] = 1
+        yield x, np.zeros(1, np.float32)
+    while mode == "wait":
+        (folder / "flag").touch()
+        time.sleep(60)
+
+
+def die_once(flag):
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once_saved(folder, step):
+    """Kill the worker in the midst of a simulation, some checkpoints after the first samples."""
+    if step == 4 and not (folder / "worker").exists():
+        time.sleep(1.5)  # more than checkpoint_every
+        (folder / "worker").touch()
+        os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+
+
+class Counting(nn.Linear):
+    """Each sample that it is trained on lowers its weight by one; says which process it is in."""
+
+    def __init__(self, folder):
+        super().__init__(SAMPLES, 1, bias=False)
+        nn.init.zeros_(self.weight)
+        self.folder = folder
+
+    def forward(self, x):
+        if self.training:
+            (self.folder / "pid").write_text(str(os.getpid()))
+        return super().forward(x)
+
+
+def total(output, target):
+    return output.sum()
+
+
+def main():
+    mode, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    workers = 2 if mode == "two" else 1
+    trainer = DistributedTrainer(workers, seed=0, threads=1)
+    trainer.build(Counting(folder), {"optimizer": "sgd", "lr": 1.0}, total)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parameters = trainer.fit_online(
+            partial(simulate, folder, mode),
+            range(SIMULATIONS),
+            buffer=BufferSpec("FIFO", 20),
+            batch_size=5,
+            num_simulators=1,
+            merge_every_batches=2,
+            checkpoint_every=0.3,
+            record_every=0.5,
+            validation_data=(np.eye(SAMPLES, dtype=np.float32), np.zeros((SAMPLES, 1), np.float32)),
+        )
+    counts = (-workers * torch.from_numpy(parameters["weight"][0])).round().int().tolist()
+    told = {"engine": trainer._engine.name, "counts": counts, "warnings": [str(w.message) for w in caught]}
+    output.write_text(json.dumps({**told, "history": trainer.history}))
+    print("trained to the end", flush=True)
+
+
+if __name__ == "__main__":
+    main()
