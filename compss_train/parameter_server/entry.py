@@ -69,7 +69,7 @@ class Entry:
         sums = self._summed(grads)
         if self._optimizer is None:
             for value, grad in zip(self._values, sums, strict=True):
-                value += grad
+                _add(value, grad)
             return
         for value, grad in zip(self._values, sums, strict=True):
             value.grad = grad
@@ -96,6 +96,15 @@ class Entry:
         return [
             tensor.numpy() if is_array else tensor for tensor, is_array in zip(own, self._are_arrays, strict=True)
         ]
+
+
+def _add(value: torch.Tensor, grad: torch.Tensor) -> None:
+    """Add in this thread alone: torch shares it among threads, which wait for one another on busy machines."""
+    if value.dtype == torch.bfloat16:  # which numpy does not know
+        value += grad
+    else:
+        array = value.numpy()
+        np.add(array, grad.numpy(), out=array)
 
 
 class Entries:

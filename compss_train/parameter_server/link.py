@@ -44,15 +44,15 @@ class Link:
         self._closing = self._aborted = self._asleep = self._connected = False
         self._woken, self._wake = os.pipe()
         self._pipe, self._ended = threading.Lock(), False
-        self._open(address, name)
+        self._identity = f"unnamed {uuid.uuid4().hex}" if name is None else _identity(name)
+        self._open(address)
         self._thread = threading.Thread(target=self._run, name="parameter-client", daemon=True)
         self._thread.start()
 
-    def _open(self, address: str, name: str | None) -> None:
+    def _open(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        identity = b"u" + uuid.uuid4().bytes if name is None else b"n" + hashlib.sha256(name.encode()).digest()
-        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt_string(zmq.IDENTITY, self._identity)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.connect(address)
@@ -146,6 +146,7 @@ class Link:
     def _transmit(self, request: Request) -> None:
         self._flight.add(request)
         fields = {name: getattr(request, name) for name in ("call", "key", "priority", "number", "count")}
+        fields["client"] = self._identity
         self._socket.send_multipart([self._token, pack_header(fields, request.described), *request.frames])
 
     def _take_answers(self) -> bool:
@@ -201,6 +202,10 @@ class Link:
             self._ended = True
             os.close(self._wake)
             os.close(self._woken)
+
+
+def _identity(name: str) -> str:
+    return f"named {hashlib.sha256(name.encode()).hexdigest()}"  # of a length that ZeroMQ takes
 
 
 def _closed() -> ParameterServerClosedError:

@@ -41,8 +41,10 @@ class _Message:
         return sum(array.size for array in self.arrays)
 
 
-def _message(client: bytes, header: dict[str, Any], arrays: list[Received]) -> _Message:
+def _message(header: dict[str, Any], arrays: list[Received]) -> _Message:
     priority, number, count = (int(header[name]) for name in ("priority", "number", "count"))
+    # What comes over a connection that another has replaced has no longer the client's identity with ZeroMQ.
+    client = str(header["client"]).encode()
     return _Message(client, str(header["call"]), str(header["key"]), priority, number, count, arrays)
 
 
@@ -86,10 +88,10 @@ class Loop:
     def _receive(self) -> None:
         """Take in all that has come, as what came last may be the most urgent."""
         while self._backlog.has_room and int(self._socket.EVENTS) & zmq.POLLIN:
-            client, token, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            _, token, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 header, arrays = unpack_lazily(frames)
-                message = _message(client.bytes, header, arrays)
+                message = _message(header, arrays)
             except (WireError, KeyError, TypeError, ValueError, OverflowError):
                 continue  # from something that is no client; there is nobody to answer
             self._handle(message, token.bytes)

@@ -224,3 +224,10 @@ def test_the_examples_of_buffers_run_after_the_readmes_first(tmp_path):
     blocks = python_blocks("docs/buffers.md")
     assert len(blocks) >= 3
     assert re.search(r"\[ *0 +\d+", run_blocks([python_blocks("README.md")[0], *blocks], tmp_path))
+
+
+def test_the_examples_of_parameter_servers_run(tmp_path):
+    blocks = python_blocks("docs/parameter-server.md")
+    assert len(blocks) >= 3
+    printed = run_blocks(blocks, tmp_path).splitlines()
+    assert printed == ["[array([1., 1., 1.])]", str([0.8999999761581421] * 2), "10.0"]

@@ -1,6 +1,7 @@
 """What only a served parameter server has: other processes, broken connections, strangers."""
 
 import contextlib
+import json
 import pickle
 import signal
 import socket
@@ -128,7 +129,9 @@ class Bomb:
 def test_what_is_no_message_does_no_harm(serving, client):
     client.init("w", [np.zeros(2)])
     token = serving.token.encode()
-    header, array = pack({"call": "push", "key": "w", "priority": 0, "number": 0, "count": 0}, [np.ones(2)])
+    header, array = pack(
+        {"call": "push", "key": "w", "priority": 0, "number": 0, "count": 0, "client": "x"}, [np.ones(2)]
+    )
     messages = [
         [token],
         [token, b"{"],
@@ -207,3 +210,153 @@ def test_a_message_is_read_as_it_was_written(array):
     assert all(torch.equal(part, torch.as_tensor(array)) for part in arrays)
     with pytest.raises(WireError, match="2 arrays are announced, 1 came"):
         unpack(pack({}, [array, array])[:2])
+
+
+NAMED = """
+import sys
+import numpy as np
+from compss_train.parameter_server.client import connect
+
+address, token, name, pushes = sys.argv[1:]
+with connect(address, token, name=name) as client:
+    try:
+        client.init("own", [np.zeros(3)])
+    except ValueError:
+        print("there", flush=True)
+    for number in range(int(pushes)):
+        client.push("w" if number % 3 else "own", [np.full(3, 2.0 ** -(number % 40))], priority=number % 5)
+        if number == 100:
+            print(client.pull("w")[0][0].item(), flush=True)
+"""
+
+
+def named(serving, name, pushes):
+    command = [sys.executable, "-c", NAMED, serving.address, serving.token, name, str(pushes)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def sums(pushes):
+    values = [(number % 3 > 0, 2.0 ** -(number % 40)) for number in range(pushes)]
+    return [sum(value for other, value in values if other == wanted) for wanted in (True, False)]
+
+
+def test_a_task_that_is_killed_and_run_again_under_its_name_counts_once(serving, client):
+    client.init("w", [np.zeros(3)])
+    with named(serving, "task 1", 3000) as first:
+        assert float(first.stdout.readline()) > 0
+        first.send_signal(signal.SIGKILL)
+    for _ in range(2):  # it goes on where the first one ended; once more after success changes nothing
+        with named(serving, "task 1", 3000) as again:
+            assert float(again.communicate(timeout=60)[0]) > 0
+        assert [client.pull(key)[0].tolist() for key in ("w", "own")] == [[s] * 3 for s in sums(3000)]
+
+
+def test_a_rerun_counts_once_whatever_the_first_one_knew(serving, client):
+    client.init("w", [np.zeros(2)])
+    for new in range(1, 4):
+        with connect(serving.address, serving.token, name="task") as task:
+            with pytest.raises(ValueError, match="'w' is there already"):
+                task.init("w", [np.ones(2)])  # refused each time, as it was the first
+            for _ in range(5 * new):
+                task.push("w", [np.ones(2)])
+            assert task.pull("w")[0].tolist() == [5.0 * new] * 2
+    with connect(serving.address, serving.token, name="another task") as other:
+        other.push("w", [np.ones(2)])
+    assert client.pull("w")[0].tolist() == [16.0, 16.0]
+
+
+def test_a_second_client_of_a_name_takes_over_what_waits(serving, client):
+    gate = threading.Event()
+    client.init("w", [np.zeros(1)])
+    client.init("v", [np.zeros(1)])
+    entry = serving._loop._entries["v"]
+    update = entry.update
+    entry.update = lambda grads: (gate.wait(10), update(grads))
+    dead = connect(serving.address, serving.token, name="task")
+    dead.pull("v", [np.zeros(1)])
+    dead.pull("w", [np.zeros(1)])
+    for _ in range(20):
+        dead.push("v", [np.ones(1)], priority=1)
+        dead.push("w", [np.ones(1)])
+    deadline = time.monotonic() + 10
+    while len(dead._link._backlog) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    dead._link.close(wait=False)
+    threading.Timer(0.3, gate.set).start()
+    with connect(serving.address, serving.token, name="task") as again:
+        for _ in range(21):
+            again.push("v", [np.ones(1)], priority=1)
+            again.push("w", [np.ones(1)])
+        assert [again.pull(key)[0].item() for key in "vw"] == [21.0, 21.0]
+
+
+def test_a_client_without_a_name_is_forgotten_when_it_closes(serving, client):
+    client.init("w", [np.zeros(1)])
+    for name in (None, "task", None):
+        with connect(serving.address, serving.token, name=name) as other:
+            other.push("w", [np.ones(1)])
+    assert client.pull("w")[0].item() == 3.0
+    callers = serving._loop._callers
+    deadline = time.monotonic() + 10
+    while len(callers) > 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(identity.split()[0] for identity in callers) == [b"named", b"unnamed"]
+
+
+@pytest.mark.parametrize("name", ["", 3])
+def test_a_name_is_a_string(serving, name):
+    with pytest.raises(ValueError, match="give a string that is not empty"):
+        connect(serving.address, serving.token, name=name)
+
+
+def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client):
+    size = 3 * 2**18 + 5  # float32: three pieces and a bit
+    grad = np.ones(size, np.float32)
+    client.init("w", [np.zeros(size, np.float32)])
+    weights, spread = np.full(size, 9, np.float32), torch.zeros(size, 2)[:, 0]
+    pulled = []
+    for number in range(5):
+        client.push("w", [grad, torch.from_numpy(grad)])
+        grad += 1  # at once
+        client.pull("w", [weights, spread])
+        pulled.append(client.pull("w")[0])
+        expected = sum(2.0 * count for count in range(1, number + 2))
+        assert (weights == expected).all()
+        assert (spread == expected).all()
+    assert [float(value[0]) for value in pulled] == [2.0, 6.0, 12.0, 20.0, 30.0]
+    assert all((value == value[0]).all() for value in pulled)
+    assert 0 < len(client._link._frames._free) <= 64
+
+
+def test_large_arrays_over_a_connection_that_breaks(serving):
+    cutter = Cutter(serving.address, 9 * 2**20)
+    size = 2**19 + 1
+    with connect(cutter.address, serving.token) as client:
+        client.init("w", [np.zeros(size, np.float32)])
+        grad = np.empty(size, np.float32)
+        for number in range(30):
+            grad[:] = number
+            client.push("w", [grad])
+        assert (client.pull("w")[0] == sum(range(30))).all()
+    assert cutter.cuts > 1
+    cutter.listener.close()
+
+
+def test_pushes_of_more_than_the_backlog_holds_are_executed():
+    with serve(max_backlog=1000) as serving, connect(serving.address, serving.token) as client:
+        client.init("w", [np.zeros(100)])
+        for _ in range(50):
+            client.push("w", [np.ones(100)])
+        assert client.pull("w")[0].tolist() == [50.0] * 100
+
+
+def test_a_dtype_that_cannot_be_sent_is_told(serving, client):
+    with pytest.raises(TypeError, match=r"arrays of torch.uint16 cannot be sent; convert them to one of float64"):
+        client.init("w", [torch.zeros(2, dtype=torch.uint16)])
+
+
+@pytest.mark.parametrize("shape", [[2**40, 2**40], [0, 2**70], ["a"], [2.5], [-1, -2], 3, None])
+def test_shapes_that_are_none_are_no_message(shape):
+    header = json.dumps({"arrays": [["float64", shape]]}).encode()
+    with pytest.raises(WireError):
+        unpack([header, b""])
