@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -20,7 +21,7 @@ from compss_train.parameter_server.base import ParameterServerClosedError
 from compss_train.parameter_server.flight import Flight, Request
 from compss_train.parameter_server.frames import Frames
 from compss_train.validation import check_integer
-from compss_train.wire import pack_arrays, pack_header, unpack_lazily
+from compss_train.wire import Received, pack_arrays, pack_header, unpack_lazily
 
 MAX_BACKLOG = 2**30
 """Bytes of pushes that wait to be sent."""
@@ -160,10 +161,14 @@ class Link:
         return taken
 
     def _take(self, frames: Sequence[zmq.Frame]) -> None:
+        """Take an answer, which several requests may share."""
         fields, arrays = unpack_lazily(frames)
-        request = self._flight.answered(fields["number"])
-        if request is None:
-            return
+        for number in fields["numbers"]:
+            request = self._flight.answered(number)
+            if request is not None:
+                self._finish(request, fields, arrays)
+
+    def _finish(self, request: Request, fields: dict[str, Any], arrays: list[Received]) -> None:
         if request.times_sent == 1:  # else the other may be on its way still
             self._frames.give_back(request.frames)
         request.frames, request.fields, request.answer = (), fields, arrays

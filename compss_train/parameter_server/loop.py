@@ -20,6 +20,7 @@ from compss_train.parameter_server.counted import Caller, Counted
 from compss_train.parameter_server.entry import Entries, check_kinds
 from compss_train.wire import Received, WireError, pack, unpack_lazily
 
+_TOGETHER = 32  # pushes at most that are answered in one message, and calls that are executed before it is sent
 _STOP_MILLISECONDS = 50  # how long a close may go unnoticed
 
 
@@ -63,6 +64,7 @@ class Loop:
         self._backlog = Backlog(max_backlog)
         self._entries = Entries(optimizer)
         self._callers: defaultdict[bytes, Caller] = defaultdict(Caller)
+        self._done: defaultdict[bytes, list[int]] = defaultdict(list)
         self._memory: dict[int, torch.Tensor] = {}
         self._reuses = optimizer is None
         self._stopped = threading.Event()
@@ -73,17 +75,28 @@ class Loop:
 
     def run(self) -> None:
         """Serve until stopped."""
-        while True:
-            self._receive()
-            call = self._backlog.take(wait=False)
-            if call is not None:
-                call.run()
-                self._backlog.executed(call)
-            elif self._stopped.is_set():
-                break
-            else:
+        while self._execute() or not self._stopped.is_set():
+            self._confirm()
+            if not len(self._backlog):
                 self._socket.poll(_STOP_MILLISECONDS)
         self._context.destroy(1000)
+
+    def _execute(self) -> bool:
+        """Execute some calls; tell whether there were any."""
+        for executed in range(_TOGETHER):
+            self._receive()
+            call = self._backlog.take(wait=False)
+            if call is None:
+                return executed > 0
+            call.run()
+            self._backlog.executed(call)
+        return True
+
+    def _confirm(self) -> None:
+        """Answer the pushes that have been executed."""
+        for client, numbers in self._done.items():
+            self._send(client, numbers)
+        self._done.clear()
 
     def _receive(self) -> None:
         """Take in all that has come, as what came last may be the most urgent."""
@@ -155,8 +168,11 @@ class Loop:
                 entry.update([self._gradient(*numbered) for numbered in enumerate(message.arrays)])
             except Exception as error:
                 counted.refuse(message.count, ("RuntimeError", f"{type(error).__name__}: {error}"))
-            number = counted.executed(message.count)
-            self._send(message.client, number, counted.refusal(message.count))
+            number, refusal = counted.executed(message.count), counted.refusal(message.count)
+            if refusal is None:
+                self._done[message.client].append(number)
+            else:
+                self._send(message.client, [number], refusal)
 
         counted.wait(message.count, message.number)
         self._later(message, update)
@@ -193,12 +209,12 @@ class Loop:
         arrays: Sequence[torch.Tensor] = (),
         **fields: Any,
     ) -> None:
-        self._send(message.client, message.number, error, arrays, **fields)
+        self._send(message.client, [message.number], error, arrays, **fields)
 
     def _send(
         self,
         client: bytes,
-        number: int,
+        numbers: list[int],
         error: tuple[str, str] | None = None,
         arrays: Sequence[torch.Tensor] = (),
         **fields: Any,
@@ -206,4 +222,4 @@ class Loop:
         if error is not None:
             fields["error"] = error
         with suppress(zmq.ZMQError):  # the client is gone, or will ask again
-            self._socket.send_multipart([client, *pack({"number": number, **fields}, arrays)], zmq.NOBLOCK)
+            self._socket.send_multipart([client, *pack({"numbers": numbers, **fields}, arrays)], zmq.NOBLOCK)
