@@ -46,7 +46,7 @@ def pack_header(header: dict[str, Any], described: Described) -> bytes:
 
 def pack_arrays(arrays: Sequence[Block]) -> tuple[Described, list[memoryview]]:
     """Return what the header says of arrays, and their frames, which share their memory."""
-    tensors = [as_tensor(array).detach().cpu().contiguous() for array in arrays]
+    tensors = [as_tensor(array).detach().cpu().resolve_conj().resolve_neg().contiguous() for array in arrays]
     described = [(_name(tensor.dtype), list(tensor.shape)) for tensor in tensors]
     return described, [piece for tensor in tensors for piece in _pieces(tensor)]
 
@@ -145,7 +145,8 @@ def _received(name: str, shape: list[int], left: deque[memoryview]) -> Received:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    # A dimension of one element may have any stride and still count as contiguous.
+    return tensor.reshape(-1).as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _buffer(frame: Any) -> memoryview:

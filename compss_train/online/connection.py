@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from compss_train.data.block import Block
+from compss_train.online.reading import SocketReader
 from compss_train.parameter_server.base import Closable
 from compss_train.wire import WireError, array_sizes, pack, unpack
 
@@ -67,7 +66,7 @@ class Connection(Closable):
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
         self._socket = sock
-        self._file = BufferedReader(socket.SocketIO(sock, "r"), _SMALL)
+        self._reader = SocketReader(sock)
         self._sending = threading.Lock()
 
     @property
@@ -98,22 +97,25 @@ class Connection(Closable):
 
     def has_message(self) -> bool:
         """Tell whether something has come, so that ``receive`` would hardly wait."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        return self._reader.has_some()
 
     def drain(self) -> None:
         """Forget what comes until the other side closes: closing first could take from it what was sent last."""
-        with contextlib.suppress(OSError, ValueError):
-            while self._file.read(_SMALL):
+        with contextlib.suppress(OSError):
+            while len(self._reader.read(_SMALL)):
                 pass
 
     def receive_hello(self) -> Header:
         """Receive the first message, which has no arrays and does not keep us waiting."""
         self._socket.settimeout(_HELLO_SECONDS)
         head = self._header()
-        if any(array_sizes(head)):
+        if array_sizes(head):
             raise WireError("arrays came before a token")
         self._socket.settimeout(None)
-        return unpack([head])[0]
+        hello = unpack([head])[0]
+        if not isinstance(hello.get("hello"), str):
+            raise WireError("the first message does not say hello")
+        return hello
 
     def _header(self) -> bytes:
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size).data)
@@ -122,12 +124,13 @@ class Connection(Closable):
         return self._read(length).tobytes()
 
     def _read(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        data = np.empty(size, np.uint8)
         try:
-            got = self._file.readinto(data.data) if size else 0
-        except (OSError, ValueError) as error:  # ValueError: closed in another thread
+            data = self._reader.read(size)
+        except MemoryError as error:
+            raise WireError(f"an array of {size} bytes") from error
+        except OSError as error:
             raise ConnectionLostError(f"the other side is gone: {error}") from error
-        if got != size:
+        if len(data) != size:
             raise ConnectionLostError("the other side has closed the connection")
         return data
 
@@ -164,13 +167,16 @@ class Listener(Closable):
             except OSError:
                 continue  # closed, or gone before it was accepted
             with self._changing:
+                if self._closed:  # meanwhile
+                    connection.close()
+                    return
                 self._open.add(connection)
             threading.Thread(target=self._talk, args=[connection], name="connection", daemon=True).start()
 
     def _talk(self, connection: Connection) -> None:
         try:
             hello = connection.receive_hello()
-            if hmac.compare_digest(str(hello.get("token")).encode(), self._token.encode()):
+            if self._knows_token(hello):
                 self._serve(connection, hello)
             else:
                 connection.send({"error": "the token is not the one that is asked for here"})
@@ -181,13 +187,17 @@ class Listener(Closable):
                 self._open.discard(connection)
             connection.close()
 
+    def _knows_token(self, hello: Header) -> bool:
+        token = str(hello.get("token")).encode(errors="surrogatepass")
+        return hmac.compare_digest(token, self._token.encode())
+
     def close(self) -> None:
         """Accept nothing more, and close all connections."""
-        self._closed = True
+        with self._changing:
+            self._closed = True
+            connections = list(self._open)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        with self._changing:
-            connections = list(self._open)
         for connection in connections:
             connection.close()

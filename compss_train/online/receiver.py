@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+
+import numpy as np
+import torch
 
 from compss_train.buffers import Buffer, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
@@ -14,6 +18,10 @@ from compss_train.parameter_server.base import Closable
 
 Received = dict[int, int]
 """By the number of a stream, one more than the last sample that was received of it."""
+
+
+_BURST = 64
+"""The most samples that are put together."""
 
 
 class Receiver(Closable):
@@ -29,7 +37,7 @@ class Receiver(Closable):
         self._since_saved: deque[tuple[int, int]] = deque()  # streams and samples in the order of their puts
         self._saved_puts = buffer.samples_put
         self._putting = threading.Lock()
-        self._discarding = False
+        self._discarding = threading.Event()
         self._listener = Listener(host, 0, token, self._serve)
 
     @property
@@ -42,32 +50,46 @@ class Receiver(Closable):
         self._listener.start()
 
     def _serve(self, connection: Connection, hello: Header) -> None:
-        stream = int(hello["stream"])
-        connection.send({"next": self._next.get(stream, 0)})
         try:
-            while "end" not in (message := connection.receive())[0]:
-                self._put(stream, message)
+            stream = int(hello["stream"])
+            connection.send({"next": self._next.get(stream, 0)})
+            for burst in _bursts(connection):
+                self._put(stream, burst)
             connection.send({"ended": True})
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             connection.send({"error": f"{type(error).__name__}: {error}"})
         connection.drain()
 
-    def _put(self, stream: int, message: Message) -> None:
-        header, arrays = message
-        number, sample = int(header["sample"]), tuple(arrays)
-        item: Any = TimeStep(stream, int(header["step"]), sample) if self._paired else sample
+    def _put(self, stream: int, burst: list[Message]) -> None:
+        """Put what has come together, but for what has come before, from a run that was thought dead."""
         with self._putting:
-            if self._discarding or number < self._next.get(stream, 0):
-                return  # or it has come from a run of the same simulation that was thought dead
-            self._since_saved.append((stream, number))
+            upto = self._next.get(stream, 0)
+            new = [message for message in burst if int(message[0]["sample"]) >= upto]
+            if self._discarding.is_set() or not new:
+                return
+            numbers = [int(header["sample"]) for header, _ in new]
+            samples = self._stacked(stream, new)
+            self._since_saved.extend((stream, number) for number in numbers)
+            put = len(new)
             try:
-                self._buffer.put(item)
+                self._buffer.put_many(samples)
             except BaseException as error:
-                self._since_saved.pop()
-                if not (isinstance(error, ReceptionOverError) and self._discarding):
+                put = getattr(error, "stored", 0)
+                if not (self._discarding.is_set() and isinstance(error, ReceptionOverError)):
                     raise
-            else:
-                self._next[stream] = number + 1
+            finally:
+                for _ in range(len(new) - put):
+                    self._since_saved.pop()
+                if put:
+                    self._next[stream] = numbers[put - 1] + 1
+
+    def _stacked(self, stream: int, messages: list[Message]) -> Any:
+        """Return samples in the form in which the buffer takes many."""
+        columns = tuple(torch.stack(column) for column in zip(*(arrays for _, arrays in messages), strict=True))
+        if not self._paired:
+            return columns
+        steps = np.array([int(header["step"]) for header, _ in messages])
+        return TimeStep(np.full(len(messages), stream), steps, columns)
 
     def snapshot(self) -> tuple[dict[str, Any], Received]:
         """Return the buffer's state, and what had been received for it to be that: both of the same moment."""
@@ -81,10 +103,29 @@ class Receiver(Closable):
 
     def discard(self) -> None:
         """Take what still comes, and forget it: no more is trained on."""
-        self._discarding = True
+        self._discarding.set()
         self._buffer.signal_reception_over()
 
     def close(self) -> None:
         """Receive nothing more."""
         with suppress(OSError):
             self._listener.close()
+
+
+def _bursts(connection: Connection) -> Iterator[list[Message]]:
+    """Iterate over what has come, as many samples of one kind as are there each time, until the stream's end."""
+    burst: list[Message] = []
+    while "end" not in (message := connection.receive())[0]:
+        if burst and _kinds(burst[0]) != _kinds(message):
+            yield burst  # the buffer will refuse the other one
+            burst = []
+        burst.append(message)
+        if len(burst) == _BURST or not connection.has_message():
+            yield burst
+            burst = []
+    if burst:
+        yield burst
+
+
+def _kinds(message: Message) -> list[tuple[torch.dtype, torch.Size]]:
+    return [(array.dtype, array.shape) for array in message[1]]

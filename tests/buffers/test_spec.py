@@ -1,7 +1,9 @@
+import itertools
+
 import pytest
 
 from compss_train import BufferSpec, BufferType
-from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir, SimPairedReservoir, TimeStep
 
 
 @pytest.mark.parametrize("kind", [FIFO, FIRO, Reservoir, BatchReservoir])
@@ -24,13 +26,49 @@ def test_a_spec_makes_the_buffer_that_it_names_in_any_case(kind):
         (("firo", 10, -1), "threshold=-1"),
         (("reservoir", 10, 2.5), r"threshold=2\.5"),
         (("fifo", 10, 3), "threshold=3: a FIFO has none"),
-        (("simpairedreservoir", 10), "pairs time steps of simulations"),
+        (("simpairedreservoir", 10), "a SimPairedReservoir needs sweep_size="),
+        (("simpairedreservoir", 10, 5, 3), "a SimPairedReservoir needs nb_time_steps="),
+        (("simpairedreservoir", 10, 5, 0, 4), "sweep_size=0: give an integer of at least 1"),
+        (("simpairedreservoir", 10, 5, 3, 1), "nb_time_steps=1: give an integer of at least 2"),
+        (("simpairedreservoir", 10, 10, 3, 4), "threshold=10"),
+        (("reservoir", 10, 5, 3), "sweep_size=3: this is of a SimPairedReservoir; a Reservoir has no use"),
+        (("fifo", 10, None, None, 4), "nb_time_steps=4: this is of a SimPairedReservoir; a FIFO has no use"),
     ],
     ids=str,
 )
 def test_what_cannot_be_made_is_an_error_at_once(arguments, message):
     with pytest.raises(ValueError, match=message):
         BufferSpec(*arguments)
+
+
+@pytest.mark.parametrize("name", [BufferType.SimPairedReservoir, "SimPairedReservoir", "simpairedreservoir"])
+def test_a_spec_of_pairs_makes_a_buffer_for_a_sweep_of_simulations(name):
+    spec = BufferSpec(name, 40, sweep_size=3, nb_time_steps=5)
+    buffer = spec.make(batch_size=5, seed=1)
+    assert type(buffer) is SimPairedReservoir
+    assert (buffer.capacity, buffer.threshold, buffer.sweep_size, buffer.nb_time_steps) == (40, 20, 3, 5)
+    assert BufferSpec(name, 40, 7, sweep_size=3, nb_time_steps=5).make(5, 1).threshold == 7
+    assert spec.pairs
+    assert not spec.gives_each_once
+    assert [BufferSpec(kind, 4).pairs for kind in ("fifo", "firo", "reservoir", "batchreservoir")] == [False] * 4
+
+
+def test_every_simulation_and_step_of_a_spec_of_pairs_has_its_place_and_no_other():
+    buffer = BufferSpec("SimPairedReservoir", 40, sweep_size=3, nb_time_steps=5).make(batch_size=5, seed=1)
+    for simulation, step in itertools.product(range(3), range(5)):
+        buffer.put(TimeStep(simulation, step, 0.0))
+    for simulation, step in ((3, 0), (0, 5), (-1, 0), (0, -1), (2, 4)):
+        with pytest.raises(ValueError):
+            buffer.put(TimeStep(simulation, step, 0.0))
+
+
+def test_limits_keep_what_pairs_need():
+    spec = BufferSpec("SimPairedReservoir", 400, 10, sweep_size=3, nb_time_steps=5)
+    limited = spec.limited(15, 8)
+    assert (limited.size, limited.needed, limited.sweep_size, limited.nb_time_steps) == (18, 10, 3, 5)
+    spec.check(400)
+    with pytest.raises(ValueError, match="a batch of 401 samples cannot come from"):
+        spec.check(401)
 
 
 def test_batches_that_can_never_be_had_are_an_error():

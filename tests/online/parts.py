@@ -45,6 +45,18 @@ def frame(header, *arrays):
     return struct.pack("<I", len(head)) + head + b"".join(array.numpy().tobytes() for array in arrays)
 
 
+def said(sock):
+    """Read a message with nothing of the package."""
+    data = b""
+    while len(data) < 4:
+        data += sock.recv(4 - len(data))
+    (length,) = struct.unpack("<I", data)
+    header = b""
+    while len(header) < length:
+        header += sock.recv(length - len(header))
+    return json.loads(header)
+
+
 @contextmanager
 def pair(small=False):
     """Give both ends of a connection, which may hold little of what is not read."""

@@ -5,14 +5,16 @@ on: what was lost, or trained on twice, can be read off the parameters.
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import pytest
 from torch import nn
 
 from compss_train import LocalEngine
@@ -163,13 +165,20 @@ class Lasting(LocalEngine):
         super().shutdown(kill=True)
 
 
-def threads_of_task() -> list[str]:
-    """Names of the threads of a worker process: a task."""
-    import threading
-
-    time.sleep(0.1)  # so that as many of these as there are processes run in all of them
-    return [thread.name for thread in threading.enumerate()]
+@cache
+def _lasting() -> Lasting:
+    return Lasting(processes=4, threads=1)
 
 
-def as_batch(samples: Sequence[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(samples))
+@pytest.fixture(scope="package")
+def local():
+    """The engine of all these tests."""
+    engine = _lasting()
+    yield engine
+    engine.end()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]

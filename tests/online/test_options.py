@@ -1,0 +1,117 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from compss_train import BufferSpec
+from compss_train.online.options import OnlineOptions, check_seconds
+
+PAIRED = BufferSpec("SimPairedReservoir", 40, sweep_size=5, nb_time_steps=4)
+
+
+def simulate(_):
+    yield 1.0
+
+
+def pairing(earlier, later):
+    return earlier, later
+
+
+def options(**given):
+    common = {"simulate": simulate, "inputs": [1], "buffer": BufferSpec("Reservoir", 40), "batch_size": 4}
+    return OnlineOptions(**{**common, "num_simulators": 2, "merge_every_batches": 3, **given})
+
+
+SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, "address": "tcp://127.0.0.1:5555"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"inputs": itertools.count(), "max_batches": 1, "batch_size": np.int64(3)},
+        {"inputs": (), "simulation_retries": 0, "checkpoint_every": None},
+        {"inputs": np.zeros((3, 2)), "record_every": 1e-9, "simulation_timeout": 5, "checkpoint_every": 0.5},
+        {"simulate": lambda value: [value], "inputs": "abc", "optimizer_state": "reset"},
+        {"buffer": PAIRED, "pairing": pairing},
+        SENDERS,
+        {"senders": 2, "address": "tcp://node-1:1", "token": "x"},
+        {"address": "tcp://node-1:1"},
+    ],
+    ids=str,
+)
+def test_what_can_be_run_is_accepted(given):
+    assert all(getattr(options(**given), name) is value for name, value in given.items())
+
+
+def test_an_iterator_of_inputs_is_not_read():
+    inputs = iter(range(3))
+    options(inputs=inputs)
+    assert list(inputs) == [0, 1, 2]
+
+
+def test_every_fit_has_a_token_of_its_own_unless_one_is_given():
+    tokens = {options().token for _ in range(5)}
+    assert len(tokens) == 5
+    assert all(len(token) >= 16 for token in tokens)
+    assert options(token="ours").token == "ours"
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])
+@pytest.mark.parametrize("name", ["record_every", "checkpoint_every", "simulation_timeout"])
+def test_seconds_are_numbers_above_zero(name, value):
+    with pytest.raises(ValueError, match=f"{name}=.*: give a number of seconds above 0"):
+        options(**{name: value})
+    assert check_seconds("x", 3) == 3.0
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, None, "2"])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        *(("batch_size", 1), ("merge_every_batches", 1), ("max_batches", 1)),
+        *(("num_simulators", 0), ("simulation_retries", 0), ("senders", 0)),
+    ],
+)
+def test_counts_are_integers(name, least, value):
+    if name == "max_batches" and value is None:
+        return
+    with pytest.raises(ValueError, match=f"{name}=.*: give an integer of at least {least}"):
+        options(**{name: value})
+    if least:
+        with pytest.raises(ValueError, match=f"{name}=0: give an integer of at least 1"):
+            options(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"buffer": "Reservoir"}, TypeError, "buffer='Reservoir': give a BufferSpec"),
+        ({"buffer": PAIRED}, ValueError, "pairing=None with a SimPairedReservoir"),
+        ({"pairing": pairing}, ValueError, "pairing=.* with a Reservoir"),
+        ({"batch_size": 41}, ValueError, "a batch of 41 samples cannot come from"),
+        ({"inputs": 3}, TypeError, "inputs=3: give a list or an iterator"),
+        ({"inputs": None}, TypeError, "inputs=None"),
+        ({"num_simulators": 0}, ValueError, "simulate=.* with num_simulators=0: give a function"),
+        ({"simulate": None}, ValueError, "simulate=None with num_simulators=2"),
+        ({"simulate": 3}, TypeError, "simulate=3: give a function"),
+        ({"simulate": None, "num_simulators": 0}, ValueError, "nobody would send a sample"),
+        ({"senders": 1}, ValueError, "senders=1 need an address= to send to"),
+        ({**SENDERS, "address": None}, ValueError, "need an address="),
+        ({**SENDERS, "address": "localhost:5555"}, ValueError, "give tcp://HOST:PORT"),
+        ({"address": "tcp://*:5555"}, ValueError, "give tcp://HOST:PORT"),
+        ({"token": ""}, ValueError, "token='': give the text"),
+        ({"token": b"x"}, ValueError, "token=b'x'"),
+        ({"optimizer_state": "lose"}, ValueError, "optimizer_state='lose'"),
+        (
+            {"simulate": lambda _, it=itertools.count, gen=(n for n in ()): it},
+            TypeError,
+            "simulate.* cannot be pickled",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_run_is_an_error_at_once(given, error, message):
+    with pytest.raises(error, match=message):
+        options(**given)

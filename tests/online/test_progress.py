@@ -1,0 +1,96 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.online.progress import Progress
+
+SIMULATIONS = {"running": 1, "done": 2, "failed": 0}
+
+
+@st.composite
+def reports(draw):
+    samples = draw(st.integers(0, 50))
+    sums = {"samples": samples, "batches": min(samples, 5), "loss": float(samples), "metric": samples / 2}
+    held = draw(st.integers(0, 9))
+    put = draw(st.integers(held, 99))
+    return {**sums, "held": held, "unseen": draw(st.integers(0, held)), "put": put, "got": draw(st.integers(0, 99))}
+
+
+steps = st.lists(st.none() | st.tuples(st.integers(0, 2), reports()), max_size=30)
+
+
+@given(steps, st.sampled_from([None, "mae"]))
+def test_records_tell_everything_once_and_of_buffers_the_last_word(todo, metric):
+    progress, last, records, since = Progress(3, metric), [{} for _ in range(3)], [], 0
+    for number, step in enumerate(todo):
+        if step is None:
+            due = progress.is_due(0.0)
+            records.append(progress.record(number, 7, SIMULATIONS))
+            assert due == (records[-1]["batches"] > 0)
+        else:
+            progress.report(*step)
+            last[step[0]] = step[1]
+    records.append(progress.last_record(99, 7, SIMULATIONS))
+    trained = [step for step in todo if step is not None]
+    for name in ("samples", "batches"):
+        assert sum(record[name] for record in records) == sum(report[name] for _, report in trained)
+        for worker in range(3):
+            told = sum(record["workers"][worker][name] for record in records)
+            assert told == sum(report[name] for number, report in trained if number == worker)
+    for record in records:
+        assert (record["epoch"], record["simulations"], record["seconds"] > since) == (7, SIMULATIONS, True)
+        assert record["loss"] == 1 if record["samples"] else math.isnan(record["loss"])
+        assert ("mae" in record) == (metric is not None)
+        if record["samples"] and metric:
+            assert record["mae"] == 0.5
+        assert record["samples_per_second"] == pytest.approx(record["samples"] / record["seconds"])
+        assert record["batches_per_second"] == pytest.approx(record["batches"] / record["seconds"])
+    held = sum(each.get("held", 0) for each in last)
+    put = sum(each.get("put", 0) for each in last)
+    record = records[-1]
+    assert record["round"] == 99
+    assert (record["received"], record["buffer"], progress.received) == (put, held, put)
+    assert record["unseen"] == (sum(each.get("unseen", 0) for each in last) / held if held else 0)
+    assert record["repetitions_mean"] == sum(each.get("got", 0) for each in last) / max(1, put)
+    assert [each["buffer"] for each in record["workers"]] == [each.get("held", 0) for each in last]
+    assert [each["received"] for each in record["workers"]] == [each.get("put", 0) for each in last]
+
+
+def report(batches=1, **others):
+    return {
+        "samples": 4 * batches,
+        "batches": batches,
+        "loss": 2.0 * batches,
+        "held": 1,
+        "put": 2,
+        "got": 3,
+        **others,
+    }
+
+
+def test_there_is_something_in_the_last_record_of_each_worker_that_trained():
+    progress = Progress(2, None)
+    for worker in (0, 1, 0):
+        progress.report(worker, report())
+    progress.record(0, 0, SIMULATIONS)
+    for worker in (0, 1):
+        progress.report(worker, report(0, loss=0.0))
+    assert [each["batches"] for each in progress.last_record(1, 0, SIMULATIONS)["workers"]] == [1, 1]
+    assert progress.last_record(2, 0, SIMULATIONS)["batches"] == 0
+
+
+def test_a_record_is_due_after_its_time_when_there_is_something_in_it():
+    progress = Progress(1, None)
+    assert not progress.is_due(0)
+    progress.report(0, report(0))
+    assert not progress.is_due(0)
+    for _ in range(2):
+        progress.report(0, report())
+    assert progress.is_due(0)
+    assert not progress.is_due(1000)
+    progress._clock -= 1000
+    assert progress.is_due(1000)
+    assert progress.record(0, 0, SIMULATIONS)["seconds"] >= 1000
+    assert not progress.is_due(0)

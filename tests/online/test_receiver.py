@@ -1,0 +1,313 @@
+"""Receiving: every sample once, whatever connections do, and checkpoints that agree with it at any moment."""
+
+import itertools
+import pickle
+import queue
+import socket
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compss_train.buffers import TimeStep
+from compss_train.online.connection import Address, ConnectionLostError
+from tests.buffers.kinds import STEPS, Hold, Thread, make, numbers, until
+from tests.online.parts import HERE, TOKEN, Place, bare, fit, frame, nothing_left, said, stream, value
+
+
+def finish(connection):
+    connection.send({"end": True})
+    return connection.receive()[0]
+
+
+def send(connection, stream, samples, *, paired=False):
+    for number in samples:
+        step = {"step": number} if paired else {}
+        connection.send({"sample": number, **step}, value(100 * stream + number))
+
+
+def run(place, stream, samples, *, paired=False):
+    """Be a stream that runs from its start, sending what the worker has not."""
+    connection, upto = place.hello(stream)
+    with connection:
+        send(connection, stream, range(upto, samples), paired=paired)
+        assert "ended" in finish(connection)
+
+
+@pytest.fixture
+def places():
+    """Make workers, which end with the test."""
+    made = []
+
+    def place(*args, **options):
+        made.append(Place(*args, **options))
+        return made[-1]
+
+    with nothing_left():
+        yield place
+        for each in made:
+            each.die()
+
+
+# Every sample once
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), st.booleans()), max_size=4), st.booleans())
+def test_a_stream_that_is_cut_anywhere_and_runs_again_leaves_each_sample_once(cuts, paired):
+    with nothing_left():
+        place = Place(make("SimPairedReservoir" if paired else "FIFO", 50), paired=paired)
+        left = []
+        try:
+            for samples, share, dead in cuts:
+                sock = bare(place.port)
+                sock.sendall(frame({"hello": "samples", "stream": 3, "token": TOKEN}))
+                data = b"".join(
+                    frame({"sample": number, "step": number}, *value(number))
+                    for number in range(said(sock)["next"], samples)
+                )
+                cut = int(share * len(data))
+                sock.sendall(data[:cut])
+                if dead:
+                    sock.close()
+                else:  # it is thought dead, and what is left of it comes while the next one sends
+                    left.append((sock, data[cut:]))
+            others = [Thread(sock.sendall, data) for sock, data in left]
+            connection, upto = place.hello(3)
+            with connection:
+                for number in range(upto, 8):
+                    connection.send({"sample": number, "step": number}, value(number))
+                assert "ended" in finish(connection)
+            for other, (sock, _) in zip(others, left, strict=True):
+                other.result()
+                sock.close()
+            assert place.buffer.samples_put == 8
+            if not paired:
+                assert place.drained() == list(range(8))
+        finally:
+            place.die()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["old", "new", "newer"]), max_size=40), st.integers(0, 5), st.integers(0, 5))
+def test_connections_of_one_stream_may_be_interleaved_in_any_way(schedule, first, second):
+    place = Place(make("FIFO", 50))
+    try:
+        # Each begins where the worker was when it said hello, at some moment of the one before.
+        begun = {"old": itertools.count(), "new": None, "newer": None}
+        sent = {"old": 0, "new": 0, "newer": 0}
+        waits = {"old": 0, "new": first, "newer": first + second}
+        for turn, who in enumerate(schedule):
+            if turn >= waits[who]:
+                if begun[who] is None:
+                    begun[who] = itertools.count(place.receiver._next.get(0, 0))
+                place.receiver._put(0, ({"sample": next(begun[who])}, list(value(turn))))
+                sent[who] += 1
+        highest = max(next(count) for count in begun.values() if count is not None)
+        assert place.receiver._next.get(0, 0) == place.buffer.samples_put == highest
+        assert place.receiver.snapshot()[1] == ({0: highest} if highest else {})
+    finally:
+        place.die()
+
+
+def test_streams_do_not_mix_and_each_stays_in_order(places):
+    place = places(make("FIFO", 400))
+    threads = [Thread(run, place, number, 40 + number) for number in range(5)]
+    for thread in threads:
+        thread.result()
+    got = place.drained()
+    for number in range(5):
+        assert [each - 100 * number for each in got if each // 100 == number] == list(range(40 + number))
+
+
+def test_an_old_connection_that_lags_is_told_that_all_has_ended(places):
+    place = places(make("FIFO", 50))
+    old, _ = place.hello(1)
+    send(old, 1, range(2))
+    run(place, 1, 6)
+    with old:
+        send(old, 1, range(2, 4))
+        assert "ended" in finish(old)
+    assert place.drained() == [100, 101, 102, 103, 104, 105]
+
+
+def test_the_end_may_be_said_again(places):
+    connection, _ = places(make("FIFO", 50)).hello(1)
+    with connection:
+        for number in range(3):
+            send(connection, 1, [number])
+            assert "ended" in finish(connection)
+
+
+def test_a_sample_that_was_refused_is_not_had(places):
+    place = places(make("FIFO", 50))
+    connection, _ = place.hello(0)
+    with connection:
+        connection.send({"sample": 0}, value(0))
+        connection.send({"sample": 1}, [torch.zeros(2)])
+        assert "a buffer stacks samples" in connection.receive()[0]["error"]
+        connection.send({"sample": 2}, value(0))  # what comes after it is forgotten, too
+    state, received = place.receiver.snapshot()
+    assert (received, state["usage"]["put"]) == ({0: 1}, 1)
+    run(place, 0, 3)
+    assert place.drained() == [0, 1, 2]
+
+
+def test_samples_of_pairs_carry_stream_and_step(places):
+    place = places(make("SimPairedReservoir", 10), paired=True)
+    run(place, 4, 2, paired=True)
+    earlier, later = place.buffer.get()
+    assert (earlier[:2], later[:2]) == ((4, 0), (4, 1))
+    assert isinstance(earlier, TimeStep)
+    assert [part.item() for part in (*earlier.data, *later.data)] == [400, 401]
+
+
+# A buffer that is full
+
+
+def test_a_full_buffer_lets_the_sender_wait_and_go_on():
+    samples, sample = 60, torch.zeros(2**15)
+    with fit(capacity=3, small=True) as running, stream(running.coordinator, 0) as opened:
+        opened._workers[0]._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        buffer = running.places[0].buffer
+
+        def send_all():
+            for number in range(samples):
+                opened.send((sample + number,), None)
+            opened.finish()
+
+        sending = Thread(send_all)
+        got = []
+        for taken in (0, 2, 5):
+            got += [int(buffer.get()[0][0]) for _ in range(taken)]
+            until(lambda: buffer.samples_put == buffer.samples_got + 3 and buffer._room_made._waiters)
+            until(lambda: opened._workers[0]._sending.locked())
+            assert opened.sent < samples / 2, "it is no more than the buffer, one, and what TCP holds"
+        got += [int(buffer.get()[0][0]) for _ in range(samples - len(got))]
+        sending.result()
+        assert got == list(range(samples))
+
+
+def test_what_comes_after_the_end_of_training_is_taken_and_forgotten(places):
+    place = places(make("FIFO", 2))
+    connection, _ = place.hello(0)
+    with connection:
+        sending = Thread(send, connection, 0, range(1000))
+        until(lambda: place.buffer._room_made._waiters)
+        place.receiver.discard()
+        sending.result()
+        assert "ended" in finish(connection)
+    assert place.buffer.samples_put == 2
+    assert place.receiver.snapshot()[1] == {0: 2}
+
+
+def test_closing_ends_all_threads_also_one_that_waits_for_room():
+    with nothing_left():
+        place = Place(make("FIFO", 1))
+        waiting, _ = place.hello(0)
+        silent, _ = place.hello(1)
+        send(waiting, 0, range(3))
+        until(lambda: place.buffer._room_made._waiters)
+        place.receiver.close()
+        place.receiver.close()
+        with silent, waiting, pytest.raises(ConnectionLostError):
+            silent.receive()
+        with pytest.raises(OSError):
+            place.hello(2)
+
+
+def test_strangers_cannot_put_anything(places):
+    place = places(make("FIFO", 9))
+    with Address(HERE, place.port, "other").connect({"hello": "samples", "stream": 0}) as stranger:
+        stranger.send({"sample": 0}, value(1))
+        assert "token" in stranger.receive()[0]["error"]
+    run(place, 0, 1)
+    assert place.drained() == [0]
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("kind", "capacity"), [("FIFO", 20), ("FIRO", 20), ("Reservoir", 90)])
+def test_a_snapshot_at_any_moment_and_a_rerun_give_each_sample_once(places, kind, capacity, seed):
+    streams, samples = 3, 30
+    random = np.random.default_rng(seed)
+    place = places(make(kind, capacity, seed=seed))
+    order, stop = [], threading.Event()
+
+    def consume():
+        while not stop.is_set():
+            with suppress(queue.Empty):
+                order.append(numbers(place.buffer.get(timeout=0.01))[0])
+
+    running = [Thread(run, place, number, samples) for number in range(streams)]
+    consuming = Thread(consume)
+    snapshots = []
+    for moment in [*sorted(random.integers(streams * samples, size=6).tolist()), streams * samples]:
+        until(lambda moment=moment: place.buffer.samples_put >= moment)
+        snapshots.append(pickle.loads(pickle.dumps(place.receiver.snapshot())))
+    for each in running:
+        each.result()
+    stop.set()
+    consuming.result()
+    for state, received in snapshots:
+        assert sum(received.values()) == state["usage"]["put"]
+    for state, received in (snapshots[0], snapshots[int(random.integers(6))], snapshots[-1]):
+        buffer = make(kind, capacity, seed=seed)
+        buffer.load_state_dict(state)
+        again = places(buffer, received=received)
+        threads = [Thread(run, again, number, samples) for number in range(streams)]
+        got = []
+        if kind != "Reservoir":  # which holds all of them
+            had = order[: state["usage"]["got"]]
+            got = had + [numbers(buffer.get())[0] for _ in range(streams * samples - len(had))]
+        for each in threads:
+            each.result()
+        assert sorted(got + again.drained()) == [
+            100 * number + n for number in range(streams) for n in range(samples)
+        ]
+        assert again.receiver.snapshot()[1] == dict.fromkeys(range(streams), samples)
+
+
+def test_a_sample_that_is_being_put_is_in_neither_part_of_a_snapshot(places):
+    place = places(make("FIFO", 9))
+    run(place, 0, 2)
+    hold = Hold(place.buffer, "_settle")
+    running = Thread(run, place, 1, 3)
+    hold.entered()
+    state, received = place.receiver.snapshot()
+    assert (received, state["usage"]["put"]) == ({0: 2}, 2)
+    hold.release()
+    running.result()
+    state, received = place.receiver.snapshot()
+    assert (received, state["usage"]["put"]) == ({0: 2, 1: 3}, 5)
+
+
+def test_a_snapshot_of_pairs_goes_on_with_what_is_missing(places):
+    place = places(make("SimPairedReservoir", 40), paired=True)
+    for number, samples in enumerate((3, 5, STEPS)):
+        run(place, number, samples, paired=True)
+    state, received = place.receiver.snapshot()
+    assert received == {0: 3, 1: 5, 2: STEPS}
+    buffer = make("SimPairedReservoir", 40)
+    buffer.load_state_dict(state)
+    again = places(buffer, paired=True, received=received)
+    for number in range(4):
+        run(again, number, STEPS, paired=True)
+    assert len(buffer) == buffer.samples_put == 4 * STEPS
+
+
+def test_what_a_snapshot_gave_does_not_change_afterwards(places):
+    place = places(make("FIFO", 9))
+    run(place, 0, 2)
+    _, received = place.receiver.snapshot()
+    received[5] = 5
+    run(place, 1, 2)
+    assert received == {0: 2, 5: 5}
+    assert place.receiver.snapshot()[1] == {0: 2, 1: 2}
+    assert place.drained() == [0, 1, 100, 101]

@@ -1,0 +1,181 @@
+"""The watchdog ends its process: in children of one process that has imported everything."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from compss_train.online.watchdog import Watchdog
+from tests.buffers.kinds import until
+from tests.online.parts import nothing_left
+
+CHILD = """
+import ctypes, json, os, re, sys, threading, time
+from compss_train.online import watchdog
+
+watchdog._TICK, watchdog._GRACE = 0.02, 0.3
+hold = ctypes.PyDLL(None).usleep  # keeps other threads of Python from running
+
+
+class Stream:
+    def __init__(self):
+        self.ended = threading.Event()
+        self.gone = False
+
+    def tell(self, header):
+        if self.gone:
+            raise OSError("gone")
+        os.write(1, (json.dumps([NAME, header]) + "\\n").encode())
+
+
+def hangs(stream):
+    with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
+        time.sleep(30)
+
+def hangs_unheard(stream):
+    stream.gone = True
+    hangs(stream)
+
+def hangs_deep(stream):
+    with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
+        hold(30_000_000)
+
+def goes_on_after_the_end(stream):
+    with watchdog.Watchdog(stream, None) as dog, dog.computing():
+        stream.ended.set()
+        time.sleep(30)
+
+def waits_after_the_end(stream):
+    with watchdog.Watchdog(stream, 100) as dog:
+        stream.ended.set()
+        time.sleep(30)
+
+def ends_after_the_end(stream):
+    with watchdog.Watchdog(stream, None) as dog, dog.computing():
+        stream.ended.set()
+        time.sleep(0.1)
+
+def takes_its_time(stream):
+    with watchdog.Watchdog(stream, 0.3) as dog:
+        for _ in range(3):
+            with dog.computing():
+                time.sleep(0.15)
+
+def waits_between_samples(stream):
+    with watchdog.Watchdog(stream, 0.1) as dog:
+        with dog.computing():
+            pass
+        time.sleep(0.6)
+
+def raises(stream):
+    with watchdog.Watchdog(stream, 0.1) as dog:
+        try:
+            with dog.computing():
+                raise KeyError
+        except KeyError:
+            time.sleep(0.6)
+
+def has_no_limit(stream):
+    with watchdog.Watchdog(stream, None) as dog, dog.computing():
+        time.sleep(0.4)
+
+def is_closed(stream):
+    with watchdog.Watchdog(stream, 0.1) as dog:
+        pass
+    stream.ended.set()
+    hold(600_000)
+
+children = {}
+for NAME in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        globals()[NAME](Stream())
+        os._exit(0)
+    children[child] = NAME
+while children:
+    child, status = os.wait()
+    os.write(1, (json.dumps([children.pop(child), os.waitstatus_to_exitcode(status)]) + "\\n").encode())
+"""
+
+EXITS = {
+    "hangs": 1,
+    "hangs_unheard": 1,
+    "hangs_deep": 1,
+    "goes_on_after_the_end": 1,
+    "waits_after_the_end": 1,
+    "ends_after_the_end": 0,
+    "takes_its_time": 0,
+    "waits_between_samples": 0,
+    "raises": 0,
+    "has_no_limit": 0,
+    "is_closed": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def children():
+    """Run all at the same time; give what each said, its exit status last, and what came on standard error."""
+    began = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=14)
+    assert run.returncode == 0, run.stderr
+    said = {name: [] for name in EXITS}
+    for line in run.stdout.splitlines():
+        name, what = json.loads(line)
+        said[name].append(what)
+    return said, run.stderr, time.monotonic() - began
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_a_process_ends_when_its_simulation_hangs_or_is_wanted_no_more(children, name):
+    assert children[0][name][-1] == EXITS[name]
+    assert len(children[0][name]) == 1 + (name == "hangs")
+
+
+def test_it_is_told_where_it_was(children):
+    told = children[0]["hangs"][0]
+    assert told["hanging"] == 0.2
+    assert "in hangs" in told["where"]
+    assert "computing" not in told["where"].splitlines()[-1]
+
+
+def test_where_a_solver_kept_python_from_running_is_on_standard_error(children):
+    assert "in hangs_deep" in children[1]
+    assert "Timeout" in children[1]
+
+
+class Quiet:
+    ended = threading.Event()
+
+    def tell(self, header):
+        raise AssertionError(header)
+
+
+def test_closing_ends_the_thread_at_once_and_may_be_done_again():
+    with nothing_left():
+        dog = Watchdog(Quiet(), 1000.0)
+        dog.close()
+        assert not dog._thread.is_alive()
+        dog.close()
+
+
+def test_a_sample_that_comes_while_the_watchdog_looks_does_not_end_the_watch(monkeypatch):
+    monkeypatch.setattr("compss_train.online.watchdog._TICK", 0.001)
+    looks = []
+
+    class Between(Watchdog):
+        """Its sample comes right after it was seen that there is none yet."""
+
+        @property
+        def _since(self):
+            looks.append(1)
+            return time.monotonic() if len(looks) % 2 else None
+
+        @_since.setter
+        def _since(self, value):
+            pass
+
+    with nothing_left(), Between(Quiet(), 1000.0) as dog:
+        until(lambda: len(looks) > 6 or not dog._thread.is_alive())
+        assert dog._thread.is_alive()
