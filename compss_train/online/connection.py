@@ -148,7 +148,7 @@ class Listener(Closable):
         self._serve, self._token = serve, token
         self._open: set[Connection] = set()
         self._changing = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         try:
             self._socket = socket.create_server((host, port), backlog=256)
         except OSError as error:
@@ -161,13 +161,13 @@ class Listener(Closable):
         self._thread.start()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 connection = Connection(self._socket.accept()[0])
             except OSError:
                 continue  # closed, or gone before it was accepted
             with self._changing:
-                if self._closed:  # meanwhile
+                if self._closed.is_set():  # meanwhile
                     connection.close()
                     return
                 self._open.add(connection)
@@ -194,7 +194,7 @@ class Listener(Closable):
     def close(self) -> None:
         """Accept nothing more, and close all connections."""
         with self._changing:
-            self._closed = True
+            self._closed.set()
             connections = list(self._open)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -7,14 +7,13 @@ on: what was lost, or trained on twice, can be read off the parameters.
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from torch import nn
 
 from compss_train import LocalEngine
@@ -170,9 +169,8 @@ def _lasting() -> Lasting:
     return Lasting(processes=4, threads=1)
 
 
-@pytest.fixture(scope="package")
-def local():
-    """The engine of all these tests."""
+def the_engine() -> Iterator[Lasting]:
+    """The engine of all these tests, for a fixture: starting processes takes seconds."""
     engine = _lasting()
     yield engine
     engine.end()

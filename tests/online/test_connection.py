@@ -286,6 +286,16 @@ def test_who_sends_endlessly_without_a_token_is_cut_off(echo):
             collections.deque(map(stranger.sendall, itertools.repeat(bytes(2**20))), 0)
 
 
+@pytest.mark.parametrize(
+    "garbage", ["a huge header", "a header just too large", "arrays", "arrays too large", "zeros"]
+)
+def test_strangers_are_not_listened_to_any_longer_than_it_takes(echo, garbage):
+    with bare(echo.port) as stranger, contextlib.suppress(ConnectionResetError):
+        stranger.settimeout(4)
+        stranger.sendall(GARBAGE[garbage][:200])
+        assert stranger.recv(1) == b""
+
+
 def test_a_wrong_token_is_told(echo):
     with Address(HERE, echo.port, TOKEN + " ").connect({"hello": "x"}) as connection:
         assert "token" in connection.receive()[0]["error"]

@@ -30,16 +30,21 @@ from tests.online.simulations import (
     Hots,
     counts,
     free_port,
-    local,  # noqa: F401
     one_hot,
     rows_of,
     tallied,
     tally,
+    the_engine,
     total,
     wait_for,
 )
 
 FIFO = BufferSpec("FIFO", 16)
+
+
+@pytest.fixture(scope="package")
+def local():
+    yield from the_engine()
 
 
 def built(engine, workers, net, optimizer=SGD, loss="cross_entropy", metric=None, seed=3):
@@ -439,7 +444,7 @@ WRONG = {
     "pairing missing": (ValueError, "pairing=None with a SimPairedReservoir", {"buffer": PAIRS}),
     "pairing too many": (ValueError, "belongs to a SimPairedReservoir", {"pairing": pairing}),
     "simulate": (TypeError, "give a function of an input", {"simulate": 3}),
-    "lock": (TypeError, "cannot be pickled", {"simulate": lambda _, lock=threading.Lock(): lock}),
+    "lock": (TypeError, "cannot be pickled", {"simulate": threading.Lock().acquire}),
     "senders": (ValueError, "senders=1 need an address=", {"senders": 1}),
     "address": (ValueError, r"give tcp://HOST:PORT", {"senders": 1, "address": "localhost:5555"}),
     "star": (ValueError, r"give tcp://HOST:PORT", {"senders": 1, "address": "tcp://*:5555"}),
@@ -632,7 +637,7 @@ def test_nothing_is_left_of_a_fit(local, tmp_path):
     def state():
         me = psutil.Process()
         processes = [p for p in me.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
-        tcp = sum(len(process.net_connections('tcp')) for process in [me, *processes])
+        tcp = sum(len(process.net_connections("tcp")) for process in [me, *processes])
         files = [file for folder in local._folders.paths for file in Path(folder).rglob("*") if file.is_file()]
         return {
             "processes": sorted(process.pid for process in processes),

@@ -769,7 +769,16 @@ def test_a_simulation_without_a_coordinator_or_that_is_not_wanted_does_nothing()
 
 def test_a_simulation_that_runs_again_sends_only_what_is_missing():
     with fit(2) as running:
-        for stop in (3, 7, 2):
-            run(running, lambda n: [torch.tensor([float(i)]) for i in range(n)], stop)
+        sent, send = [], Connection.send
+
+        def keep(connection, header, arrays=()):
+            sent.extend([header["sample"]] if "sample" in header else [])
+            send(connection, header, arrays)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Connection, "send", keep)
+            for stop in (3, 7, 2):
+                run(running, lambda n: [torch.tensor([float(i)]) for i in range(n)], stop)
         assert running.coordinator.until_heard("finished", 3) == [3, 7, 2]
+        assert sent == list(range(7))
         assert [place.drained() for place in running.places] == [[0, 2, 4, 6], [1, 3, 5]]
