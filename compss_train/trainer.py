@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from compss_train import parameters as params
@@ -282,9 +283,13 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             self._rounds = running
             try:
                 running.run()
+                self._parameters = running.current()
+            except BaseException:
+                with suppress(OSError, RuntimeError):  # whatever ended the fit is what is told
+                    self._parameters = running.current()
+                raise
             finally:
                 self._rounds = None
-                self._parameters = running.current()
 
     def _recorder(self, callbacks: Sequence[Callback]) -> Callable[[Record], None]:
         """Return what a round's record is given to."""

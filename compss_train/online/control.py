@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -28,20 +29,20 @@ class Control(Closable):
         self.own_host = self._connection.own_host
         self.ended = threading.Event()
         """Set when this worker is to end."""
-        self._over: Callable[[], None] | None = None
+        self._orders: dict[str, Callable[[Any], None]] = {}
         self._thread = threading.Thread(target=self._listen, name="worker-control", daemon=True)
 
-    def start(self, port: int, over: Callable[[], None]) -> None:
-        """Say where samples are received; ``over`` is called when no more will come."""
-        self._over = over
+    def start(self, port: int, orders: dict[str, Callable[[Any], None]]) -> None:
+        """Say where samples are received; what is said from now on goes to the functions by its name."""
+        self._orders = orders
         self.tell({"listening": [self.own_host, port]})
         self._thread.start()
 
     def _listen(self) -> None:
         try:
             while "end" not in (told := self._connection.receive()[0]):
-                if "over" in told and self._over is not None:
-                    self._over()
+                for name in told.keys() & self._orders.keys():
+                    self._orders[name](told[name])
         except OSError:
             pass  # the coordinator has gone, and nobody wants what would still be trained
         finally:

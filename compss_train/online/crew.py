@@ -7,11 +7,13 @@ import cloudpickle
 from compss_train.engines import Engine, Ref
 from compss_train.online.alone import submit_simulation
 from compss_train.online.attendance import Attendance
-from compss_train.online.connection import Address, Header
+from compss_train.online.connection import Header
 from compss_train.online.director import Peer
+from compss_train.online.job import OnlineJob
 from compss_train.online.options import OnlineOptions
 from compss_train.online.reception import Reception
 from compss_train.online.simulations import Simulation, Simulations, Status
+from compss_train.online.workers import Worker
 
 
 class Crew:
@@ -23,11 +25,11 @@ class Crew:
         simulations: Simulations,
         reception: Reception,
         options: OnlineOptions,
-        director: Address,
+        job: OnlineJob,
     ) -> None:
         self._engine, self._simulations, self._reception = engine, simulations, reception
+        self._job = job
         self._at_a_time, self._limit = options.num_simulators, options.simulation_timeout
-        self._director = director
         self._simulate: Ref = engine.publish(cloudpickle.dumps(options.simulate))
 
     def start(self) -> None:
@@ -45,7 +47,7 @@ class Crew:
         simulation.status, simulation.attendance = Status.RUNNING, Attendance()
         value = cloudpickle.dumps(simulation.value)  # here, where it is raised if it cannot be
         simulation.task = submit_simulation(
-            self._engine, self._simulate, value, simulation.number, self._director, self._limit
+            self._engine, self._simulate, value, simulation.number, self._job.director, self._limit
         )
 
     def handle(self, peer: Peer, header: Header | None) -> None:
@@ -78,13 +80,19 @@ class Crew:
             self._free(simulation)
 
     def _has_ended(self, simulation: Simulation, header: Header) -> None:
+        died = self._reception.died_since(simulation.number)
         if "finished" in header:
             self._simulations.finished(simulation, int(header["finished"]))
+            if any(self._lacks(worker, simulation) for worker in died):
+                self._simulations.run_again(simulation)
         elif "interrupted" in header or self._simulations.has_failed(
             simulation, header["failed"], header["traceback"], sent=header["sent"]
         ):
             self._simulations.run_again(simulation)
         self._free(simulation)
+
+    def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
+        return worker.lacks(self._job, simulation.number, simulation.samples)
 
     def _free(self, simulation: Simulation) -> None:
         if simulation.task is not None:

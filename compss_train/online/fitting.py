@@ -69,7 +69,7 @@ class OnlineFit:
         self._simulations = Simulations(inputs, options.simulation_retries, numbers.__next__)
         self._workers = Workers(session, job, self._simulations, self._progress, saved)
         self._reception = Reception(self._workers.all, paired=job.paired)
-        self._crew = Crew(session.engine, self._simulations, self._reception, options, director.address)
+        self._crew = Crew(session.engine, self._simulations, self._reception, options, job)
         self._senders = Senders(options.senders, self._reception, numbers.__next__)
         self._records = itertools.count(recording.first)
         self._pending: Record | None = None  # a record whose validation is still to come

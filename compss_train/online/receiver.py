@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -100,6 +100,12 @@ class Receiver(Closable):
             self._saved[stream] = number + 1
         self._saved_puts = puts
         return state, dict(self._saved)
+
+    def forget(self, streams: Iterable[int]) -> None:
+        """Forget streams of which nothing will come any more; waits for no lock, as a put may have it for long."""
+        for stream in streams:
+            self._next.pop(stream, None)
+            self._saved.pop(stream, None)
 
     def discard(self) -> None:
         """Take what still comes, and forget it: no more is trained on."""

@@ -15,6 +15,7 @@ class Reception:
         self._workers = workers
         self._paired = paired
         self._asking: list[tuple[Peer, int]] = []
+        self._runs: dict[int, tuple[int, ...]] = {}  # by stream, the workers' runs that it was told of
         self._seeking: list[tuple[Peer, int]] = []
 
     def welcome(self, peer: Peer, stream: int) -> None:
@@ -27,11 +28,19 @@ class Reception:
         self._seeking.append((peer, worker))
         self.look()
 
+    def died_since(self, stream: int) -> list[Worker]:
+        """Return the workers that have died since a stream was told of them; it ends with this."""
+        runs = self._runs.pop(stream, None)
+        if runs is None:
+            return []
+        return [worker for worker, run in zip(self._workers, runs, strict=True) if worker.runs != run]
+
     def look(self) -> None:
         """Answer those who can be answered; called whenever a worker has come."""
         if all(worker.place is not None for worker in self._workers):
             places = [worker.place for worker in self._workers]
             for peer, stream in self._asking:
+                self._runs[stream] = tuple(worker.runs for worker in self._workers)
                 peer.tell({"go": True, "stream": stream, "workers": places, "paired": self._paired})
             self._asking = []
         seeking, self._seeking = self._seeking, []

@@ -82,7 +82,8 @@ class OnlineWorker:
     def run(self) -> WorkerState:
         """Train, and stay until the coordinator says that all have ended."""
         self._receiver.start()
-        self._control.start(self._receiver.port, self._buffer.signal_reception_over)
+        over, forget = self._buffer.signal_reception_over, self._receiver.forget
+        self._control.start(self._receiver.port, {"over": lambda _: over(), "forget": forget})
         for batch in self._drawn():
             self._trainee.learn(batch)
             self._batches += 1

@@ -18,7 +18,7 @@ from compss_train.online.director import Peer
 from compss_train.online.job import OnlineJob
 from compss_train.online.progress import Progress
 from compss_train.online.receiver import Received
-from compss_train.online.simulations import Simulations
+from compss_train.online.simulations import Simulation, Simulations
 from compss_train.session import Session
 
 RUNS = 4
@@ -62,6 +62,10 @@ class Worker:
                 f"worker {self.number} was started {self.runs} times and its process died each time; if memory ran "
                 "out, use a smaller buffer, smaller batches or fewer workers"
             )
+
+    def lacks(self, job: OnlineJob, stream: int, samples: int) -> bool:
+        """Tell whether some of its samples of a stream of so many are not in what it has saved."""
+        return self.saved.get(stream, 0) < job.needed_by(self.number, stream, samples)
 
     def check_start(self) -> None:
         """Raise ``WorkerLostError`` where it should have started long ago."""
@@ -134,21 +138,24 @@ class Workers:
         peer.tell({"go": True}, self._checkpoints.of(worker.number))
         if worker.runs:
             for simulation in self._simulations.done:
-                if self._lacks(worker, simulation.number, simulation.samples):
+                if worker.lacks(self._job, simulation.number, simulation.samples):
                     self._simulations.run_again(simulation)
         worker.arrive(peer)
 
-    def _lacks(self, worker: Worker, stream: int, samples: int) -> bool:
-        """Tell whether samples of a stream of so many would be lost if the worker died now."""
-        return worker.saved.get(stream, 0) < self._job.needed_by(worker.number, stream, samples)
-
     def _keep(self, worker: Worker, header: Header, saved: torch.Tensor) -> None:
-        """Keep what it saved, and forget the simulations that all workers have saved."""
+        """Keep what it saved, and have everybody forget the simulations that all workers have saved."""
         self._checkpoints.keep(worker.number, saved)
         worker.saved = {int(stream): int(upto) for stream, upto in header["saved"]}
-        for simulation in self._simulations.done:
-            if not any(self._lacks(each, simulation.number, simulation.samples) for each in self.all):
-                self._simulations.forget(simulation)
+        safe = [each for each in self._simulations.done if not self._is_needed(each)]
+        for simulation in safe:
+            self._simulations.forget(simulation)
+        if safe:
+            for other in self.all:
+                other.tell({"forget": [simulation.number for simulation in safe]})
+
+    def _is_needed(self, simulation: Simulation) -> bool:
+        """Tell whether it would have to run again if the right worker died now."""
+        return any(worker.lacks(self._job, simulation.number, simulation.samples) for worker in self.all)
 
     def end(self) -> None:
         """Let them return, and take over their states."""
