@@ -133,6 +133,7 @@ class Coordinator:
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, float]:
         """Return ``{"loss": ..., "<metric>": ...}``, means over all samples with the global parameters."""
         built = self._require_built()
+        self._require_workers("evaluate")
         data = as_given(x, y, self.num_workers)
         check_count("batch_size", batch_size)
         with self._inferring(built, data, batch_size) as (inference, parameters):
@@ -148,6 +149,7 @@ class Coordinator:
     def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:
         """Return the outputs for all samples in order, shape (samples, ...), with the global parameters."""
         built = self._require_built()
+        self._require_workers("predict")
         data = as_given(x, None, self.num_workers, targets=False)
         check_count("batch_size", batch_size)
         with self._inferring(built, data, batch_size) as (inference, parameters):
@@ -198,6 +200,13 @@ class Coordinator:
     def _require_idle(self, method: str) -> None:
         if self._rounds is not None:
             raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
+
+    def _require_workers(self, method: str) -> None:
+        if isinstance(self._rounds, OnlineFit):
+            raise RuntimeError(
+                f"{method} was called during fit_online, whose tasks take all processes; give fit_online "
+                "validation_data=, or use model() in this process"
+            )
 
     def _require_built(self) -> Built:
         if self._built is None:

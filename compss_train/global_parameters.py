@@ -20,9 +20,9 @@ class GlobalParameters(Closable):
     """
 
     def __init__(self, engine: Engine, initial: Parameters, num_workers: int, buffers: Collection[str]) -> None:
+        exchange = Exchange.of(initial, buffers, num_workers)
         serve = serve_apart if engine.waiting_stops_threads else parameter_server.serve
         self._serving = serve(f"tcp://{engine.host()}:*")
-        exchange = Exchange.of(initial, buffers, num_workers)
         self.served = Served(self._serving.address, self._serving.token, exchange)
         """What tasks need to get there."""
         try:
@@ -32,9 +32,9 @@ class GlobalParameters(Closable):
             self.close()
             raise
 
-    def pull(self) -> Parameters:
-        """Return the parameters as they are now."""
-        with self.served.connect() as server:
+    def pull(self, timeout: float = 60.0) -> Parameters:
+        """Return the parameters as they are now; ``TimeoutError`` after so many seconds."""
+        with self.served.connect(timeout=timeout) as server:
             return self.served.exchange.pull(server)
 
     def close(self) -> None:

@@ -215,7 +215,8 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             A generator function of one input that yields samples: (x, y), or (step, x, y) where the buffer pairs
             time steps, or x alone for autoencoders. Runs in another process, and may run again.
         inputs:
-            What it is called with: a list, or an iterator, which may be endless.
+            What it is called with: a list, or an iterator, which may be endless. The next one is asked for in this
+            process when a simulation has ended; everything waits meanwhile.
         buffer:
             Description of the buffer of each worker: a full one lets simulations wait. FIFO and FIRO give each
             sample once, reservoirs at least once.
@@ -264,7 +265,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             senders=senders,
             address=address,
             optimizer_state=optimizer_state,
-            **({} if token is None else {"token": token}),
+            token=token,
         )
         built = self._require_built()
         self._require_idle("fit_online")
@@ -286,7 +287,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
                 self._parameters = running.current()
             except BaseException:
                 with suppress(OSError, RuntimeError):  # whatever ended the fit is what is told
-                    self._parameters = running.current()
+                    self._parameters = running.newest()
                 raise
             finally:
                 self._rounds = None

@@ -139,6 +139,10 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def ended(self, ref: Ref) -> bool | None:
+        """Tell whether the value is there or has failed, without waiting; ``None`` where that cannot be known."""
+
+    @abstractmethod
     def delete(self, refs: Sequence[Ref]) -> None:
         """Free the values once the tasks already submitted have read them. The references are void from now."""
 

@@ -133,6 +133,11 @@ class LocalEngine(ThisMachineEngine):
         wait([future], timeout)
         return future.result().load() if future.done() and future.exception() is None else None
 
+    def ended(self, ref: Ref) -> bool:
+        """Look whether the task has run; of a value under commutative update, whether the first one was there."""
+        self._check_open()
+        return _handle(ref).value.future.done()
+
     def delete(self, refs: Sequence[Ref]) -> None:
         """Remove the values' files once no submitted task has to read them."""
         self._check_open()

@@ -70,6 +70,11 @@ class SerialEngine(ThisMachineEngine):
         self._check_open()
         return _value(ref).value
 
+    def ended(self, ref: Ref) -> bool:
+        """Tasks have all run."""
+        self._check_open()
+        return True
+
     def delete(self, refs: Sequence[Ref]) -> None:
         """Forget the values."""
         self._check_open()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from compss_train.online.director import Peer
 
-RETURN_SECONDS = 30.0
-"""How long a task whose process died may take to be back: the engine runs it again by itself, if it can."""
+RETURN_SECONDS = 120.0
+"""How long a task whose process died may take to be back, where an engine cannot say that it is lost."""
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,8 +31,9 @@ _LENGTH = struct.Struct("<I")
 _LARGEST_HEADER = 2**24
 _SMALL = 2**16  # bytes of an array up to which copying it costs less than a call of the system
 _HELLO_SECONDS = 10.0
+_RETRY_SECONDS = 0.05
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A node that is gone without a word is noticed after 25 seconds."""
+"""A node that is gone without a word is noticed after 25 seconds, by those who have nothing on their way to it."""
 
 
 class ConnectionLostError(OSError):
@@ -45,14 +46,18 @@ class Address:
 
     host: str
     port: int
-    token: str
+    token: str = field(repr=False)
 
     def connect(self, hello: Header, timeout: float = _HELLO_SECONDS) -> Connection:
         """Connect and say hello; raises ``OSError`` where nobody listens."""
         sock = socket.create_connection((self.host, self.port), timeout)
         sock.settimeout(None)
         connection = Connection(sock)
-        connection.send({**hello, "token": self.token})
+        try:
+            connection.send({**hello, "token": self.token})
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
@@ -142,10 +147,20 @@ class Connection(Closable):
 
 
 class Listener(Closable):
-    """Accepts connections of those who know the token, and gives each to ``serve`` in a thread of its own."""
+    """Accepts connections of those who know the token, and gives each to ``serve`` in a thread of its own.
 
-    def __init__(self, host: str, port: int, token: str, serve: Callable[[Connection, Header], None]) -> None:
-        self._serve, self._token = serve, token
+    ``role`` is what all of them are, ``None`` for anything.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        serve: Callable[[Connection, Header], None],
+        role: str | None = None,
+    ) -> None:
+        self._serve, self._token, self._role = serve, token, role
         self._open: set[Connection] = set()
         self._changing = threading.Lock()
         self._closed = threading.Event()
@@ -164,8 +179,9 @@ class Listener(Closable):
         while not self._closed.is_set():
             try:
                 connection = Connection(self._socket.accept()[0])
-            except OSError:
-                continue  # closed, or gone before it was accepted
+            except OSError:  # closed, or gone before it was accepted, or there are too many open files
+                self._closed.wait(_RETRY_SECONDS)
+                continue
             with self._changing:
                 if self._closed.is_set():  # meanwhile
                     connection.close()
@@ -176,10 +192,12 @@ class Listener(Closable):
     def _talk(self, connection: Connection) -> None:
         try:
             hello = connection.receive_hello()
-            if self._knows_token(hello):
-                self._serve(connection, hello)
-            else:
+            if not self._knows_token(hello):
                 connection.send({"error": "the token is not the one that is asked for here"})
+            elif self._role not in (None, hello["hello"]):
+                connection.send({"error": f"this is for {self._role}, not for {hello['hello']}"})
+            else:
+                self._serve(connection, hello)
         except (OSError, WireError):
             pass  # it is gone, or is none of ours
         finally:

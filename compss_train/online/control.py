@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from compss_train.data.block import Block
+from compss_train.engines.failure import Failure
 from compss_train.online.connection import Address, Header
+from compss_train.online.parcel import packed
 from compss_train.parameter_server.base import Closable
 
 
@@ -24,6 +26,8 @@ class Control(Closable):
         told, arrays = self._connection.receive()
         self.wanted = bool(told.get("go"))
         """Whether this worker is waited for; not where there is another with its number."""
+        self.is_done = bool(told.get("done"))
+        """Whether it has trained all that it should before it died, and only receives what still comes."""
         self.saved: torch.Tensor | None = arrays[0] if arrays else None
         """What the worker before this one has saved."""
         self.own_host = self._connection.own_host
@@ -51,6 +55,10 @@ class Control(Closable):
     def tell(self, header: Header, arrays: Sequence[Block] = ()) -> None:
         """Say something to the coordinator."""
         self._connection.send(header, arrays)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell what has gone wrong, which ends the fit."""
+        self.tell({"failed": True}, [packed(Failure.of(error))])
 
     def close(self) -> None:
         """Hang up."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+import secrets
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +33,10 @@ class Peer:
         with suppress(ConnectionLostError):
             self._connection.send(header, arrays)
 
+    def tell_aside(self, header: Header, arrays: Callable[[], Sequence[Block]]) -> None:
+        """Say something large, that is read meanwhile, without waiting for it."""
+        threading.Thread(target=lambda: self.tell(header, arrays()), name="telling", daemon=True).start()
+
 
 @dataclass(frozen=True)
 class Event:
@@ -42,21 +48,37 @@ class Event:
 
 
 class Director(Closable):
-    """Listens, and lets one thread take all that is said, so that nothing of the coordinator's needs locks."""
+    """Listens, and lets one thread take all that is said, so that nothing of the coordinator's needs locks.
 
-    def __init__(self, host: str, port: int, token: str) -> None:
+    The fit's own tasks have a secret of the fit's, which nobody else can know. ``keep`` is given what workers save,
+    in the threads that receive it, as it may be large.
+    """
+
+    def __init__(self, host: str, keep: Callable[[int, torch.Tensor], None]) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._listener = Listener(host, port, token, self._serve)
-        self.address = self._listener.address
-        self._listener.start()
+        self._keep = keep
+        self._listeners = [Listener(host, 0, secrets.token_urlsafe(16), self._serve)]
+        self.address = self._listeners[0].address
+        self._listeners[0].start()
+
+    def let_in_senders(self, host: str, port: int, token: str) -> None:
+        """Listen there, too, for senders that know a token."""
+        self._listeners.append(Listener(host, port, token, self._serve, "sender"))
+        self._listeners[-1].start()
 
     def _serve(self, connection: Connection, hello: Header) -> None:
         peer = Peer(connection, hello)
         self._events.put(Event(peer, hello))
         try:
             while True:
-                self._events.put(Event(peer, *connection.receive()))
+                header, arrays = connection.receive()
+                if "saved" in header and peer.role == "worker":
+                    self._keep(int(peer.number), arrays[0])
+                    arrays = []
+                self._events.put(Event(peer, header, arrays))
         except (OSError, WireError):
+            pass
+        finally:
             self._events.put(Event(peer, None))
 
     def next(self, seconds: float) -> Event | None:
@@ -68,4 +90,5 @@ class Director(Closable):
 
     def close(self) -> None:
         """Hang up on everybody: simulations and workers then end."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()

@@ -15,10 +15,10 @@ from compss_train.parameters import Parameters
 Sums = dict[str, Any]
 
 
-def tell_evaluated(sums: Sequence[Sums], director: Address) -> None:
-    """Send what evaluation tasks have measured to the coordinator: the task that takes their results."""
+def tell_evaluated(sums: Sequence[Sums], number: int, director: Address) -> None:
+    """Tell the coordinator that an evaluation is there: the task that takes its results, when they are."""
     with suppress(OSError), director.connect({"hello": "evaluation"}) as connection:
-        connection.send({"evaluated": list(sums)})
+        connection.send({"evaluated": number})
 
 
 class Evaluation(Closable):
@@ -28,13 +28,21 @@ class Evaluation(Closable):
         self._inference, self._director = inference, director
         self._published: list[Ref] = []
         self._sums: list[Ref] = []
+        self._number = 0
 
-    def start(self, parameters: Parameters) -> None:
-        """Submit the evaluation of these parameters, whose result will be told."""
+    def start(self, parameters: Parameters, *, told: bool = True) -> None:
+        """Submit the evaluation of these parameters; ``told`` has the result told when it is there."""
         engine = self._inference.engine
+        self._number += 1
         self._published = [engine.publish(parameters)]
         self._sums = self._inference.evaluate(self._published[0])
-        self._published.append(engine.submit(tell_evaluated, list(self._sums), self._director, priority=True))
+        if told:
+            args = list(self._sums), self._number, self._director
+            self._published.append(engine.submit(tell_evaluated, *args, priority=True))
+
+    def is_there(self, number: int | None = None) -> bool:
+        """Tell whether the result is there, or none will come; ``number`` is that of a result that was told."""
+        return number == self._number or all(self._inference.engine.ended(ref) for ref in self._sums)
 
     def wait(self) -> list[Sums]:
         """Return what the tasks have measured, waiting for it; raises what they raise."""

@@ -16,8 +16,9 @@ from typing import Any
 
 from compss_train.inference import means
 from compss_train.online.checkpoints import Checkpoints
+from compss_train.online.connection import Header
 from compss_train.online.crew import Crew
-from compss_train.online.director import Director, Event
+from compss_train.online.director import Director, Event, Peer
 from compss_train.online.evaluation import Evaluation
 from compss_train.online.job import OnlineJob
 from compss_train.online.options import OnlineOptions
@@ -27,6 +28,7 @@ from compss_train.online.senders import Senders
 from compss_train.online.simulations import Simulations
 from compss_train.online.workers import Workers
 from compss_train.parameters import Parameters
+from compss_train.rounds import MERGE_SECONDS
 from compss_train.session import Session
 
 _TICK = 0.1
@@ -58,7 +60,7 @@ class OnlineFit:
         options: OnlineOptions,
         job: OnlineJob,
         director: Director,
-        pull: Callable[[], Parameters],
+        pull: Callable[..., Parameters],
         recording: Recording,
         saved: Checkpoints,
     ) -> None:
@@ -68,7 +70,7 @@ class OnlineFit:
         inputs = None if options.simulate is None else options.inputs
         self._simulations = Simulations(inputs, options.simulation_retries, numbers.__next__)
         self._workers = Workers(session, job, self._simulations, self._progress, saved)
-        self._reception = Reception(self._workers.all, paired=job.paired)
+        self._reception = Reception(self._workers.all, job.key, paired=job.paired)
         self._crew = Crew(session.engine, self._simulations, self._reception, options, job)
         self._senders = Senders(options.senders, self._reception, numbers.__next__)
         self._records = itertools.count(recording.first)
@@ -77,6 +79,10 @@ class OnlineFit:
     def current(self) -> Parameters:
         """Return the global parameters as they are by now."""
         return self._pull()
+
+    def newest(self) -> Parameters:
+        """Return the same after a fit has failed, or raise an ``OSError`` where they cannot be had soon."""
+        return self._pull(timeout=MERGE_SECONDS)
 
     def run(self) -> None:
         """Train until every worker is done."""
@@ -87,6 +93,7 @@ class OnlineFit:
                 self._handle(event)
                 event = self._director.next(0)
             self._look_after()
+        self._simulations.check(self._progress.received, at_last=True)
         self._crew.stop()
         self._senders.stop()
         self._workers.end()
@@ -95,19 +102,29 @@ class OnlineFit:
     def _handle(self, event: Event) -> None:
         peer, header = event.peer, event.header
         if peer.role == "worker":
-            self._workers.handle(peer, header, event.arrays)
+            if (died := self._workers.handle(peer, header, event.arrays)) is not None:
+                self._reception.tell_left(died)
             self._reception.look()
         elif peer.role == "simulation":
             self._crew.handle(peer, header)
         elif peer.role == "sender":
+            self._hear_sender(peer, header)
+        elif header is not None and self._recording.evaluation is not None:
+            self._take_validation(header.get("evaluated"))
+
+    def _hear_sender(self, peer: Peer, header: Header | None) -> None:
+        try:
             self._senders.handle(peer, header)
-        elif header is not None and "evaluated" in header:
-            self._take_validation(header["evaluated"])
+        except (ValueError, TypeError, LookupError) as error:  # it is not our program
+            peer.tell({"error": f"{type(error).__name__}: {error}"})
 
     def _look_after(self) -> None:
         self._workers.look_after()
+        self._simulations.check(self._progress.received)
         if self._simulations.all_ended and self._senders.all_ended:
+            self._senders.shut_out()
             self._workers.tell_over()
+        self._take_validation()
         if self._pending is None and self._progress.is_due(self._recording.every):
             self._record()
 
@@ -121,20 +138,23 @@ class OnlineFit:
             self._recording.evaluation.start(self._pull())
             self._pending = record
 
-    def _take_validation(self, sums: list[dict[str, Any]]) -> None:
-        record, self._pending = self._pending, None
-        if record is not None and self._recording.evaluation is not None:
-            self._recording.evaluation.end()
-            self._recording.on_record(record | means(sums, self._recording.metric, "val_"))
+    def _take_validation(self, number: int | None = None, *, wait: bool = False) -> None:
+        """Complete the pending record if its validation is there."""
+        record, evaluation = self._pending, self._recording.evaluation
+        if record is None or evaluation is None or not (wait or evaluation.is_there(number)):
+            return
+        self._pending = None
+        sums = evaluation.wait()
+        evaluation.end()
+        self._recording.on_record(record | means(sums, self._recording.metric, "val_"))
 
     def _record_last(self) -> None:
         """Wait for what is pending, and record what is left, how often samples were trained on among it."""
         evaluation = self._recording.evaluation
-        if evaluation is not None and self._pending is not None:
-            self._take_validation(evaluation.wait())
+        self._take_validation(wait=True)
         record = self._progress.last_record(next(self._records), self._recording.epoch, self._simulations.counts())
         if evaluation is not None:
-            evaluation.start(self._pull())
+            evaluation.start(self._pull(), told=False)
             record |= means(evaluation.wait(), self._recording.metric, "val_")
             evaluation.end()
         self._recording.on_record(record | {"repetitions": self._workers.repetitions()})

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from compss_train.buffers import BufferSpec
-from compss_train.engines.codec import decode, encode
 from compss_train.online.connection import Address
 from compss_train.online.dealing import needed_by
 from compss_train.online.receiver import Received
@@ -27,6 +23,10 @@ class OnlineJob:
     """What is the same for all workers of an online fit."""
 
     director: Address
+    key: str = field(repr=False)
+    """What streams must know to be received."""
+    host: str | None
+    """Where workers listen for streams, ``None`` for where they reach the coordinator from."""
     served: Served
     """The global parameters."""
     num_workers: int
@@ -68,13 +68,3 @@ class Saved:
     buffer: dict[str, Any]
     received: Received
     batches: int
-
-    def encoded(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return it as bytes."""
-        return np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(self) if chunk.nbytes])
-
-    @classmethod
-    def decoded(cls, data: torch.Tensor) -> Saved:
-        """Return what was encoded, in another process."""
-        saved: Saved = decode(data.numpy())
-        return saved

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from compss_train.buffers import BufferSpec
@@ -33,7 +32,7 @@ class OnlineOptions:
     simulation_timeout: float | None = None
     senders: int = 0
     address: str | None = None
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    token: str | None = None
     optimizer_state: OptimizerState = "keep"
 
     def __post_init__(self) -> None:
@@ -77,8 +76,12 @@ class OnlineOptions:
             raise ValueError(f"senders={self.senders} need an address= to send to, such as tcp://127.0.0.1:5555")
         if self.address is not None:
             host_and_port(self.address)
-        if not isinstance(self.token, str) or not self.token:
-            raise ValueError(f"token={self.token!r}: give the text that senders know, or leave it out")
+            if not isinstance(self.token, str) or not self.token:
+                raise ValueError(f"token={self.token!r}: address= needs a text that senders must know")
+        if self.simulate is None and not (isinstance(self.inputs, Sized) and not len(self.inputs)):
+            raise ValueError("inputs= are given, but no simulate= to call with them")
+        if self.simulate is not None and isinstance(self.inputs, Sized) and not len(self.inputs):
+            raise ValueError("inputs= is empty: nothing would be simulated")
         check_picklable(simulate=self.simulate, pairing=self.pairing)
 
 

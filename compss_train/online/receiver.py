@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from compss_train.buffers import Buffer, ReceptionOverError
+from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
-from compss_train.online.connection import Connection, Header, Listener, Message
+from compss_train.online.connection import Connection, ConnectionLostError, Header, Listener, Message
 from compss_train.parameter_server.base import Closable
+from compss_train.wire import WireError
 
 Received = dict[int, int]
 """By the number of a stream, one more than the last sample that was received of it."""
 
 
 _BURST = 64
-"""The most samples that are put together."""
+_BURST_BYTES = 2**20
+"""The most samples that are put together, and about the most bytes."""
 
 
 class Receiver(Closable):
@@ -30,15 +31,26 @@ class Receiver(Closable):
     While the buffer is full nothing more is read, so that TCP lets the senders wait.
     """
 
-    def __init__(self, buffer: Buffer, host: str, token: str, *, paired: bool, received: Received) -> None:
-        self._buffer, self._paired = buffer, paired
+    def __init__(
+        self,
+        buffer: Buffer,
+        host: str,
+        token: str,
+        *,
+        paired: bool,
+        received: Received | None = None,
+        saving: bool = False,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        received = received or {}
+        self._buffer, self._paired, self._saving, self._failed = buffer, paired, saving, failed
         self._next: Received = dict(received)
         self._saved: Received = dict(received)
         self._since_saved: deque[tuple[int, int]] = deque()  # streams and samples in the order of their puts
         self._saved_puts = buffer.samples_put
         self._putting = threading.Lock()
         self._discarding = threading.Event()
-        self._listener = Listener(host, 0, token, self._serve)
+        self._listener = Listener(host, 0, token, self._serve, "samples")
 
     @property
     def port(self) -> int:
@@ -56,7 +68,11 @@ class Receiver(Closable):
             for burst in _bursts(connection):
                 self._put(stream, burst)
             connection.send({"ended": True})
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        except (OSError, WireError):
+            raise
+        except Exception as error:
+            if self._failed is not None and isinstance(error, BufferFullError | MemoryError):
+                self._failed(error)  # no sample's fault, so that the next one would fare no better
             connection.send({"error": f"{type(error).__name__}: {error}"})
         connection.drain()
 
@@ -69,7 +85,7 @@ class Receiver(Closable):
                 return
             numbers = [int(header["sample"]) for header, _ in new]
             samples = self._stacked(stream, new)
-            self._since_saved.extend((stream, number) for number in numbers)
+            self._note(stream, numbers)
             put = len(new)
             try:
                 self._buffer.put_many(samples)
@@ -78,10 +94,19 @@ class Receiver(Closable):
                 if not (self._discarding.is_set() and isinstance(error, ReceptionOverError)):
                     raise
             finally:
-                for _ in range(len(new) - put):
-                    self._since_saved.pop()
+                self._unnote(len(new) - put)
                 if put:
                     self._next[stream] = numbers[put - 1] + 1
+
+    def _note(self, stream: int, numbers: list[int]) -> None:
+        """Note in which order samples are put, for ``snapshot``; before they are."""
+        if self._saving:
+            self._since_saved.extend((stream, number) for number in numbers)
+
+    def _unnote(self, number: int) -> None:
+        if self._saving:
+            for _ in range(number):
+                self._since_saved.pop()
 
     def _stacked(self, stream: int, messages: list[Message]) -> Any:
         """Return samples in the form in which the buffer takes many."""
@@ -114,23 +139,39 @@ class Receiver(Closable):
 
     def close(self) -> None:
         """Receive nothing more."""
-        with suppress(OSError):
-            self._listener.close()
+        self.discard()  # a put that waits ends
+        self._listener.close()
 
 
 def _bursts(connection: Connection) -> Iterator[list[Message]]:
     """Iterate over what has come, as many samples of one kind as are there each time, until the stream's end."""
     burst: list[Message] = []
-    while "end" not in (message := connection.receive())[0]:
+    while (message := _next_message(connection, burst)) is not None and "end" not in message[0]:
         if burst and _kinds(burst[0]) != _kinds(message):
             yield burst  # the buffer will refuse the other one
             burst = []
         burst.append(message)
-        if len(burst) == _BURST or not connection.has_message():
+        if len(burst) * _size(message) >= _BURST_BYTES or len(burst) == _BURST or not connection.has_message():
             yield burst
             burst = []
     if burst:
         yield burst
+    if message is None:
+        raise ConnectionLostError("the sender has left before the end of its stream")
+
+
+def _next_message(connection: Connection, burst: list[Message]) -> Message | None:
+    """Return the next message; ``None`` where the sender has left, but what it sent before is still to be put."""
+    try:
+        return connection.receive()
+    except ConnectionLostError:
+        if not burst:
+            raise
+        return None
+
+
+def _size(message: Message) -> int:
+    return sum(array.nbytes for array in message[1])
 
 
 def _kinds(message: Message) -> list[tuple[torch.dtype, torch.Size]]:

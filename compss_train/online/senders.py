@@ -18,11 +18,16 @@ class Senders:
         self._streams: dict[str, int] = {}  # of those that have a name
         self._sending: dict[Peer, int] = {}
         self._ended: set[int] = set()
+        self._told_over = False
 
     @property
     def all_ended(self) -> bool:
         """Whether nobody sends, or is still to come."""
         return len(self._ended) >= self._expected and not self._sending
+
+    def shut_out(self) -> None:
+        """Take in no more of them: the buffers have been told that nothing will come."""
+        self._told_over = True
 
     def handle(self, peer: Peer, header: Header | None) -> None:
         """Take what one of them says."""
@@ -33,21 +38,22 @@ class Senders:
         elif header is None:
             self._leave(peer, "it is gone without a word")
         elif "lost" in header:
-            self._reception.seek(peer, int(header["lost"]))
+            self._reception.seek(peer, header)
         elif "finished" in header:
             self._ended.add(self._sending.pop(peer))
+            self._reception.leave(peer)
         elif "failed" in header:
             self._leave(peer, str(header["failed"]))
 
     def _welcome(self, peer: Peer) -> None:
-        if not self._expected:
-            peer.tell({"error": "this fit takes no senders: give it senders="})
+        if self._told_over or not isinstance(peer.name, str | None):
+            peer.tell({"go": False} if self._told_over else {"error": f"name {peer.name!r} is no string"})
             return
         number = self._streams[peer.name] if peer.name in self._streams else self._new_number()
         if peer.name is not None:
             self._streams[peer.name] = number
         if number in self._sending.values():
-            peer.tell({"error": f"another program sends as {peer.name!r}"})
+            peer.tell({"error": f"another program sends as {peer.name!r}", "busy": True})
             return
         self._ended.discard(number)
         self._sending[peer] = number
@@ -55,6 +61,7 @@ class Senders:
 
     def _leave(self, peer: Peer, reason: str) -> None:
         number = self._sending.pop(peer)
+        self._reception.leave(peer)
         if peer.name is None:  # it cannot come back as the same one
             self._ended.add(number)
             warnings.warn(f"a sender has failed: {reason}", stacklevel=2)

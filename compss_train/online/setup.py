@@ -17,6 +17,7 @@ from compss_train.online.evaluation import Evaluation
 from compss_train.online.fitting import OnlineFit, Recording
 from compss_train.online.job import OnlineJob
 from compss_train.online.options import OnlineOptions
+from compss_train.online.reception import new_key
 from compss_train.online.sender import host_and_port
 from compss_train.parameters import Parameters
 from compss_train.session import Session
@@ -49,13 +50,17 @@ def online_fit(
     engine = session.engine
     workers = len(session.devices)
     _reserve(session, options, held_out)
-    host, port = (engine.host(), 0) if options.address is None else host_and_port(options.address)
     statistics = [name for name, _ in session.net.named_buffers()]
     with ExitStack() as stack:
         shared = stack.enter_context(GlobalParameters(engine, begun.parameters, workers, statistics))
-        director = stack.enter_context(Director(host, port, options.token))
+        saved = stack.enter_context(Checkpoints())
+        director = stack.enter_context(Director(engine.host(), saved.keep))
+        if options.address is not None:
+            director.let_in_senders(*host_and_port(options.address), str(options.token))
         job = OnlineJob(
             director=director.address,
+            key=new_key(),
+            host=None if options.address is None else "0.0.0.0",
             served=shared.served,
             num_workers=workers,
             buffer=options.buffer,
@@ -70,7 +75,6 @@ def online_fit(
         )
         evaluation = None if held_out is None else _evaluation(session, held_out, director, begun.parameters)
         recording = Recording(begun.metric, begun.records, begun.epoch, options.record_every, evaluation, on_record)
-        saved = stack.enter_context(Checkpoints())
         yield OnlineFit(session, options, job, director, shared.pull, recording, saved)
         if evaluation is not None:
             evaluation.close()
@@ -93,7 +97,7 @@ def _evaluation(session: Session, held_out: Given, director: Director, parameter
     engine = session.engine
     inference = Inference(engine, session.recipe, held_out.publish(engine), EVALUATION_BATCH, ONE_CPU, ["cpu"])
     evaluation = Evaluation(inference, director.address)
-    evaluation.start(parameters)
+    evaluation.start(parameters, told=False)
     evaluation.wait()
     evaluation.end()
     return evaluation

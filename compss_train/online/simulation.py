@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address
-from compss_train.online.sender import Sample, Stream, WorkerGoneError, as_sample
+from compss_train.online.sender import as_sample
+from compss_train.online.stream import Sample, Stream, WorkerGoneError
 from compss_train.online.watchdog import Watchdog
-
-Simulate = Callable[[Any], Iterable[Any]]
 
 
 def simulate_and_send(simulate: bytes, value: bytes, number: int, director: Address, limit: float | None) -> None:
@@ -29,27 +28,28 @@ def simulate_and_send(simulate: bytes, value: bytes, number: int, director: Addr
         try:
             stream.open()
             with Watchdog(stream, limit) as watchdog:
-                _send_all(pickle.loads(simulate), pickle.loads(value), stream, watchdog)
+                _send_all(simulate, value, stream, watchdog)
             stream.finish()
-        except TrainingEndedError:
-            pass
-        except WorkerGoneError:
-            stream.tell({"interrupted": True})
+        except WorkerGoneError as error:
+            stream.tell({"interrupted": str(error)})
         except BaseException as error:  # SystemExit too: it is the solver's
+            if isinstance(error, TrainingEndedError) and stream.ended.is_set():
+                return
             text = "".join(traceback.format_exception(error))
             reason = f"{type(error).__name__}: {error}"
             stream.tell({"failed": reason, "traceback": text, "sent": stream.sent})
 
 
-def _send_all(simulate: Simulate, value: Any, stream: Stream, watchdog: Watchdog) -> None:
+def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: Watchdog) -> None:
     with watchdog.computing():
-        samples = iter(simulate(value))
+        samples = iter(pickle.loads(simulate)(pickle.loads(value)))
     try:
         for sample in _computed(samples, watchdog):
             stream.send(*_parsed(sample, stream))
     finally:
         if hasattr(samples, "close"):  # a generator, which may have something to clean up
-            samples.close()
+            with watchdog.computing():
+                samples.close()
 
 
 def _computed(samples: Iterator[Any], watchdog: Watchdog) -> Iterator[Any]:

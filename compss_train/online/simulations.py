@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,6 +13,9 @@ from typing import Any
 from compss_train.engines import Ref
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.online.attendance import Attendance
+
+REPORT_SECONDS = 3.0
+"""After which workers have reported what has come until now."""
 
 
 class Status(Enum):
@@ -37,6 +41,8 @@ class Simulation:
     """How many it has given, once it is done."""
     hung: str | None = None
     """What it said when it was about to end because it hangs."""
+    interrupted_since: float | None = None
+    """When it first could not go on because of a worker that nobody has seen die."""
     task: Ref | None = None
     attendance: Attendance | None = None
 
@@ -58,6 +64,7 @@ class Simulations:
         self._done = 0
         self._failed: list[int] = []
         self._gave_samples = False
+        self._hopeless: Hopeless | None = None
 
     def next(self) -> Simulation | None:
         """Return the next one to run, ``None`` where there is none at the moment."""
@@ -100,7 +107,7 @@ class Simulations:
     def finished(self, simulation: Simulation, samples: int) -> None:
         """Note that all its samples have arrived."""
         self._done += 1
-        simulation.status, simulation.samples = Status.DONE, samples
+        simulation.status, simulation.samples, simulation.interrupted_since = Status.DONE, samples, None
         self._gave_samples = self._gave_samples or samples > 0
 
     def run_again(self, simulation: Simulation) -> None:
@@ -113,28 +120,41 @@ class Simulations:
         """Note that it will never have to run again."""
         del self._known[simulation.number]
 
-    def has_failed(self, simulation: Simulation, reason: str, text: str = "", *, sent: int = 0) -> bool:
-        """Report a failure and return whether it may run again.
-
-        Raises ``SimulationError`` where one is given up before any has given a sample: all of them will fail.
-        """
+    def has_failed(self, simulation: Simulation, reason: str, text: str = "") -> bool:
+        """Report a failure, with its traceback, and return whether it may run again."""
         simulation.failures += 1
-        self._gave_samples = self._gave_samples or sent > 0
         what = f"simulation {simulation.number} of input {_shown(simulation.value)} failed: {reason}"
         if simulation.failures <= self._retries:
             warnings.warn(f"{what}; it runs again ({simulation.failures} of {self._retries})", stacklevel=2)
             return True
-        self._give_up(simulation, what, text)
-        return False
-
-    def _give_up(self, simulation: Simulation, what: str, text: str) -> None:
+        warnings.warn(f"{what}, {simulation.failures} times; it is left out\n{text}", stacklevel=2)
         simulation.status = Status.FAILED
         self._failed.append(simulation.number)
         self.forget(simulation)
-        if not self._gave_samples:
-            message = f"{what} (run {simulation.failures} times, and no other has given a sample so far)"
-            raise SimulationError(message) from (WorkerTraceback(text) if text else None)
-        warnings.warn(f"{what}, {simulation.failures} times; it is left out\n{text}", stacklevel=2)
+        if self._hopeless is None:
+            self._hopeless = Hopeless(f"{what} ({simulation.failures} times)", text, time.monotonic())
+        return False
+
+    def check(self, received: int, *, at_last: bool = False) -> None:
+        """Raise ``SimulationError`` where one was given up, and no sample has come from any: all will fail.
+
+        ``received`` is what the workers have reported, which may take some time unless it is ``at_last``.
+        """
+        first = self._hopeless
+        if first is None or received or self._gave_samples:
+            return
+        if at_last or time.monotonic() - first.since > REPORT_SECONDS:
+            message = f"{first.what}, and no other has given a sample so far"
+            raise SimulationError(message) from (WorkerTraceback(first.text) if first.text else None)
+
+
+@dataclass(frozen=True)
+class Hopeless:
+    """The first simulation that was given up."""
+
+    what: str
+    text: str
+    since: float
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from compss_train import parameters as params
 from compss_train.exceptions import DivergedError
 from compss_train.parameter_server import ParameterServer
@@ -58,19 +61,23 @@ class Trainee:
         """Add the share of what was learnt since the last merge to the global parameters, and go on from those."""
         if self._merged:
             return
-        self._check_finite()
         net = self._replica.recipe.net
-        self._vote.push_change(self._base, params.from_module(net))
+        trained = params.from_module(net)
+        self._check_finite(trained)
+        self._vote.push_change(self._base, trained)
         self._base = self._vote.pull()
         params.load_into(net, self._base)
         self._merged = True
 
-    def _check_finite(self) -> None:
-        sums = self._tally.sums()
-        if not math.isfinite(sums["loss"]):
+    def _check_finite(self, trained: Parameters) -> None:
+        """Raise before anything of it reaches the global parameters."""
+        loss = self._tally.sums()["loss"]
+        infinite = [name for name, array in trained.items() if array.dtype.kind in "fc" and not _is_finite(array)]
+        if infinite or not math.isfinite(loss):
+            what = f"parameter {infinite[0]!r}" if infinite else "the loss"
             raise DivergedError(
-                f"the loss became {sums['loss'] / sums['samples']}; lower the learning rate, or check what the "
-                "simulations give for NaN and for values that are far too large"
+                f"{what} became NaN or infinite; lower the learning rate, or check what the simulations give for "
+                "NaN and for values that are far too large"
             )
 
     def measured(self) -> dict[str, float]:
@@ -81,3 +88,7 @@ class Trainee:
     def state(self) -> WorkerState:
         """Return the state of the optimizer and of the random numbers."""
         return WorkerState(to_cpu(self._optimizer.state_dict()), RandomState.now(self._device))
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    return bool(np.isfinite(array).all())

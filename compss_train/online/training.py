@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import torch
-
 from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.order import buffer_seed
 from compss_train.online.connection import ConnectionLostError
 from compss_train.online.control import Control
 from compss_train.online.job import OnlineJob, Saved
+from compss_train.online.parcel import packed, unpacked
 from compss_train.online.receiver import Receiver
 from compss_train.online.trainee import Trainee, Vote
 from compss_train.worker.random_state import random_state
@@ -25,24 +24,36 @@ _TICK = 0.2
 """Seconds after which a worker that waits for samples looks whether it is still wanted."""
 
 
-def train_online(recipe: Recipe, state: WorkerState, job: OnlineJob, number: int, device: str) -> WorkerState:
-    """Train until all samples have been used or ``max_batches`` is reached; return the worker's state.
+def train_online(recipe: Recipe, state: WorkerState, job: OnlineJob, number: int, device: str) -> None:
+    """Train until all samples have been used or ``max_batches`` is reached, and tell the coordinator the new state.
 
     Where a worker with this number has died, this one goes on from what that one has saved.
     """
     with Control(job.director, number) as control, ExitStack() as stack:
-        if not control.wanted:
-            return state
-        try:
-            saved = None if control.saved is None else Saved.decoded(control.saved)
-            before = state if saved is None else saved.state
-            stack.enter_context(random_state(before.random, device))
-            return OnlineWorker(recipe, before, job, number, device, control, saved, stack).run()
-        except ConnectionLostError:
-            raise
-        except BaseException as error:
-            control.tell({"failed": f"{type(error).__name__}: {error}"})
-            raise
+        if control.is_done:
+            _only_receive(job, control, stack)
+        elif control.wanted:
+            try:
+                saved: Saved | None = None if control.saved is None else unpacked(control.saved)
+                before = state if saved is None else saved.state
+                stack.enter_context(random_state(before.random, device))
+                OnlineWorker(recipe, before, job, number, device, control, saved, stack).run()
+            except ConnectionLostError:
+                raise
+            except BaseException as error:
+                control.fail(error)
+                raise
+
+
+def _only_receive(job: OnlineJob, control: Control, stack: ExitStack) -> None:
+    """Take the place of a worker that had trained all that it should, so that streams need not wait for one."""
+    buffer = job.buffer.make(job.batch_size, 0)
+    host = job.host or control.own_host
+    receiver = stack.enter_context(Receiver(buffer, host, job.key, paired=job.paired))
+    receiver.discard()
+    receiver.start()
+    control.start(receiver.port, {})
+    control.ended.wait()
 
 
 class OnlineWorker:
@@ -68,9 +79,19 @@ class OnlineWorker:
         self._batches = 0 if saved is None else saved.batches
         received = {} if saved is None else saved.received
         self._receiver = stack.enter_context(
-            Receiver(self._buffer, control.own_host, job.director.token, paired=job.paired, received=received)
+            Receiver(
+                self._buffer,
+                job.host or control.own_host,
+                job.key,
+                paired=job.paired,
+                received=received,
+                saving=job.save_every is not None,
+                failed=control.fail,
+            )
         )
-        self._reported = self._saved = time.monotonic()
+        self._reported = time.monotonic()
+        # Not all at once.
+        self._saved = self._reported - (job.save_every or 0) * number / job.num_workers
 
     def _make_buffer(self, number: int, saved: Saved | None) -> Buffer:
         seed = buffer_seed(self._job.seed, 0, number)
@@ -79,7 +100,7 @@ class OnlineWorker:
             buffer.load_state_dict(saved.buffer)
         return buffer
 
-    def run(self) -> WorkerState:
+    def run(self) -> None:
         """Train, and stay until the coordinator says that all have ended."""
         self._receiver.start()
         over, forget = self._buffer.signal_reception_over, self._receiver.forget
@@ -91,9 +112,9 @@ class OnlineWorker:
         self._receiver.discard()
         self._trainee.merge()
         self._report()
-        self._control.tell({"done": True, "repetitions": self._buffer.repetitions().tolist()})
+        repetitions = self._buffer.repetitions().tolist()
+        self._control.tell({"done": True, "repetitions": repetitions}, [packed(self._trainee.state())])
         self._control.ended.wait()
-        return self._trainee.state()
 
     def _drawn(self) -> Iterator[Batch]:
         """Iterate over batches, on the device, as the buffer gives them."""
@@ -136,5 +157,5 @@ class OnlineWorker:
         buffer, received = self._receiver.snapshot()
         saved = Saved(self._trainee.state(), buffer, received, self._batches)
         streams = [[stream, upto] for stream, upto in received.items()]
-        self._control.tell({"saved": streams}, [torch.from_numpy(saved.encoded())])
+        self._control.tell({"saved": streams}, [packed(saved)])
         self._saved = time.monotonic()

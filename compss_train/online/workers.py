@@ -16,6 +16,7 @@ from compss_train.online.checkpoints import Checkpoints
 from compss_train.online.connection import Header
 from compss_train.online.director import Peer
 from compss_train.online.job import OnlineJob
+from compss_train.online.parcel import unpacked
 from compss_train.online.progress import Progress
 from compss_train.online.receiver import Received
 from compss_train.online.simulations import Simulation, Simulations
@@ -42,6 +43,8 @@ class Worker:
     saved: Received = field(default_factory=dict)
     """What it had received when it last saved itself."""
     repetitions: list[int] = field(default_factory=list)
+    state: Ref | None = None
+    """That of its optimizer and random numbers, once it is done."""
 
     def tell(self, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
         """Say something to it, if it is there."""
@@ -56,8 +59,8 @@ class Worker:
     def leave(self) -> None:
         """Note that it has died; raises ``WorkerLostError`` the fourth time."""
         self.attendance.leave()
-        self.place, self.told_over, self.done = None, False, False
-        if self.runs >= RUNS:
+        self.place, self.told_over = None, False
+        if self.runs >= RUNS and not self.done:
             raise WorkerLostError(
                 f"worker {self.number} was started {self.runs} times and its process died each time; if memory ran "
                 "out, use a smaller buffer, smaller batches or fewer workers"
@@ -65,7 +68,7 @@ class Worker:
 
     def lacks(self, job: OnlineJob, stream: int, samples: int) -> bool:
         """Tell whether some of its samples of a stream of so many are not in what it has saved."""
-        return self.saved.get(stream, 0) < job.needed_by(self.number, stream, samples)
+        return not self.done and self.saved.get(stream, 0) < job.needed_by(self.number, stream, samples)
 
     def check_start(self) -> None:
         """Raise ``WorkerLostError`` where it should have started long ago."""
@@ -98,11 +101,17 @@ class Workers:
         return all(worker.done for worker in self.all)
 
     def look_after(self) -> None:
-        """Submit those once more that were lost with their node."""
+        """Submit those once more that were lost with their node; raises what went wrong before one could tell."""
+        engine = self._session.engine
         for worker in self.all:
-            worker.check_start()
-            if worker.attendance.is_lost:
+            if worker.done or worker.attendance.peer is not None:
+                continue
+            ended = engine.ended(worker.task)
+            if ended:
+                engine.fetch([worker.task])
+            if ended or (ended is None and worker.attendance.is_lost):
                 worker.attendance, worker.task = Attendance(), self._submit(worker.number)
+            worker.check_start()
 
     def tell_over(self) -> None:
         """Tell those that do not know it yet that nothing more will come."""
@@ -111,40 +120,45 @@ class Workers:
                 worker.tell({"over": True})
                 worker.told_over = True
 
-    def handle(self, peer: Peer, header: Header | None, arrays: Sequence[torch.Tensor]) -> None:
-        """Take what one of them says."""
+    def handle(self, peer: Peer, header: Header | None, arrays: Sequence[torch.Tensor]) -> Worker | None:
+        """Take what one of them says; return the worker where it has just died."""
         worker = self.all[int(peer.number)]
         if header is not None and "hello" in header:
             self._welcome(worker, peer)
         elif worker.attendance.peer is not peer:
-            return  # a second one with this number, which was not wanted
+            return None  # a second one with this number, which was not wanted
         elif header is None:
             worker.leave()
+            return worker
         elif "listening" in header:
-            worker.place = tuple(header["listening"])
+            worker.place = header["listening"]
         elif "report" in header:
             self._progress.report(worker.number, header["report"])
         elif "saved" in header:
-            self._keep(worker, header, arrays[0])
+            self._has_saved(worker, header)
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]
+            worker.state = self._session.engine.publish(unpacked(arrays[0]))
         elif "failed" in header:
-            self._session.engine.fetch([worker.task])  # raises what the task raised
+            raise unpacked(arrays[0]).exception()
+        return None
 
     def _welcome(self, worker: Worker, peer: Peer) -> None:
         if worker.attendance.peer is not None:
             peer.tell({"go": False})
             return
-        peer.tell({"go": True}, self._checkpoints.of(worker.number))
-        if worker.runs:
-            for simulation in self._simulations.done:
-                if worker.lacks(self._job, simulation.number, simulation.samples):
-                    self._simulations.run_again(simulation)
+        again = worker.runs > 0
         worker.arrive(peer)
+        if worker.done:
+            peer.tell({"go": True, "done": True})
+            return
+        peer.tell_aside({"go": True}, lambda: self._checkpoints.of(worker.number))
+        for simulation in self._simulations.done if again else ():
+            if worker.lacks(self._job, simulation.number, simulation.samples):
+                self._simulations.run_again(simulation)
 
-    def _keep(self, worker: Worker, header: Header, saved: torch.Tensor) -> None:
-        """Keep what it saved, and have everybody forget the simulations that all workers have saved."""
-        self._checkpoints.keep(worker.number, saved)
+    def _has_saved(self, worker: Worker, header: Header) -> None:
+        """Have everybody forget the simulations whose samples all workers have saved."""
         worker.saved = {int(stream): int(upto) for stream, upto in header["saved"]}
         safe = [each for each in self._simulations.done if not self._is_needed(each)]
         for simulation in safe:
@@ -159,12 +173,13 @@ class Workers:
 
     def end(self) -> None:
         """Let them return, and take over their states."""
+        engine, states = self._session.engine, self._session.states
         for worker in self.all:
             worker.tell({"end": True})
-        engine, states = self._session.engine, self._session.states
-        engine.fetch([worker.task for worker in self.all])
-        engine.delete([state for state in states if isinstance(state, Ref)])
-        states[:] = [worker.task for worker in self.all]
+            before = states[worker.number]
+            engine.delete([worker.task, *([before] if isinstance(before, Ref) else [])])
+            if worker.state is not None:
+                states[worker.number] = worker.state
 
     def repetitions(self) -> list[int]:
         """Return at index n how many samples were trained on n times."""

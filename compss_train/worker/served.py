@@ -24,11 +24,11 @@ class Served:
     token: str = field(repr=False)
     exchange: Exchange
 
-    def connect(self, name: str | None = None) -> ParameterServer:
+    def connect(self, name: str | None = None, *, timeout: float = 60.0) -> ParameterServer:
         """Return a client; of one that comes again under its name, nothing is executed twice."""
         from compss_train.parameter_server import connect  # needs ZeroMQ, as nothing else of a worker does
 
-        return connect(self.address, self.token, name=name)
+        return connect(self.address, self.token, name=name, timeout=timeout)
 
 
 def train_and_exchange(

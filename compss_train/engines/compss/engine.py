@@ -162,6 +162,11 @@ class CompssEngine(Engine):
         except Exception:  # of the task that made it
             return None
 
+    def ended(self, ref: Ref) -> bool | None:
+        """Return ``None``: PyCOMPSs can only wait, where it runs tasks elsewhere."""
+        self._check_open()
+        return None if self.asynchronous else True
+
     def delete(self, refs: Sequence[Ref]) -> None:
         """Have COMPSs remove the values' files once no submitted task has to read them."""
         self._check_open()
