@@ -65,9 +65,10 @@ class Receiver(Closable):
         try:
             stream = int(hello["stream"])
             connection.send({"next": self._next.get(stream, 0)})
-            for burst in _bursts(connection):
-                self._put(stream, burst)
-            connection.send({"ended": True})
+            while True:  # until the sender leaves, which may say that it is the end more than once
+                for burst in _bursts(connection):
+                    self._put(stream, burst)
+                connection.send({"ended": True})
         except (OSError, WireError):
             raise
         except Exception as error:

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,7 +166,8 @@ def test_samples_arrive_as_they_are(local, tmp_path, which):
     expected = [sample[-2] for sample in unspoilt(which)]
     assert batch.shape == (4, *np.shape(expected[0]))
     for ours, theirs in zip(batch, expected, strict=True):
-        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
 
 
 def unspoilt(which):

@@ -1,9 +1,11 @@
 """Receiving: every sample once, whatever connections do, and checkpoints that agree with it at any moment."""
 
 import itertools
+import json
 import pickle
 import queue
 import socket
+import struct
 import threading
 from contextlib import suppress
 
@@ -105,7 +107,7 @@ def test_connections_of_one_stream_may_be_interleaved_in_any_way(schedule, first
             if turn >= waits[who]:
                 if begun[who] is None:
                     begun[who] = itertools.count(place.receiver._next.get(0, 0))
-                place.receiver._put(0, ({"sample": next(begun[who])}, list(value(turn))))
+                place.receiver._put(0, [({"sample": next(begun[who])}, list(value(turn)))])
                 sent[who] += 1
         highest = max(next(count) for count in begun.values() if count is not None)
         assert place.receiver._next.get(0, 0) == place.buffer.samples_put == highest
@@ -155,6 +157,17 @@ def test_a_sample_that_was_refused_is_not_had(places):
     assert (received, state["usage"]["put"]) == ({0: 1}, 1)
     run(place, 0, 3)
     assert place.drained() == [0, 1, 2]
+
+
+def test_samples_of_other_dtypes_are_refused_also_where_they_come_together(places):
+    place = places(make("FIFO", 50))
+    connection, _ = place.hello(0)
+    good = frame({"sample": 0}, *value(0))
+    with connection:
+        head = json.dumps({"sample": 1, "arrays": [["float64", [1]]]}).encode()
+        connection._socket.sendall(good + struct.pack("<I", len(head)) + head + bytes(8))
+        assert "a buffer stacks samples" in connection.receive()[0]["error"]
+    assert place.receiver.snapshot()[1] == {0: 1}
 
 
 def test_samples_of_pairs_carry_stream_and_step(places):

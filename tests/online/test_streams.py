@@ -253,6 +253,23 @@ ENDS = {
 }
 
 
+def test_a_sender_that_has_ended_and_begins_again_is_waited_for_again():
+    with fit(senders=1) as running:
+        coordinator = running.coordinator
+        connect(running, "solver").close()
+        coordinator.until_heard("finished")
+        assert coordinator.do(lambda: coordinator.senders.all_ended)
+        again = connect(running, "solver")
+        assert not coordinator.do(lambda: coordinator.senders.all_ended)
+        again._stream.close()
+        coordinator.until_left(2)
+        assert not coordinator.do(lambda: coordinator.senders.all_ended)
+        connect(running, "solver").close()
+        coordinator.until_heard("finished", 2)
+        with connect(running):
+            assert not coordinator.do(lambda: coordinator.senders.all_ended)
+
+
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_when_training_ends_a_sender_learns_it(end, workers):
