@@ -1,0 +1,174 @@
+"""Training while simulations run: what receiving samples costs, against a bare socket and a plain loop."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import socket
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from _common import parser, print_table, ratios, spread
+from torch import nn
+
+from compss_train import BufferSpec, DistributedTrainer, make_buffer
+from compss_train.online.director import Director
+from compss_train.online.receiver import Receiver
+from compss_train.online.stream import Stream
+
+BARE, OURS = "bare socket", "stream and FIFO"
+PLAIN, ONLINE = "plain loop", "fit_online, Reservoir"
+BATCH = 10
+KEY = "a key"
+
+
+def send_bare(port: int, size: int, samples: int) -> None:
+    """Send x and y of each sample as they are, without a word about them."""
+    x, y = np.zeros(6, np.float32), np.zeros(size, np.float32)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        for _ in range(samples):
+            connection.sendall(x.data)
+            connection.sendall(y.data)
+
+
+def receive_bare(size: int, samples: int) -> float:
+    """Return samples a second that are read into arrays of their own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = start(send_bare, server.getsockname()[1], size, samples)
+        connection = server.accept()[0]
+        began = time.perf_counter()
+        for _ in range(samples):
+            for array in (np.empty(6, np.float32), np.empty(size, np.float32)):
+                view, got = array.view(np.uint8).data, 0
+                while got < view.nbytes:
+                    got += connection.recv_into(view[got:])
+        rate = samples / (time.perf_counter() - began)
+    sender.join()
+    return rate
+
+
+def send_ours(address: Any, size: int, samples: int) -> None:
+    x, y = np.zeros(6, np.float32), np.zeros(size, np.float32)
+    with Stream(address, {"hello": "simulation"}) as stream:
+        stream.open()
+        for _ in range(samples):
+            stream.send((x, y), None)
+        stream.finish()
+
+
+def receive_ours(size: int, samples: int) -> float:
+    """Return samples a second that go through a buffer, from which another thread gets batches."""
+    buffer = make_buffer(1024)
+    with (
+        Director("127.0.0.1", lambda worker, saved: None) as director,
+        Receiver(buffer, "127.0.0.1", KEY, paired=False) as receiver,
+    ):
+        receiver.start()
+        sender = start(send_ours, director.address, size, samples)
+        event = director.next(60)
+        if event is None:
+            raise TimeoutError("the sender has not started")
+        event.peer.tell({"go": True, "stream": 0, "workers": [["127.0.0.1", receiver.port]], "key": KEY})
+        first = len(buffer.get_batch(BATCH)[0])
+        began = time.perf_counter()
+        for _ in range(samples // BATCH - 1):
+            buffer.get_batch(BATCH)
+        rate = (samples - first) / (time.perf_counter() - began)
+        sender.join()
+    return rate
+
+
+def start(target: Any, *args: Any) -> Any:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args)
+    process.start()
+    return process
+
+
+def report_transport(size: int, samples: int, repetitions: int) -> None:
+    rates: dict[str, list[float]] = {BARE: [], OURS: []}
+    for _ in range(repetitions):
+        rates[BARE].append(receive_bare(size, samples))
+        rates[OURS].append(receive_ours(size, samples))
+    megabytes = (size + 6) * 4 / 1e6
+    rows = [
+        [
+            label,
+            spread(values, ",.0f"),
+            f"{np.median(values) * megabytes:,.0f}",
+            spread(ratios(values, rates[BARE])),
+        ]
+        for label, values in rates.items()
+    ]
+    print_table(f"Samples of 6 + {size:,} float32", ["contestant", "samples/s", "MB/s", "of bare"], rows)
+
+
+def network(size: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, size))
+
+
+def simulate(size: int) -> Any:
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        yield rng.random(6, np.float32), rng.random(size, np.float32)
+
+
+def plain(size: int, batches: int) -> float:
+    """Return batches a second of a loop over samples in memory."""
+    net = network(size)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    x, y = torch.rand(1024, 6), torch.rand(1024, size)
+    began = time.perf_counter()
+    for _ in range(batches):
+        rows = torch.randint(1024, (BATCH,))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return batches / (time.perf_counter() - began)
+
+
+def online(trainer: DistributedTrainer, size: int, batches: int) -> float:
+    trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, "mse")
+    trainer.fit_online(
+        simulate,
+        itertools.repeat(size),
+        buffer=BufferSpec("Reservoir", 1024, 100),
+        batch_size=BATCH,
+        num_simulators=1,
+        merge_every_batches=100,
+        max_batches=batches,
+        record_every=0.5,
+    )
+    records = trainer.history[1:-1] or trainer.history  # the first one has the start in it
+    return sum(record["batches"] for record in records) / sum(record["seconds"] for record in records)
+
+
+def report_training(size: int, batches: int, repetitions: int) -> None:
+    torch.set_num_threads(1)
+    rates: dict[str, list[float]] = {PLAIN: [], ONLINE: []}
+    with DistributedTrainer(1, engine="local", threads=1, seed=0) as trainer:
+        online(trainer, size, 20)
+        for _ in range(repetitions):
+            rates[PLAIN].append(plain(size, batches))
+            rates[ONLINE].append(online(trainer, size, batches))
+    rows = [
+        [label, spread(values, ",.0f"), spread(ratios(values, rates[PLAIN]))] for label, values in rates.items()
+    ]
+    title = f"Batches of {BATCH}, MLP 6-256-256-{size:,}, one thread, while one simulation gives what it can"
+    print_table(title, ["contestant", "batches/s", "of plain"], rows)
+
+
+def main() -> None:
+    options = parser(__doc__, repetitions=5, epochs=0).parse_args()
+    repetitions = 1 if options.quick else options.repetitions
+    for size, samples in ((16, 20_000), (4096, 10_000), (250_000, 500)):
+        report_transport(size, samples if not options.quick else samples // 20, repetitions)
+        print(f"{size} done", file=sys.stderr)
+    report_training(4096, 300 if options.quick else 1500, repetitions)
+
+
+if __name__ == "__main__":
+    main()
