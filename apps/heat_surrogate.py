@@ -65,7 +65,7 @@ def _add_simulations(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--grid", int, 64, "points along a side")
     _add(parser, "--steps", int, 100, "samples of a simulation, one a time step")
     _add(parser, "--substeps", int, 1000, "steps that the solver makes for a sample: more cost more")
-    _add(parser, "--simulators", int, 2, "simulations that run at a time")
+    _add(parser, "--simulators", int, 1, "simulations that run at a time")
     _add(parser, "--offline-simulations", int, 10, "simulations that the files hold")
     _add(parser, "--validation-simulations", int, 10, "simulations to validate on")
 
