@@ -64,7 +64,7 @@ class OnlineFit:
         recording: Recording,
         saved: Checkpoints,
     ) -> None:
-        self._director, self._pull, self._recording = director, pull, recording
+        self._director, self._job, self._pull, self._recording = director, job, pull, recording
         self._progress = Progress(job.num_workers, recording.metric)
         numbers = itertools.count()
         inputs = None if options.simulate is None else options.inputs
@@ -104,6 +104,7 @@ class OnlineFit:
         if peer.role == "worker":
             if (died := self._workers.handle(peer, header, event.arrays)) is not None:
                 self._reception.tell_left(died)
+                self._senders.tell_lost(died, self._job)
             self._reception.look()
         elif peer.role == "simulation":
             self._crew.handle(peer, header)

@@ -49,6 +49,9 @@ class Receiver(Closable):
         self._since_saved: deque[tuple[int, int]] = deque()  # streams and samples in the order of their puts
         self._saved_puts = buffer.samples_put
         self._putting = threading.Lock()
+        self._counting = threading.Lock()
+        self._connected = 0
+        self._over = False
         self._discarding = threading.Event()
         self._listener = Listener(host, 0, token, self._serve, "samples")
 
@@ -61,7 +64,26 @@ class Receiver(Closable):
         """Begin to receive."""
         self._listener.start()
 
+    def over(self) -> None:
+        """End reception once all who are connected have left: what they had sent may still be on its way."""
+        with self._counting:
+            self._over = True
+        self._connect(0)
+
+    def _connect(self, change: int) -> None:
+        with self._counting:
+            self._connected += change
+            if self._over and not self._connected:
+                self._buffer.signal_reception_over()
+
     def _serve(self, connection: Connection, hello: Header) -> None:
+        self._connect(1)
+        try:
+            self._receive(connection, hello)
+        finally:
+            self._connect(-1)
+
+    def _receive(self, connection: Connection, hello: Header) -> None:
         try:
             stream = int(hello["stream"])
             connection.send({"next": self._next.get(stream, 0)})
@@ -72,7 +94,8 @@ class Receiver(Closable):
         except (OSError, WireError):
             raise
         except Exception as error:
-            if self._failed is not None and isinstance(error, BufferFullError | MemoryError):
+            stuck = isinstance(error, BufferFullError | MemoryError) and not isinstance(error, ReceptionOverError)
+            if stuck and self._failed is not None:
                 self._failed(error)  # no sample's fault, so that the next one would fare no better
             connection.send({"error": f"{type(error).__name__}: {error}"})
         connection.drain()

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from compss_train.online.connection import Header
 from compss_train.online.director import Peer
+from compss_train.online.job import OnlineJob
 from compss_train.online.reception import Reception
+from compss_train.online.workers import Worker
 
 
 class Senders:
@@ -17,7 +19,7 @@ class Senders:
         self._expected, self._reception, self._new_number = expected, reception, new_number
         self._streams: dict[str, int] = {}  # of those that have a name
         self._sending: dict[Peer, int] = {}
-        self._ended: set[int] = set()
+        self._ended: dict[int, int] = {}  # how many samples each had that has ended
         self._told_over = False
 
     @property
@@ -40,7 +42,7 @@ class Senders:
         elif "lost" in header:
             self._reception.seek(peer, header)
         elif "finished" in header:
-            self._ended.add(self._sending.pop(peer))
+            self._ended[self._sending.pop(peer)] = int(header["finished"])
             self._reception.leave(peer)
         elif "failed" in header:
             self._leave(peer, str(header["failed"]))
@@ -55,7 +57,7 @@ class Senders:
         if number in self._sending.values():
             peer.tell({"error": f"another program sends as {peer.name!r}", "busy": True})
             return
-        self._ended.discard(number)
+        self._ended.pop(number, None)
         self._sending[peer] = number
         self._reception.welcome(peer, number)
 
@@ -63,10 +65,18 @@ class Senders:
         number = self._sending.pop(peer)
         self._reception.leave(peer)
         if peer.name is None:  # it cannot come back as the same one
-            self._ended.add(number)
+            self._ended[number] = 0
             warnings.warn(f"a sender has failed: {reason}", stacklevel=2)
         else:
             warnings.warn(f"sender {peer.name!r} has failed, and is waited for: {reason}", stacklevel=2)
+
+    def tell_lost(self, died: Worker, job: OnlineJob) -> None:
+        """Warn of what died with a worker, and nobody will send again."""
+        lost = [number for number, samples in self._ended.items() if died.lacks(job, number, samples)]
+        if lost:
+            warnings.warn(
+                f"worker {died.number} has died, and with it samples of {len(lost)} senders", stacklevel=2
+            )
 
     def stop(self) -> None:
         """Tell those that still send that no more is wanted."""

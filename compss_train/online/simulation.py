@@ -35,9 +35,10 @@ def simulate_and_send(simulate: bytes, value: bytes, number: int, director: Addr
         except BaseException as error:  # SystemExit too: it is the solver's
             if isinstance(error, TrainingEndedError) and stream.ended.is_set():
                 return
+            with suppress(OSError, ValueError, TrainingEndedError):
+                stream.flush()  # what it gave before may be all that it gives
             text = "".join(traceback.format_exception(error))
-            reason = f"{type(error).__name__}: {error}"
-            stream.tell({"failed": reason, "traceback": text, "sent": stream.sent})
+            stream.tell({"failed": f"{type(error).__name__}: {error}", "traceback": text})
 
 
 def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: Watchdog) -> None:

@@ -194,6 +194,11 @@ class Stream(Closable):
 
     def finish(self) -> None:
         """Wait until the workers hold all that was sent, and say so to the coordinator."""
+        self.flush()
+        self.tell({"finished": self.sent})
+
+    def flush(self) -> None:
+        """Wait until the workers hold all that was sent."""
         self._check()
         for worker in range(len(self._workers)):
             if worker not in self._finished:
@@ -201,7 +206,6 @@ class Stream(Closable):
                     self._connection(worker).send({"end": True})
                     self._receive(self._connection(worker))
                 self._finished.add(worker)
-        self.tell({"finished": self.sent})
 
     def tell(self, header: Header) -> None:
         """Say something to the coordinator."""

@@ -103,8 +103,8 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay until the coordinator says that all have ended."""
         self._receiver.start()
-        over, forget = self._buffer.signal_reception_over, self._receiver.forget
-        self._control.start(self._receiver.port, {"over": lambda _: over(), "forget": forget})
+        receiver = self._receiver
+        self._control.start(receiver.port, {"over": lambda _: receiver.over(), "forget": receiver.forget})
         for batch in self._drawn():
             self._trainee.learn(batch)
             self._batches += 1
