@@ -1,5 +1,7 @@
 """Networks and data that the tests share."""
 
+import re
+
 import numpy as np
 import torch
 from torch import nn
@@ -68,3 +70,8 @@ def assert_close(ours, theirs, tolerance: float = 1e-6) -> None:
 
 def state_arrays(net: nn.Module):
     return {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+
+
+def named(value: object) -> str:
+    """Return a value as text for a test's name, without addresses, which differ from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

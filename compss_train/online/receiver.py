@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Receiver(Closable):
         self._saved_puts = buffer.samples_put
         self._putting = threading.Lock()
         self._counting = threading.Lock()
-        self._connected = 0
+        self._streams = 0
         self._over = False
         self._discarding = threading.Event()
         self._listener = Listener(host, 0, token, self._serve, "samples")
@@ -64,41 +65,48 @@ class Receiver(Closable):
         """Begin to receive."""
         self._listener.start()
 
-    def over(self) -> None:
-        """End reception once all who are connected have left: what they had sent may still be on its way."""
-        with self._counting:
-            self._over = True
-        self._connect(0)
-
-    def _connect(self, change: int) -> None:
-        with self._counting:
-            self._connected += change
-            if self._over and not self._connected:
-                self._buffer.signal_reception_over()
-
     def _serve(self, connection: Connection, hello: Header) -> None:
-        self._connect(1)
         try:
-            self._receive(connection, hello)
-        finally:
-            self._connect(-1)
-
-    def _receive(self, connection: Connection, hello: Header) -> None:
-        try:
-            stream = int(hello["stream"])
-            connection.send({"next": self._next.get(stream, 0)})
-            while True:  # until the sender leaves, which may say that it is the end more than once
-                for burst in _bursts(connection):
-                    self._put(stream, burst)
-                connection.send({"ended": True})
-        except (OSError, WireError):
+            self._receive(connection, int(hello["stream"]))
+        except OSError:
             raise
         except Exception as error:
             stuck = isinstance(error, BufferFullError | MemoryError) and not isinstance(error, ReceptionOverError)
             if stuck and self._failed is not None:
                 self._failed(error)  # no sample's fault, so that the next one would fare no better
             connection.send({"error": f"{type(error).__name__}: {error}"})
-        connection.drain()
+            connection.drain()
+
+    def _receive(self, connection: Connection, stream: int) -> None:
+        with self._outstanding():
+            connection.send({"next": self._next.get(stream, 0)})
+            for burst in _bursts(connection):
+                self._put(stream, burst)
+            connection.send({"ended": True})
+        while "end" in connection.receive()[0]:  # it may say so more than once, until it leaves
+            connection.send({"ended": True})
+        raise WireError("something else has come after the end of a stream")
+
+    @contextmanager
+    def _outstanding(self) -> Iterator[None]:
+        """Count a stream whose end is still to come."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def over(self) -> None:
+        """End reception once no stream is outstanding: what dead ones had sent may still be on its way."""
+        with self._counting:
+            self._over = True
+        self._count(0)
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._streams += change
+            if self._over and not self._streams:
+                self._buffer.signal_reception_over()
 
     def _put(self, stream: int, burst: list[Message]) -> None:
         """Put what has come together, but for what has come before, from a run that was thought dead."""

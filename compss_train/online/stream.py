@@ -69,6 +69,7 @@ class Stream(Closable):
         self._workers: list[Connection | None] = [None] * len(self._places)
         self._next = [0] * len(self._places)
         self._finished: set[int] = set()
+        self._left: set[int] = set()  # workers that are known to have died
         self._moved: queue.SimpleQueue[Header] = queue.SimpleQueue()
         self._watcher = threading.Thread(target=self._watch, name="stream-control", daemon=True)
         self._watcher.start()
@@ -99,6 +100,7 @@ class Stream(Closable):
         try:
             while "stop" not in (told := self._control.receive()[0]):
                 if "left" in told:  # a node that is gone without a word lets a send wait for a quarter of an hour
+                    self._left.add(int(told["left"]))
                     self._hang_up(int(told["left"]))
                 else:
                     self._moved.put(told)
@@ -130,7 +132,7 @@ class Stream(Closable):
 
     def skip(self, number: int) -> None:
         """Go on after so many samples more that have arrived before."""
-        if not 0 <= number <= self.delivered - self.sent:
+        if not 0 <= number <= max(0, self.delivered - self.sent):
             raise ValueError(
                 f"skip({number}): of the samples after the first {self.sent}, {max(0, self.delivered - self.sent)} "
                 "have arrived before; send the others"
@@ -182,12 +184,22 @@ class Stream(Closable):
     def reopen(self, worker: int) -> int:
         """Wait until a worker that died was replaced; return how many samples of this stream it has not."""
         self._hang_up(worker)
-        self._control.send({"lost": worker, "place": self._places[worker]})
-        told = self._moved.get()
-        self._check()
-        self._places[worker] = told["place"]
-        self._open(worker)
+        if worker in self._left or not self._is_still_there(worker):
+            self._control.send({"lost": worker, "place": self._places[worker]})
+            told = self._moved.get()
+            self._check()
+            self._places[worker] = told["place"]
+            self._left.discard(worker)
+            self._open(worker)
         return sum(self._turn(number) == worker for number in range(self._next[worker], self.sent))
+
+    def _is_still_there(self, worker: int) -> bool:
+        """Connect again, where only the connection broke."""
+        try:
+            self._open(worker)
+        except WorkerGoneError:
+            return False
+        return True
 
     def _turn(self, number: int) -> int:
         return worker_of(self.number, number, len(self._workers), whole=self.paired)

@@ -18,6 +18,7 @@ from compss_train.data.layout import Field
 from compss_train.data.readers import CustomReader, NpzReader
 from compss_train.data.stretches import Stretch
 from tests.data.readers.test_readers import names
+from tests.models import named
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def reader(filename, get_data=False):
         dict.fromkeys(FILES),
         "**/*.npz",
     ],
-    ids=str,
+    ids=named,
 )
 def test_files_are_given_by_list_or_pattern(folder, files):
     dataset = FileDataset(files)

@@ -116,13 +116,15 @@ def test_folders_are_removed_once():
 
 
 def test_urgent_tasks_overtake_waiting_ones(local, tmp_path):
-    order, gate = tmp_path / "order", tmp_path / "gate"
-    blockers = [local.submit(tasks.wait_for, gate, n) for n in range(2)]
+    order, gate, other = tmp_path / "order", tmp_path / "gate", tmp_path / "other"
+    blockers = [local.submit(tasks.wait_for, held, 0) for held in (gate, other)]
     late = [local.submit(tasks.note, n, order) for n in range(3)]
     urgent = local.submit(tasks.note, "urgent", order, priority=True)
-    gate.touch()
-    local.fetch([*blockers, *late, urgent])
-    assert "urgent" in order.read_text().splitlines()[:2], "two processes take the first two tasks together"
+    gate.touch()  # one process is held until the end, so that the other one takes task after task
+    local.fetch([*late, urgent])
+    other.touch()
+    local.fetch(blockers)
+    assert order.read_text().splitlines() == ["urgent", "0", "1", "2"]
 
 
 def test_updates_run_in_the_order_that_their_arguments_are_ready(local, tmp_path):

@@ -14,11 +14,13 @@ from compss_train.online.connection import Address, Connection
 from compss_train.online.director import Director
 from compss_train.online.receiver import Receiver
 from compss_train.online.reception import Reception
-from compss_train.online.sender import Stream
 from compss_train.online.senders import Senders
+from compss_train.online.stream import Stream
 from tests.buffers.kinds import DEADLINE, Thread, make, numbers, until
 
 HERE, TOKEN = "127.0.0.1", "töken"
+KEY = "kéy"
+"""What is asked for by receivers, where ``TOKEN`` is asked for by whom senders begin with."""
 OURS = {"connection", "listener", "stream-control", "watchdog"}
 """Names of the threads that must end with what started them."""
 
@@ -47,14 +49,17 @@ def frame(header, *arrays):
 
 def said(sock):
     """Read a message with nothing of the package."""
+    (length,) = struct.unpack("<I", _read(sock, 4))
+    return json.loads(_read(sock, length))
+
+
+def _read(sock, size):
     data = b""
-    while len(data) < 4:
-        data += sock.recv(4 - len(data))
-    (length,) = struct.unpack("<I", data)
-    header = b""
-    while len(header) < length:
-        header += sock.recv(length - len(header))
-    return json.loads(header)
+    while len(data) < size:
+        came = sock.recv(size - len(data))
+        assert came, "the other side has closed the connection"
+        data += came
+    return data
 
 
 @contextmanager
@@ -75,17 +80,19 @@ class Coordinator:
     """Answers simulations and senders as an online fit does, whose workers are no more than places."""
 
     def __init__(self, workers=1, *, senders=1, paired=False):
-        self.director = Director(HERE, 0, TOKEN)
+        self.director = Director(HERE, lambda worker, saved: None)
         self.address = self.director.address
-        self.places = [SimpleNamespace(place=None) for _ in range(workers)]
-        self.reception = Reception(self.places, paired=paired)
+        self.director.let_in_senders(HERE, 0, TOKEN)
+        self.door = self.director._listeners[-1].address
+        self.places = [SimpleNamespace(number=number, place=None, runs=0) for number in range(workers)]
+        self.reception = Reception(self.places, KEY, paired=paired)
         self.senders = Senders(senders, self.reception, itertools.count().__next__)
         self.heard, self.warned, self.peers = [], [], []
         self._thread = Thread(self._run)
 
     @property
     def url(self):
-        return f"tcp://{HERE}:{self.address.port}"
+        return f"tcp://{HERE}:{self.door.port}"
 
     def _run(self):
         while (event := self.director.next(DEADLINE)) is not None:
@@ -102,6 +109,8 @@ class Coordinator:
                     self.reception.welcome(peer, peer.number)
             except UserWarning as warning:
                 self.warned.append(str(warning))
+            except (ValueError, TypeError, LookupError) as error:
+                peer.tell({"error": f"{type(error).__name__}: {error}"})
             self.heard.append((peer, header))
 
     def do(self, action):
@@ -120,7 +129,10 @@ class Coordinator:
         """Say where a worker is, or with ``None`` that it is nowhere."""
 
         def put():
-            self.places[worker].place = None if port is None else (HERE, port)
+            each = self.places[worker]
+            each.place, each.runs = None if port is None else [HERE, port], each.runs + (port is not None)
+            if port is None:
+                self.reception.tell_left(each)
             self.reception.look()
 
         self.do(put)
@@ -149,9 +161,11 @@ class Coordinator:
 class Place:
     """A worker that only receives."""
 
-    def __init__(self, buffer, *, paired=False, received=None, small=False):
-        self.buffer = buffer
-        self.receiver = Receiver(buffer, HERE, TOKEN, paired=paired, received=received or {})
+    def __init__(self, buffer, *, paired=False, received=None, small=False, saving=True):
+        self.buffer, self.failures = buffer, []
+        self.receiver = Receiver(
+            buffer, HERE, KEY, paired=paired, received=received, saving=saving, failed=self.failures.append
+        )
         if small:
             self.receiver._listener._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
         self.receiver.start()
@@ -159,11 +173,10 @@ class Place:
 
     def hello(self, stream):
         """Connect to it as a stream; return the connection and what it has of the stream."""
-        connection = Address(HERE, self.port, TOKEN).connect({"hello": "samples", "stream": stream})
+        connection = Address(HERE, self.port, KEY).connect({"hello": "samples", "stream": stream})
         return connection, connection.receive()[0]["next"]
 
     def die(self):
-        self.receiver.discard()
         self.receiver.close()
 
     def drained(self):

@@ -2,11 +2,14 @@ import numpy as np
 import pytest
 import torch
 
+from compss_train.engines.failure import Failure
 from compss_train.online.checkpoints import Checkpoints
 from compss_train.online.job import Saved
+from compss_train.online.parcel import packed, unpacked
 from compss_train.worker.random_state import RandomState
 from compss_train.worker.train import WorkerState
-from tests.buffers.kinds import ALL, make, put_some
+from tests.buffers.kinds import ALL, Thread, make, put_some
+from tests.online.parts import pair
 
 
 def bytes_of(*values):
@@ -74,9 +77,9 @@ def test_a_worker_that_is_kept_comes_back_as_it_was(kind):
         WorkerState(optimizer.state_dict(), RandomState.now("cpu")), buffer.state_dict(), {0: 3, 9: 1}, 17
     )
     with Checkpoints() as kept:
-        kept.keep(3, torch.from_numpy(saved.encoded()))
+        kept.keep(3, packed(saved))
         [data] = kept.of(3)
-    back = Saved.decoded(data)
+    back = unpacked(data)
     assert (back.received, back.batches) == ({0: 3, 9: 1}, 17)
     expected, other = saved.state.optimizer["state"], back.state.optimizer["state"]
     assert all(torch.equal(expected[n][key], other[n][key]) for n in expected for key in expected[n])
@@ -90,6 +93,32 @@ def test_a_worker_that_is_kept_comes_back_as_it_was(kind):
 
 
 def test_a_new_worker_without_an_optimizer_can_be_kept():
-    saved = Saved(WorkerState(None, 3), make("FIFO", 2).state_dict(), {}, 0)
-    back = Saved.decoded(torch.from_numpy(np.array(saved.encoded())))
+    back = unpacked(packed(Saved(WorkerState(None, 3), make("FIFO", 2).state_dict(), {}, 0)))
     assert (back.state, back.received, back.batches) == (WorkerState(None, 3), {}, 0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {"a": [1, 2.5, "ü"], "b": {0: (b"x", True)}},
+        {"large": np.arange(300_000.0), "none": np.zeros((0, 2)), "bfloat16": torch.ones(3, dtype=torch.bfloat16)},
+        [np.asfortranarray(np.arange(6).reshape(2, 3)), torch.arange(6).reshape(2, 3).T, np.arange(9)[::-2]],
+        Failure.of(ZeroDivisionError("oh")),
+    ],
+    ids=["none", "plain", "arrays", "layouts", "failure"],
+)
+def test_what_is_packed_comes_back_as_it_was(value):
+    parcel = packed(value)
+    assert (parcel.dtype, parcel.dim(), parcel.is_contiguous()) == (torch.uint8, 1, True)
+    with pair() as (one, other):
+        sending = Thread(one.send, {}, [parcel])
+        back = unpacked(other.receive()[1][0])
+        sending.result()
+    if isinstance(value, Failure):
+        assert isinstance(back.exception(), ZeroDivisionError)
+        assert str(back.exception()) == "oh"
+    else:
+        assert repr(back) == repr(value)
+    packed(value)[:] = 0  # memory of its own
+    assert repr(unpacked(parcel)) == repr(back)

@@ -68,7 +68,7 @@ headers = st.dictionaries(st.text().filter(lambda key: key != "arrays"), values,
 messages = st.tuples(headers, st.lists(blocks(), max_size=4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=4))
 def test_messages_arrive_as_they_were(sent):
     with pair() as (one, other):
@@ -370,9 +370,63 @@ def test_an_address_that_is_taken_is_an_error_that_names_it():
 
 
 @pytest.fixture
-def director():
-    with nothing_left(), Director(HERE, 0, TOKEN) as director:
+def kept():
+    return []
+
+
+@pytest.fixture
+def director(kept):
+    with nothing_left(), Director(HERE, lambda worker, saved: kept.append((worker, saved.tolist()))) as director:
         yield director
+
+
+def test_every_director_has_a_secret_of_its_own_that_is_not_shown(director):
+    with Director(HERE, lambda *_: None) as other:
+        secrets = {director.address.token, other.address.token}
+    assert len(secrets) == 2
+    assert all(len(secret) >= 16 and secret not in repr([director.address, other.address]) for secret in secrets)
+
+
+def test_senders_are_let_in_by_their_own_token_and_only_as_senders(director):
+    director.let_in_senders(HERE, 0, TOKEN)
+    door, own = director._listeners[-1].address, director.address
+    for port, token, role, reason in [
+        (door.port, own.token, "sender", "the token"),
+        (own.port, TOKEN, "sender", "the token"),
+        *(
+            (door.port, TOKEN, role, f"for sender, not for {role}")
+            for role in ("worker", "simulation", "evaluation")
+        ),
+    ]:
+        with Address(HERE, port, token).connect({"hello": role, "number": 0}) as stranger:
+            assert reason in stranger.receive()[0]["error"]
+            with pytest.raises(ConnectionLostError):
+                stranger.receive()
+    assert director.next(0) is None
+    with door.connect({"hello": "sender", "name": "a"}):
+        assert director.next(DEADLINE).peer.name == "a"
+    assert director.next(DEADLINE).header is None
+
+
+@pytest.mark.parametrize("role", ["worker", "sender", "simulation"])
+def test_what_workers_save_is_kept_before_it_is_told_of_and_nobody_elses(director, kept, role):
+    with director.address.connect({"hello": role, "number": 3}) as peer:
+        director.next(DEADLINE)
+        peer.send({"saved": [[0, 5]]}, [torch.arange(3)])
+        said = director.next(DEADLINE)
+    assert said.header == {"saved": [[0, 5]]}
+    assert (kept, len(said.arrays)) == (([(3, [0, 1, 2])], 0) if role == "worker" else ([], 1))
+
+
+def test_something_large_is_told_while_others_are_heard(director):
+    large = torch.zeros(2**23, dtype=torch.uint8)
+    with director.address.connect({"hello": "worker", "number": 0}) as peer:
+        event = director.next(DEADLINE)
+        event.peer.tell_aside({"go": True}, lambda: [large])  # which is more than TCP holds
+        peer.send({"n": 1})
+        assert director.next(DEADLINE).header == {"n": 1}
+        header, [came] = peer.receive()
+        assert (header, len(came)) == ({"go": True}, len(large))
 
 
 def test_what_peers_say_comes_in_the_order_of_each_and_ends_with_none(director):

@@ -6,6 +6,7 @@ import pytest
 
 from compss_train import BufferSpec
 from compss_train.online.options import OnlineOptions, check_seconds
+from tests.models import named
 
 PAIRED = BufferSpec("SimPairedReservoir", 40, sweep_size=5, nb_time_steps=4)
 
@@ -23,7 +24,8 @@ def options(**given):
     return OnlineOptions(**{**common, "num_simulators": 2, "merge_every_batches": 3, **given})
 
 
-SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, "address": "tcp://127.0.0.1:5555"}
+ADDRESS = {"address": "tcp://127.0.0.1:5555", "token": "ours"}
+SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, **ADDRESS}
 
 
 @pytest.mark.parametrize(
@@ -31,15 +33,16 @@ SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, "a
     [
         {},
         {"inputs": itertools.count(), "max_batches": 1, "batch_size": np.int64(3)},
-        {"inputs": (), "simulation_retries": 0, "checkpoint_every": None},
+        {"inputs": iter(()), "simulation_retries": 0, "checkpoint_every": None},
         {"inputs": np.zeros((3, 2)), "record_every": 1e-9, "simulation_timeout": 5, "checkpoint_every": 0.5},
         {"simulate": lambda value: [value], "inputs": "abc", "optimizer_state": "reset"},
         {"buffer": PAIRED, "pairing": pairing},
         SENDERS,
         {"senders": 2, "address": "tcp://node-1:1", "token": "x"},
-        {"address": "tcp://node-1:1"},
+        {"inputs": [], **{name: SENDERS[name] for name in SENDERS if name != "inputs"}},
+        ADDRESS,
     ],
-    ids=str,
+    ids=named,
 )
 def test_what_can_be_run_is_accepted(given):
     assert all(getattr(options(**given), name) is value for name, value in given.items())
@@ -51,11 +54,8 @@ def test_an_iterator_of_inputs_is_not_read():
     assert list(inputs) == [0, 1, 2]
 
 
-def test_every_fit_has_a_token_of_its_own_unless_one_is_given():
-    tokens = {options().token for _ in range(5)}
-    assert len(tokens) == 5
-    assert all(len(token) >= 16 for token in tokens)
-    assert options(token="ours").token == "ours"
+def test_without_an_address_there_is_no_token_to_be_known():
+    assert options().token is None
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])
@@ -101,8 +101,14 @@ def test_counts_are_integers(name, least, value):
         ({**SENDERS, "address": None}, ValueError, "need an address="),
         ({**SENDERS, "address": "localhost:5555"}, ValueError, "give tcp://HOST:PORT"),
         ({"address": "tcp://*:5555"}, ValueError, "give tcp://HOST:PORT"),
-        ({"token": ""}, ValueError, "token='': give the text"),
-        ({"token": b"x"}, ValueError, "token=b'x'"),
+        *(
+            ({**ADDRESS, "token": token}, ValueError, f"token={token!r}: address= needs a text")
+            for token in ("", b"x", None, 7)
+        ),
+        ({"inputs": ()}, ValueError, "inputs= is empty: nothing would be simulated"),
+        ({"inputs": np.zeros((0, 2))}, ValueError, "inputs= is empty"),
+        ({**SENDERS, "inputs": [1]}, ValueError, "inputs= are given, but no simulate="),
+        ({**SENDERS, "inputs": iter(())}, ValueError, "inputs= are given, but no simulate="),
         ({"optimizer_state": "lose"}, ValueError, "optimizer_state='lose'"),
         (
             {"simulate": lambda _, it=itertools.count, gen=(n for n in ()): it},
@@ -110,7 +116,7 @@ def test_counts_are_integers(name, least, value):
             "simulate.* cannot be pickled",
         ),
     ],
-    ids=str,
+    ids=named,
 )
 def test_what_cannot_be_run_is_an_error_at_once(given, error, message):
     with pytest.raises(error, match=message):

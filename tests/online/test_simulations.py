@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.online import attendance
+from compss_train.online import simulations as simulations_module
 from compss_train.online.attendance import Attendance
 from compss_train.online.simulations import Simulations, Status
 
@@ -49,7 +50,7 @@ def test_every_input_is_run_until_it_is_done_or_has_failed_too_often(inputs, ret
             failures[each.value] += 1
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                again = simulations.has_failed(each, "oh", sent=1)
+                again = simulations.has_failed(each, "oh")
             assert again == (failures[each.value] <= retries)
             if again:
                 simulations.run_again(each)
@@ -135,66 +136,114 @@ def test_failures_are_told_with_the_input_and_the_last_with_the_traceback():
     with pytest.warns(
         UserWarning, match=r"simulation 0 of input '?x+.* failed: oh; it runs again \(1 of 1\)"
     ) as told:
-        assert simulations.has_failed(simulation, "oh", "Traceback 1", sent=2)
+        assert simulations.has_failed(simulation, "oh", "Traceback 1")
     assert len(str(told[0].message)) < 500
     simulations.run_again(simulation)
     assert started(simulations) is simulation
     with pytest.warns(UserWarning, match="simulation 0 of input .*\n*.*") as told:
-        assert not simulations.has_failed(simulation, "oh", "Traceback 2", sent=2)
+        assert not simulations.has_failed(simulation, "oh", "Traceback 2")
     assert "Traceback 2" in str(told[0].message)
     assert (simulation.status, simulations.of(0)) == (Status.FAILED, None)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Stand for the time; give it as a list of one."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def given_up(simulations, simulation, retries=0):
+    """Let a simulation fail until it is left out; each time is warned about."""
+    for number in range(retries + 1):
+        with pytest.warns(UserWarning, match="simulation .* failed: oh") as told:
+            assert simulations.has_failed(simulation, "oh", "where it was") == (number < retries)
+        assert len(told) == 1
+        again = f"runs again ({number + 1} of {retries})"
+        assert (again if number < retries else f"oh, {retries + 1} times; it is left out") in str(told[0].message)
+
+
 @pytest.mark.parametrize("retries", [0, 1, 3])
-def test_simulations_that_give_nothing_at_all_are_an_error_with_their_traceback(retries):
+def test_simulations_that_give_nothing_at_all_are_an_error_with_their_traceback(clock, retries):
     simulations = make("ab", retries)
     simulation = started(simulations)
-    for number in range(retries):
-        with pytest.warns(UserWarning, match=f"runs again \\({number + 1} of {retries}\\)"):
-            assert simulations.has_failed(simulation, "oh", "where it was")
-    with pytest.raises(
-        SimulationError, match=f"simulation 0 of input 'a' failed: oh .run {retries + 1} times"
-    ) as raised:
-        simulations.has_failed(simulation, "oh", "where it was")
-    assert isinstance(raised.value.__cause__, WorkerTraceback)
-    assert "where it was" in str(raised.value.__cause__)
+    given_up(simulations, simulation, retries)
+    clock[0] += simulations_module.REPORT_SECONDS
+    simulations.check(0)  # what has come until then is reported by now, and no earlier
+    for later, at_last in ((0, True), (0.1, False), (0, True)):
+        clock[0] += later
+        with pytest.raises(
+            SimulationError, match=rf"simulation 0 of input 'a' failed: oh \({retries + 1} times\), and no other"
+        ) as raised:
+            simulations.check(0, at_last=at_last)
+        assert isinstance(raised.value.__cause__, WorkerTraceback)
+        assert "where it was" in str(raised.value.__cause__)
+    simulations.check(1, at_last=True)
 
 
-@pytest.mark.parametrize("gave", ["finished", "sent by another", "sent by itself before"])
-def test_after_a_first_sample_failures_are_only_warnings(gave):
-    simulations = make("ab", retries=1 if gave == "sent by itself before" else 0)
+def test_the_first_that_was_given_up_is_named_and_without_a_traceback_there_is_no_cause(clock):
+    simulations = make("ab", retries=0)
+    for simulation in (started(simulations), started(simulations)):
+        clock[0] += 1
+        with pytest.warns(UserWarning, match="left out"):
+            assert not simulations.has_failed(simulation, "its process died")
+    clock[0] += simulations_module.REPORT_SECONDS - 0.5  # after the first one; the second is younger
+    with pytest.raises(SimulationError, match="input 'a' failed: its process died") as raised:
+        simulations.check(0)
+    assert raised.value.__cause__ is None
+
+
+def test_failures_that_may_run_again_are_no_error_yet(clock):
+    simulations = make("ab", retries=1)
+    simulations.check(0, at_last=True)
+    with pytest.warns(UserWarning, match="runs again"):
+        assert simulations.has_failed(started(simulations), "oh")
+    clock[0] += 1000
+    simulations.check(0, at_last=True)
+
+
+@pytest.mark.parametrize("gave", ["finished before", "finished later", "received"])
+def test_after_a_first_sample_failures_are_only_warnings(clock, gave):
+    simulations = make("ab", retries=0)
     simulation, other = started(simulations), started(simulations)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        if gave == "finished":
-            simulations.finished(other, 1)
-        else:
-            simulations.has_failed(simulation if "itself" in gave else other, "oh", sent=1)
-        assert not simulations.has_failed(simulation, "oh")
-    assert len(told) == 1 + (gave != "finished")
+    if gave == "finished before":
+        simulations.finished(other, 1)
+    given_up(simulations, simulation)
+    if gave == "finished later":
+        simulations.finished(other, 1)
+    clock[0] += 1000
+    simulations.check(1 if gave == "received" else 0, at_last=True)
 
 
-def test_one_that_ends_without_a_sample_has_given_none():
+def test_one_that_ends_without_a_sample_has_given_none(clock):
     simulations = make("ab", retries=0)
     simulation, other = started(simulations), started(simulations)
     simulations.finished(other, 0)
+    given_up(simulations, simulation)
     with pytest.raises(SimulationError):
-        simulations.has_failed(simulation, "oh")
+        simulations.check(0, at_last=True)
 
 
-def test_who_was_there_and_is_away_too_long_is_lost(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+def test_one_that_can_go_on_is_not_interrupted_any_more():
+    simulations = make("a")
+    simulation = started(simulations)
+    simulation.interrupted_since = 5.0
+    simulations.finished(simulation, 1)
+    assert simulation.interrupted_since is None
+
+
+def test_who_was_there_and_is_away_too_long_is_lost(clock):
     attendance_ = Attendance()
-    now[0] += 2 * attendance.RETURN_SECONDS
+    clock[0] += 2 * attendance.RETURN_SECONDS
     assert not attendance_.is_lost  # it never came
     attendance_.arrive("peer")
-    now[0] += 2 * attendance.RETURN_SECONDS
+    clock[0] += 2 * attendance.RETURN_SECONDS
     assert not attendance_.is_lost
     attendance_.leave()
-    now[0] += attendance.RETURN_SECONDS
+    clock[0] += attendance.RETURN_SECONDS
     assert not attendance_.is_lost
-    now[0] += 1
+    clock[0] += 1
     assert attendance_.is_lost
     attendance_.arrive("peer")
     assert not attendance_.is_lost

@@ -1,19 +1,23 @@
 """The watchdog ends its process: in children of one process that has imported everything."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 
+from compss_train.online import watchdog
 from compss_train.online.watchdog import Watchdog
 from tests.buffers.kinds import until
 from tests.online.parts import nothing_left
 
 CHILD = """
-import ctypes, json, os, re, sys, threading, time
+import ctypes, json, os, subprocess, sys, threading, time
 from compss_train.online import watchdog
 
 watchdog._TICK, watchdog._GRACE = 0.02, 0.3
@@ -88,6 +92,14 @@ def is_closed(stream):
     stream.ended.set()
     hold(600_000)
 
+def has_programs(stream):
+    solver = "sleep 60 & echo $!; exec 1>&-; (sleep 60; true) & wait"
+    own = dict(stdout=subprocess.PIPE)
+    programs = [subprocess.Popen(["sh", "-c", solver], start_new_session=new, **own) for new in (False, True)]
+    sleepers = [int(program.stdout.readline()) for program in programs]
+    stream.tell([*sleepers, *(program.pid for program in programs)])
+    hangs(stream)
+
 children = {}
 for NAME in sys.argv[1:]:
     if (child := os.fork()) == 0:
@@ -111,6 +123,7 @@ EXITS = {
     "raises": 0,
     "has_no_limit": 0,
     "is_closed": 0,
+    "has_programs": 1,
 }
 
 
@@ -130,7 +143,7 @@ def children():
 @pytest.mark.parametrize("name", EXITS)
 def test_a_process_ends_when_its_simulation_hangs_or_is_wanted_no_more(children, name):
     assert children[0][name][-1] == EXITS[name]
-    assert len(children[0][name]) == 1 + (name == "hangs")
+    assert len(children[0][name]) == {"hangs": 2, "has_programs": 3}.get(name, 1)
 
 
 def test_it_is_told_where_it_was(children):
@@ -138,6 +151,31 @@ def test_it_is_told_where_it_was(children):
     assert told["hanging"] == 0.2
     assert "in hangs" in told["where"]
     assert "computing" not in told["where"].splitlines()[-1]
+
+
+def test_what_it_has_started_ends_with_it_and_what_that_has_started(children):
+    programs = children[0]["has_programs"][0]
+    assert len(set(programs)) == 4
+    until(lambda: not any(is_running(program) for program in programs))
+
+
+def is_running(process):
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_descendants_of_a_process_are_all_below_it_and_no_others():
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as program:
+        sleeper = int(program.stdout.readline())
+        found = watchdog._descendants(os.getpid())
+        assert {program.pid, sleeper} <= set(found)
+        assert not {os.getpid(), os.getppid(), 1, 0} & set(found)
+        assert watchdog._descendants(program.pid) == [sleeper]
+        for each in (sleeper, program.pid):
+            os.kill(each, signal.SIGKILL)
+    assert watchdog._descendants(program.pid) == []
 
 
 def test_where_a_solver_kept_python_from_running_is_on_standard_error(children):
@@ -168,12 +206,12 @@ def test_a_sample_that_comes_while_the_watchdog_looks_does_not_end_the_watch(mon
         """Its sample comes right after it was seen that there is none yet."""
 
         @property
-        def _since(self):
+        def _until(self):
             looks.append(1)
-            return time.monotonic() if len(looks) % 2 else None
+            return time.monotonic() + 1000 if len(looks) % 2 else None
 
-        @_since.setter
-        def _since(self, value):
+        @_until.setter
+        def _until(self, value):
             pass
 
     with nothing_left(), Between(Quiet(), 1000.0) as dog:
