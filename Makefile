@@ -14,7 +14,8 @@ demo: $(VENV)/installed
 	fi
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/compss
+	$(BIN)/python -m pytest tests/compss
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from compss_train import Engine, LocalEngine, SerialEngine
 from compss_train.engines import CompssEngine
 
 ENGINES = ("serial", "local")
+
+# Examples take as long as they take: other tests run at the same time.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 # Its assertions are checked even by python -O, with which COMPSs runs programs.
 pytest.register_assert_rewrite("tests.models")
@@ -15,15 +20,15 @@ pytest.register_assert_rewrite("tests.models")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that does."""
-    parser.addoption("--slow", action="store_true", help="run the tests that take minutes, too")
+    parser.addoption("--slow", action="store_true", help="run the tests that take long, too")
     parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what takes minutes unless it is asked for."""
+    """Skip what takes long unless it is asked for."""
     for item in items:
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes: --slow runs it"))
+            item.add_marker(pytest.mark.skip(reason="takes long: --slow runs it"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

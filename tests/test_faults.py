@@ -47,6 +47,7 @@ def test_after_a_kill_in_a_round_training_goes_on_with_the_same_bits(shared_loca
     assert_same_bits(*results)
 
 
+@pytest.mark.slow
 def test_a_model_that_always_kills_its_process_is_an_error(tmp_path):
     def die(x):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -72,6 +72,7 @@ def test_the_table_has_a_row_for_each_round(here, tmp_path):
     assert [f"{record['loss']:.4f}" for record in history(tmp_path)] == [row[2] for row in rows]
 
 
+@pytest.mark.slow
 def test_local_workers_reach_the_same_parameters_as_the_serial_engine(here, images, tmp_path):
     options = ("--data", images, "--epochs", 2, "--threads", 1, "--model", "cnn", "--batches", 3)
     for engine, start in {"serial": here, "local": run}.items():

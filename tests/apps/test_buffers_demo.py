@@ -94,6 +94,7 @@ def assert_is_a_picture(path):
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 20
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_the_run_also_where_the_stream_is_faster_than_the_training(demo):
     options = ("--batches-per-chunk", 1, "--chunk", 100, "--batch-size", 30, "--seed", 3)
     first, again = (demo(*options).stdout for _ in range(2))
@@ -137,6 +138,7 @@ def test_what_fails_is_said_in_one_line(demo, tmp_path, monkeypatch):
     assert_one_line_error(demo(), "pip install matplotlib")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_a_short_message(tmp_path):
     options = ("--data", "digits", "--batches-per-chunk", "1000000", "--output", str(tmp_path))
     command = [sys.executable, str(APPS / "buffers_demo.py"), *options]

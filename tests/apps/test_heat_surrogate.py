@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import DistributedTrainer, SerialEngine
+from compss_train import SerialEngine
 from tests.apps.test_apps import assert_one_line_error, assert_wrong_option
 
 APPS = Path(__file__).parents[2] / "apps"
@@ -25,10 +25,6 @@ SMALL = (
     *("--buffer-size", 40, "--threshold", 10, "--batches", 60, "--record-every", 0.1),
 )
 OFFLINE = ("--methods", "offline", "--engine", "serial")
-
-needs_fit_online = pytest.mark.skipif(
-    not hasattr(DistributedTrainer, "fit_online"), reason="the trainer has no fit_online yet"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +87,6 @@ def rows(text):
     return {cells[0]: cells[1:] for cells in table if len(cells) == 8}
 
 
-@needs_fit_online
 def test_all_methods_are_compared(tmp_path):
     done = subprocess.run(command(*SMALL, "--output", tmp_path), capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stderr

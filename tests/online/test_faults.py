@@ -399,6 +399,7 @@ def test_a_killed_worker_that_saves_nothing_loses_what_it_held(local, tmp_path):
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
 
 
+@pytest.mark.slow
 def test_one_of_two_workers_is_killed(local, tmp_path):
     trouble = Trouble(31, kill, tmp_path)
     buffer = BufferSpec("Reservoir", 20)
@@ -512,7 +513,7 @@ def test_what_the_network_raises_ends_the_fit_at_once(local):
     assert isinstance(error.__cause__, WorkerTraceback)
     assert "in forward" in str(error.__cause__)
     assert any("batch of x with shape (5, 20)" in note for note in error.__notes__)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert local.ends == ends + 1
 
 

@@ -328,6 +328,7 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
     assert 0 < len(client._link._frames._free) <= 64
 
 
+@pytest.mark.slow
 def test_large_arrays_over_a_connection_that_breaks(serving):
     cutter = Cutter(serving.address, 9 * 2**20)
     size = 2**19 + 1
