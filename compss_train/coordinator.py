@@ -18,7 +18,7 @@ from compss_train.checks import check_network, check_optimizer, check_picklable
 from compss_train.engines import Engine, Ref, engine_class
 from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
 from compss_train.given import Given, as_given
-from compss_train.inference import Inference, means, tell_skipped
+from compss_train.inference import EVALUATION_BATCH, Inference, means, tell_skipped
 from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.metrics import resolve_metric
 from compss_train.online.fitting import OnlineFit
@@ -29,9 +29,6 @@ from compss_train.session import Session
 from compss_train.validation import check_choice, check_count, check_seed
 from compss_train.worker import Recipe
 from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat, Precision
-
-EVALUATION_BATCH = 1024
-"""Samples a batch where nothing is trained."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from compss_train.engines import Engine, Ref, Resources
 from compss_train.published import Published
 from compss_train.worker import evaluate, predict
 
+EVALUATION_BATCH = 1024
+"""Samples a batch where nothing is trained."""
+
 
 @dataclass
 class Inference:

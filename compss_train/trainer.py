@@ -9,11 +9,12 @@ from typing import Any
 from compss_train import parameters as params
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, telling
-from compss_train.coordinator import EVALUATION_BATCH, Coordinator
+from compss_train.coordinator import Coordinator
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Shuffle
 from compss_train.fits import NamedFits
 from compss_train.given import Given, as_given
+from compss_train.inference import EVALUATION_BATCH
 from compss_train.merging import make_merge
 from compss_train.online.job import Pairing
 from compss_train.online.options import OnlineOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,14 @@ def cores() -> int:
 def place(worker: int, num_gpu: int) -> str:
     """Return the device of a worker: round-robin over the GPUs, the CPU where there are none."""
     return f"cuda:{worker % num_gpu}" if num_gpu else "cpu"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address, or a name, is this machine's for itself alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from compss_train.engines import Resources
+from compss_train.engines.base import ONE_CPU
 from compss_train.given import Given
 from compss_train.global_parameters import GlobalParameters
-from compss_train.inference import Inference
+from compss_train.inference import EVALUATION_BATCH, Inference
 from compss_train.online.checkpoints import Checkpoints
 from compss_train.online.director import Director
 from compss_train.online.evaluation import Evaluation
@@ -21,9 +21,6 @@ from compss_train.online.reception import new_key
 from compss_train.online.sender import host_and_port
 from compss_train.parameters import Parameters
 from compss_train.session import Session
-
-ONE_CPU = Resources()
-EVALUATION_BATCH = 1024
 
 
 @dataclass(frozen=True)

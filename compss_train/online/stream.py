@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import queue
 import threading
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from compss_train.data.block import Block
+from compss_train.engines.this_machine import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address, Connection, ConnectionLostError, Header
 from compss_train.online.dealing import worker_of
@@ -91,7 +91,7 @@ class Stream(Closable):
     def _reachable(self, worker: int) -> Address:
         """Return a worker's address; one that is local to the coordinator's node is reached as that was."""
         host, port = self._places[worker]
-        if _is_loopback(str(host)) and not _is_loopback(self._address.host):
+        if is_loopback(str(host)) and not is_loopback(self._address.host):
             host = self._address.host
         return Address(str(host), int(port), self._key)
 
@@ -227,10 +227,3 @@ class Stream(Closable):
         """Close all connections."""
         self._control.close()
         self._watcher.join()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from compss_train.configuration import DeclaredNode
-from compss_train.engines.this_machine import LOOPBACK
+from compss_train.engines.this_machine import LOOPBACK, is_loopback
 
 _ELSEWHERE = ("10.255.255.255", 1)
 """An address that is nobody's: nothing is sent there, it only makes the system choose a way out."""
@@ -14,7 +14,7 @@ _ELSEWHERE = ("10.255.255.255", 1)
 
 def address_for(nodes: Sequence[DeclaredNode]) -> str:
     """Return the address at which tasks on these nodes reach this machine."""
-    return LOOPBACK if nodes and all(map(_is_loopback, nodes)) else outward_address()
+    return LOOPBACK if nodes and all(is_loopback(node.name) for node in nodes) else outward_address()
 
 
 def outward_address() -> str:
@@ -25,7 +25,3 @@ def outward_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostbyname(socket.gethostname())
-
-
-def _is_loopback(node: DeclaredNode) -> bool:
-    return node.name in ("localhost", "::1") or node.name.startswith("127.")
