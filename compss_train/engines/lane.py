@@ -43,7 +43,7 @@ class Lane:
         """Start the process, without waiting until it has imported what tasks need."""
         # Loky starts this for each process, and it would unblock the signal.
         resource_tracker.ensure_running()
-        with _interrupts_blocked():
+        with interrupts_blocked():
             self.ready = self._executor.submit(os.getpid)
         self._manager = self._executor._executor_manager_thread
 
@@ -75,7 +75,7 @@ class Lane:
 
 
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
+def interrupts_blocked() -> Iterator[None]:
     """Let processes started meanwhile ignore Ctrl-C: the coordinator ends them, without their tracebacks."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

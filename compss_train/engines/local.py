@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
+from loky.backend import resource_tracker
+
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
+from compss_train.engines.lane import interrupts_blocked
 from compss_train.engines.pool import Pool
 from compss_train.engines.scheduler import Scheduler
 from compss_train.engines.store import Folders, store
@@ -43,8 +46,10 @@ class LocalEngine(ThisMachineEngine):
         self.cpus = 0
         self._numbers = itertools.count()
         with contextlib.ExitStack() as undo:  # of a start that is interrupted
-            self._folders = Folders()
-            undo.callback(self._folders.remove)
+            resource_tracker.ensure_running()  # which unblocks them
+            with interrupts_blocked():
+                self._folders = Folders()
+                undo.callback(self._folders.remove)
             self._pool = Pool(threads, self._folders.paths)
             self._scheduler = Scheduler(self._folders.paths)
             self._close = weakref.finalize(
