@@ -618,9 +618,14 @@ def test_a_sender_that_meets_a_dead_worker_at_first_tries_again(monkeypatch):
     with nothing_open(), fit() as running:
         running.places[0].die()
 
-        def replace(_):
-            running.coordinator.place(0, None)
-            running.replace(0)
+        successors = iter([True])
+
+        def replace(seconds):
+            if next(successors, False):
+                running.coordinator.place(0, None)
+                running.replace(0)
+            else:  # its name is not free yet
+                time.sleep(seconds)
 
         monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=time.monotonic, sleep=replace))
         with connect(running, "solver") as sender:
