@@ -163,9 +163,9 @@ class Workers:
         safe = [each for each in self._simulations.done if not self._is_needed(each)]
         for simulation in safe:
             self._simulations.forget(simulation)
-        if safe:
-            for other in self.all:
-                other.tell({"forget": [simulation.number for simulation in safe]})
+        # What one that is still coming hears first must be the answer to its hello.
+        for other in [worker for worker in self.all if safe and worker.place is not None]:
+            other.tell({"forget": [simulation.number for simulation in safe]})
 
     def _is_needed(self, simulation: Simulation) -> bool:
         """Tell whether it would have to run again if the right worker died now."""
