@@ -15,12 +15,25 @@ from datasets import DataError, Dataset
 from torch import nn
 from tqdm.auto import tqdm
 
-from compss_train import BadFileError, BlockedTensor, DistributedTrainer, DivergedError, WorkerLostError, parameters
+from compss_train import (
+    BadFileError,
+    BlockedTensor,
+    DistributedTrainer,
+    DivergedError,
+    SimulationError,
+    WorkerLostError,
+    parameters,
+)
 from compss_train.callbacks import Callback, JsonLines, ProgressBar, measured_names
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
 BLOCKS_PER_WORKER = 4
+FAILURES = (
+    *(BadFileError, DataError, DivergedError, SimulationError, WorkerLostError),
+    *(ModuleNotFoundError, OSError),
+)
+"""What ends an app with one line that says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,11 @@ def make_parser(app: str, description: str, **defaults: Any) -> argparse.Argumen
     )
     parser.set_defaults(**defaults)
     return parser
+
+
+def add_option(parser: argparse.ArgumentParser, option: str, kind: Any, default: Any, text: str) -> None:
+    """Add an option whose help tells its default."""
+    parser.add_argument(option, type=kind, default=default, help=f"{text} (default: %(default)s)")
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
@@ -118,13 +136,22 @@ def run_app(
     """
     arguments = parser.parse_args()
     warnings.formatwarning = _one_line
-    try:
+
+    def run() -> None:
         torch.manual_seed(arguments.seed)
         (train or train_on_blocks)(prepare(arguments), arguments)
+
+    return exit_code(parser, run)
+
+
+def exit_code(parser: argparse.ArgumentParser, run: Callable[[], None]) -> int:
+    """Run an app whose options were parsed; return its exit code, after one line about what has ended it early."""
+    try:
+        run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (BadFileError, DataError, DivergedError, OSError, WorkerLostError) as error:
+    except FAILURES as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     except ValueError as error:

@@ -21,9 +21,9 @@ import common
 import heat_plots
 import heat_report
 import heat_runs
+from common import add_option
 from heat_experiment import Experiment, Run, start_engine
 
-from compss_train.exceptions import BadFileError, DivergedError, SimulationError, WorkerLostError
 from compss_train.validation import check_count, check_seed
 
 COUNTS = (
@@ -31,8 +31,6 @@ COUNTS = (
     *("offline_simulations", "validation_simulations", "buffer_size"),
 )
 """Options that are integers of at least 1."""
-FAILURES = (BadFileError, DivergedError, ModuleNotFoundError, OSError, SimulationError, WorkerLostError)
-"""What ends the app with one line that says what is wrong."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,37 +44,37 @@ def make_parser() -> argparse.ArgumentParser:
     _add_training(parser)
     _add_simulations(parser)
     _add_buffers(parser)
-    _add(parser, "--seed", int, 0, "fixes the initial weights and the simulations")
-    _add(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
-    _add(parser, "--record-every", float, 1.0, "seconds between measurements of online training")
-    _add(parser, "--output", Path, Path("runs/heat_surrogate"), "folder of what is written, replaced if there")
+    add_option(parser, "--seed", int, 0, "fixes the initial weights and the simulations")
+    add_option(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
+    add_option(parser, "--record-every", float, 1.0, "seconds between measurements of online training")
+    add_option(
+        parser, "--output", Path, Path("runs/heat_surrogate"), "folder of what is written, replaced if there"
+    )
     return parser
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--batches", int, 1500, "batches that each worker trains on, by each method")
-    _add(parser, "--batch-size", int, 10, "samples in a batch")
-    _add(parser, "--lr", float, 0.001, "learning rate of Adam")
-    _add(parser, "--workers", int, 1, "model copies that are trained and merged")
-    _add(parser, "--merge-every", int, 50, "batches between two merges, offline as near as whole epochs allow")
+    add_option(parser, "--batches", int, 1500, "batches that each worker trains on, by each method")
+    add_option(parser, "--batch-size", int, 10, "samples in a batch")
+    add_option(parser, "--lr", float, 0.001, "learning rate of Adam")
+    add_option(parser, "--workers", int, 1, "model copies that are trained and merged")
+    add_option(
+        parser, "--merge-every", int, 50, "batches between two merges, offline as near as whole epochs allow"
+    )
 
 
 def _add_simulations(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--grid", int, 64, "points along a side")
-    _add(parser, "--steps", int, 100, "samples of a simulation, one a time step")
-    _add(parser, "--substeps", int, 1000, "steps that the solver makes for a sample: more cost more")
-    _add(parser, "--simulators", int, 1, "simulations that run at a time")
-    _add(parser, "--offline-simulations", int, 10, "simulations that the files hold")
-    _add(parser, "--validation-simulations", int, 10, "simulations to validate on")
+    add_option(parser, "--grid", int, 64, "points along a side")
+    add_option(parser, "--steps", int, 100, "samples of a simulation, one a time step")
+    add_option(parser, "--substeps", int, 1000, "steps that the solver makes for a sample: more cost more")
+    add_option(parser, "--simulators", int, 1, "simulations that run at a time")
+    add_option(parser, "--offline-simulations", int, 10, "simulations that the files hold")
+    add_option(parser, "--validation-simulations", int, 10, "simulations to validate on")
 
 
 def _add_buffers(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--buffer-size", int, 2000, "most samples in a worker's buffer, or in a pool of files")
-    _add(parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold more than this")
-
-
-def _add(parser: argparse.ArgumentParser, option: str, kind: Any, default: Any, text: str) -> None:
-    parser.add_argument(option, type=kind, default=default, help=f"{text} (default: %(default)s)")
+    add_option(parser, "--buffer-size", int, 2000, "most samples in a worker's buffer, or in a pool of files")
+    add_option(parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold more than this")
 
 
 def main() -> int:
@@ -86,23 +84,15 @@ def main() -> int:
     """
     parser = make_parser()
     options = parser.parse_args()
-    try:
+
+    def run() -> None:
         buffer_plots.check_matplotlib()
         check(options)
         common.make_folder(options.output)
         with start_engine(options, heat_runs.tasks_at_once(options)) as engine:
             compare(Experiment.make(options, engine))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return common.INTERRUPTED
-    except FAILURES as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        if error.__cause__ is not None:  # from inside a task: no option's fault, so that its traceback matters
-            raise
-        parser.error(str(error))
-    return 0
+
+    return common.exit_code(parser, run)
 
 
 def check(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import common
 import datasets
 import models
+from common import add_option
 
 from compss_train import DistributedTrainer, FileDataset, write_files
 from compss_train.callbacks import Callback
@@ -31,22 +32,18 @@ def make_parser() -> argparse.ArgumentParser:
         f"folder with Fashion-MNIST's four idx files, or {DIGITS} (default: Fashion-MNIST where it is, else digits)"
     )
     parser.add_argument("--data", metavar="FOLDER", help=data)
-    _add(parser, "--files", int, 20, "files to write")
-    _add(parser, "--workers", int, 2, "model copies that are trained and merged")
-    _add(parser, "--epochs", int, 5, "how often every sample is trained on")
-    _add(parser, "--batch-size", int, 100, "most samples in a batch")
-    _add(parser, "--lr", float, 0.05, "learning rate of SGD with momentum 0.9")
-    _add(parser, "--shuffle-buffer", int, 4096, "samples in a pool of the partial shuffle")
-    _add(parser, "--pools", int, 2, "pools: 1, or 2 that mix over longer distances")
-    _add(parser, "--file-buffer", int, 10, "most files that a worker has in memory; 1 reads none ahead")
-    _add(parser, "--seed", int, 0, "fixes the initial weights and the order of samples")
-    _add(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
-    _add(parser, "--output", Path, Path("runs/npz_files"), "folder of the files, which are replaced if there")
+    add_option(parser, "--files", int, 20, "files to write")
+    add_option(parser, "--workers", int, 2, "model copies that are trained and merged")
+    add_option(parser, "--epochs", int, 5, "how often every sample is trained on")
+    add_option(parser, "--batch-size", int, 100, "most samples in a batch")
+    add_option(parser, "--lr", float, 0.05, "learning rate of SGD with momentum 0.9")
+    add_option(parser, "--shuffle-buffer", int, 4096, "samples in a pool of the partial shuffle")
+    add_option(parser, "--pools", int, 2, "pools: 1, or 2 that mix over longer distances")
+    add_option(parser, "--file-buffer", int, 10, "most files that a worker has in memory; 1 reads none ahead")
+    add_option(parser, "--seed", int, 0, "fixes the initial weights and the order of samples")
+    add_option(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
+    add_option(parser, "--output", Path, Path("runs/npz_files"), "folder of the files, which are replaced if there")
     return parser
-
-
-def _add(parser: argparse.ArgumentParser, option: str, kind: Any, default: Any, text: str) -> None:
-    parser.add_argument(option, type=kind, default=default, help=f"{text} (default: %(default)s)")
 
 
 def prepare(options: argparse.Namespace) -> common.Problem:

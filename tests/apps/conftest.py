@@ -8,18 +8,39 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.apps.idx_files import idx
 
 ROOT = Path(__file__).parents[2]
-APP_MODULES = ("common", "datasets", "models")
+APPS = ROOT / "apps"
+APP_MODULES = {path.stem for path in APPS.glob("*.py")}
 
 
 @pytest.fixture
-def here(monkeypatch, capsys, tmp_path):
-    """Run an app in this process, in an empty folder, and leave nothing of it behind."""
+def one_thread(monkeypatch):
+    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes that tests start
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Let the apps' modules be imported, and leave nothing of them behind: benchmarks may have such names, too."""
     others = {name: sys.modules.pop(name) for name in APP_MODULES if name in sys.modules}
-    monkeypatch.syspath_prepend(ROOT / "apps")
+    monkeypatch.syspath_prepend(APPS)
+    yield
+    for name in APP_MODULES:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
+
+
+@pytest.fixture
+def here(modules, monkeypatch, capsys, tmp_path):
+    """Run an app in this process, in an empty folder, and leave nothing of it behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
 
@@ -30,10 +51,7 @@ def here(monkeypatch, capsys, tmp_path):
         printed = capsys.readouterr()
         return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
 
-    yield run_here
-    for name in APP_MODULES:  # benchmarks may have modules of these names too
-        sys.modules.pop(name, None)
-    sys.modules.update(others)
+    return run_here
 
 
 @pytest.fixture

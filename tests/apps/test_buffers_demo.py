@@ -20,25 +20,7 @@ APP_MODULES = ("buffer_plots", "common", "datasets", "models", "streams")
 INTERRUPTED = 130
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes that tests start
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """Let the apps' modules be imported, and leave nothing of them behind."""
-    others = {name: sys.modules.pop(name) for name in APP_MODULES if name in sys.modules}
-    monkeypatch.syspath_prepend(APPS)
-    yield
-    for name in APP_MODULES:
-        sys.modules.pop(name, None)
-    sys.modules.update(others)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from compss_train import SerialEngine
 from tests.apps.test_apps import assert_one_line_error, assert_wrong_option
@@ -27,25 +26,7 @@ SMALL = (
 OFFLINE = ("--methods", "offline", "--engine", "serial")
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes that tests start
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """Let the apps' modules be imported, and leave nothing of them behind."""
-    others = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    monkeypatch.syspath_prepend(APPS)
-    yield
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    sys.modules.update(others)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

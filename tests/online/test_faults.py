@@ -40,17 +40,11 @@ from tests.online.simulations import (
     rows_of,
     tallied,
     tally,
-    the_engine,
     total,
 )
 from tests.test_faults import leftovers, session, wait_until
 
 FIFO = BufferSpec("FIFO", 16)
-
-
-@pytest.fixture(scope="package")
-def local():
-    yield from the_engine()
 
 
 @pytest.fixture(autouse=True)

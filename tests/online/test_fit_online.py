@@ -33,17 +33,11 @@ from tests.online.simulations import (
     rows_of,
     tallied,
     tally,
-    the_engine,
     total,
     wait_for,
 )
 
 FIFO = BufferSpec("FIFO", 16)
-
-
-@pytest.fixture(scope="package")
-def local():
-    yield from the_engine()
 
 
 def built(engine, workers, net, optimizer=SGD, loss="cross_entropy", metric=None, seed=3):
