@@ -24,7 +24,8 @@ from compss_train import (
     WorkerLostError,
     parameters,
 )
-from compss_train.callbacks import Callback, JsonLines, ProgressBar, measured_names
+from compss_train.callbacks import Callback, JsonLines, ProgressBar
+from compss_train.metrics import measured_names
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
@@ -223,6 +224,7 @@ def _fit(
             shuffle=None if arguments.shuffle == "none" else arguments.shuffle,
             validation_data=(data.test_x, data.test_y) if arguments.validate else None,
             callbacks=_callbacks(arguments.output),
+            progress=False,
         )
     finally:
         if trainer.history:  # an interrupted fit leaves the parameters of its last round

@@ -34,6 +34,7 @@ def offline(experiment: Experiment) -> Run:
             shuffle_buffer=options.buffer_size,
             validation_data=experiment.validation,
             callbacks=[recorder],
+            progress=False,
         )
         fields = trainer.predict(experiment.validation[0][: options.steps])
     repetitions = [0] * plan.number + [files.number_samples]

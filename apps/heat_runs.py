@@ -42,6 +42,7 @@ def online(method: str, experiment: Experiment) -> Run:
             validation_data=experiment.validation,
             record_every=options.record_every,
             callbacks=[recorder],
+            progress=False,
         )
         fields = trainer.predict(experiment.validation[0][: options.steps])
     last = recorder.records[-1]

@@ -86,6 +86,7 @@ def train(problem: common.Problem, options: argparse.Namespace) -> None:
             pools=options.pools,
             file_buffer=options.file_buffer,
             callbacks=[common.Table(), FileTable()],
+            progress=False,
         )
         test = trainer.evaluate(problem.dataset.test_x, problem.dataset.test_y)
     best = max(record["samples_per_second"] for record in trainer.history)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,6 +55,11 @@ BOOKKEEPING = (
     *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
 )
 """Names in a record of the history that are no losses or metrics."""
+
+
+def measured_names(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of a record's losses and metrics, those of validation last."""
+    return [name for name in record if name not in BOOKKEEPING]
 
 
 def resolve_metric(metric: str | BatchFunction | None) -> tuple[str, BatchFunction] | None:

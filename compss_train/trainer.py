@@ -8,7 +8,9 @@ from typing import Any
 
 from compss_train import parameters as params
 from compss_train.buffers import BufferSpec
-from compss_train.callbacks import Callback, telling
+from compss_train.callbacks import Callback
+from compss_train.callbacks.base import Telling, check_callbacks
+from compss_train.callbacks.progress import with_progress
 from compss_train.coordinator import Coordinator
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Shuffle
@@ -23,6 +25,7 @@ from compss_train.options import FitOptions, MergeName, OptimizerState, Rule
 from compss_train.parameters import Parameters
 from compss_train.rounds import Record, Rounds
 from compss_train.session import Session
+from compss_train.validation import check_choice
 
 
 class DistributedTrainer(Coordinator, NamedFits[Parameters]):
@@ -64,6 +67,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         shuffle_block_data: bool = True,
         validation_data: tuple[Any, Any] | FileDataset | None = None,
         callbacks: Sequence[Callback] = (),
+        progress: bool = True,
         rule: Rule = "weighted",
         optimizer_state: OptimizerState = "keep",
         buffer: BufferSpec | None = None,
@@ -103,6 +107,9 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             Commutative merging then waits for all updates of a round before those of the next.
         callbacks:
             ``Callback`` objects, called in this process.
+        progress:
+            Whether to show a progress bar in a terminal or notebook, and elsewhere to write a line a round, on
+            standard error; a ``ProgressBar`` or ``RoundLines`` among the callbacks takes its place.
         rule:
             Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
         optimizer_state:
@@ -140,6 +147,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit")
+        told = self._telling(callbacks, progress)
         data = as_given(x, y, self.num_workers)
         held_out = None if validation_data is None else self._held_out(validation_data)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
@@ -147,9 +155,9 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         data.warn_of_idle_workers(self.num_workers, shuffle)
         with (
             self._working(built, fitting=True) as session,
-            telling(callbacks, self, num_epochs * data.number_samples),
+            told.fit(num_epochs * data.number_samples),
         ):
-            self._run(session, options, data, held_out, callbacks)
+            self._run(session, options, data, held_out, told)
         return self.get_parameters()
 
     def _run(
@@ -158,7 +166,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         options: FitOptions,
         data: Given,
         held_out: Given | None,
-        callbacks: Sequence[Callback],
+        told: Telling,
     ) -> None:
         schedule = options.schedule(data.sizes, self.num_workers, self.seed, self._epochs, len(self.history))
         fleet = session.fleet(data, options, self.seed)
@@ -166,7 +174,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         buffers = [name for name, _ in session.net.named_buffers()]
         merge = make_merge(options, session.engine, self._parameters, self.num_workers, buffers)
         rounds = Rounds(
-            session.engine, fleet, merge, self._require_built().metric, validation, self._recorder(callbacks)
+            session.engine, fleet, merge, self._require_built().metric, validation, self._recorder(told)
         )
         self._rounds = rounds
         try:
@@ -194,6 +202,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         max_batches: int | None = None,
         validation_data: tuple[Any, Any] | FileDataset | None = None,
         callbacks: Sequence[Callback] = (),
+        progress: bool = True,
         pairing: Pairing | None = None,
         record_every: float = 1.0,
         checkpoint_every: float | None = 60.0,
@@ -229,7 +238,7 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             Batches of a worker after which it merges with the others, through a parameter server in this process.
         max_batches:
             The most batches that each worker trains; ``None`` for as many as there are.
-        validation_data, callbacks, optimizer_state:
+        validation_data, callbacks, progress, optimizer_state:
             As of ``fit``. The validation runs beside the training, with one record of the history after the other.
         pairing:
             Of a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
@@ -270,18 +279,17 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit_online")
+        told = self._telling(callbacks, progress)
         held_out = None if validation_data is None else self._held_out(validation_data)
         params.check_finite(self._parameters)
-        with self._working(built, fitting=True) as session, telling(callbacks, self, None):
-            self._run_online(session, options, held_out, callbacks)
+        with self._working(built, fitting=True) as session, told.fit(None):
+            self._run_online(session, options, held_out, told)
         return self.get_parameters()
 
-    def _run_online(
-        self, session: Session, options: OnlineOptions, held_out: Given | None, callbacks: Sequence[Callback]
-    ) -> None:
+    def _run_online(self, session: Session, options: OnlineOptions, held_out: Given | None, told: Telling) -> None:
         metric = self._require_built().metric
         begun = Begun(self._parameters, self.seed, metric, len(self.history), self._epochs)
-        with online_fit(session, options, begun, held_out, self._recorder(callbacks)) as running:
+        with online_fit(session, options, begun, held_out, self._recorder(told)) as running:
             self._rounds = running
             try:
                 running.run()
@@ -293,14 +301,18 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
             finally:
                 self._rounds = None
 
-    def _recorder(self, callbacks: Sequence[Callback]) -> Callable[[Record], None]:
+    def _telling(self, callbacks: Sequence[Callback], progress: bool) -> Telling:
+        check_callbacks(callbacks)
+        check_choice("progress", progress, (True, False))
+        return Telling(with_progress(callbacks, progress), self)
+
+    def _recorder(self, told: Telling) -> Callable[[Record], None]:
         """Return what a round's record is given to."""
 
         def record_round(record: Record) -> None:
             self.history.append(record)
             self._epochs = record["epoch"]
-            for callback in callbacks:
-                callback.on_round_end(self, record)
+            told.round_end(record)
 
         return record_round
 

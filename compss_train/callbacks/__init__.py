@@ -1,0 +1,7 @@
+"""Callbacks: what is told how a fit goes. They run in the coordinator, between rounds."""
+
+from compss_train.callbacks.base import Callback
+from compss_train.callbacks.loggers import JsonLines
+from compss_train.callbacks.progress import ProgressBar, RoundLines
+
+__all__ = ["Callback", "JsonLines", "ProgressBar", "RoundLines"]

@@ -1,0 +1,99 @@
+"""The base class of callbacks, and what tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
+
+
+class Callback:
+    """Does nothing; override what you need.
+
+    Hooks run in the coordinator's thread, in the order of the list, and alternate strictly: a fit's start, then a
+    round's start and end for each round, then the fit's end, or an exception at any time. A hook that raises ends
+    the fit with its exception, which names the callback; ``trainer.stop(reason)`` ends it in good order.
+    """
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Before the first round; ``total_samples`` is what will be trained in all, ``None`` where nobody knows."""
+
+    def on_round_start(self, trainer: DistributedTrainer, number: int) -> None:
+        """When the fit begins to wait for a round, whose tasks may have been running for a while."""
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """After a round; ``record`` is its entry in ``trainer.history``."""
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """After the last round, with the final parameters in the trainer."""
+
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+        """When a fit ends by an exception, Ctrl-C included; it is raised afterwards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed fit needs to go on alike: numbers, texts and arrays, in dicts and lists."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from such a state; called before ``on_fit_start``."""
+
+
+class Telling:
+    """The callbacks of one fit."""
+
+    def __init__(self, callbacks: Sequence[Callback], trainer: DistributedTrainer) -> None:
+        self.callbacks = tuple(callbacks)
+        self._trainer = trainer
+
+    @contextmanager
+    def fit(self, total_samples: int | None) -> Iterator[None]:
+        """Tell of a fit's start, and of its end or exception."""
+        try:
+            self._tell("on_fit_start", total_samples)
+            yield
+            self._tell("on_fit_end")
+        except BaseException as error:
+            self._tell_exception(error)
+            raise
+
+    def round_start(self, number: int) -> None:
+        """Tell that a round is waited for."""
+        self._tell("on_round_start", number)
+
+    def round_end(self, record: dict[str, Any]) -> None:
+        """Tell that a round has ended."""
+        self._tell("on_round_end", record)
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            with _named(callback, hook):
+                getattr(callback, hook)(self._trainer, *args)
+
+    def _tell_exception(self, error: BaseException) -> None:
+        """Tell all; what they raise in turn is noted on the error, which is what matters."""
+        for callback in self.callbacks:
+            try:
+                callback.on_exception(self._trainer, error)
+            except Exception as another:
+                error.add_note(f"And {type(callback).__name__}.on_exception raised {another!r}.")
+
+
+@contextmanager
+def _named(callback: Callback, hook: str) -> Iterator[None]:
+    """Add the callback's name to an exception that leaves the block."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"Raised in the callback {type(callback).__name__}, by its {hook}.")
+        raise
+
+
+def check_callbacks(callbacks: Sequence[object]) -> None:
+    """Raise ``TypeError`` for what is no callback, such as a class that was not called."""
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            hint = "; call the class to make one" if isinstance(callback, type) else ""
+            raise TypeError(f"callbacks= holds {callback!r}, which is no Callback{hint}")

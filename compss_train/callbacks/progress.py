@@ -1,0 +1,90 @@
+"""How far a fit is, for the eye: a bar in terminals and notebooks, a line a round elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tqdm.auto import tqdm
+
+from compss_train.callbacks.base import Callback
+from compss_train.metrics import measured_names
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
+
+
+class ProgressBar(Callback):
+    """A tqdm bar over samples that shows epoch, loss, metrics and samples/s; on standard error by default."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
+        self._bar: tqdm[Any] | None = None
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Show an empty bar."""
+        self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Move the bar by the round's samples."""
+        if self._bar is None:
+            return
+        self._bar.set_postfix({**_where(record), **_measured(record)}, refresh=False)
+        self._bar.update(record["samples"])
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Leave the bar as it is."""
+        self._close()
+
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+        """Leave the bar where it stopped."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class RoundLines(Callback):
+    """Writes a line a round, on standard error by default: for logs, where a bar would be a mess."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Write the line."""
+        shown = {"round": record["round"], **_where(record), **_measured(record)}
+        speed = f"{record['samples_per_second']:,.0f} samples/s"
+        line = ", ".join([*(f"{name} {value}" for name, value in shown.items()), speed])
+        print(line, file=self._file or sys.stderr, flush=True)
+
+
+def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callback, ...]:
+    """Return the callbacks, and one that shows progress unless there is one or none is wanted."""
+    if not progress or any(isinstance(callback, ProgressBar | RoundLines) for callback in callbacks):
+        return tuple(callbacks)
+    return (*callbacks, ProgressBar() if _shows_bars() else RoundLines())
+
+
+def _shows_bars() -> bool:
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def _measured(record: dict[str, Any]) -> dict[str, str]:
+    return {name: f"{record[name]:.4f}" for name in measured_names(record) if isinstance(record[name], float)}
+
+
+def _where(record: dict[str, Any]) -> dict[str, Any]:
+    """Return how far a fit is: the epoch, or of an online fit what arrives and is held."""
+    if "received" not in record:
+        return {"epoch": record["epoch"]}
+    return {
+        "received": record["received"],
+        "buffer": record["buffer"],
+        "unseen": f"{record['unseen']:.0%}",
+        "repeated": f"{record['repetitions_mean']:.1f}",
+        "simulations": record["simulations"]["running"],
+        "batches/s": f"{record['batches_per_second']:.0f}",
+    }
