@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadCheckpointError",
     "BadFileError",
     "BlockedTensor",
     "BufferSpec",
@@ -40,7 +41,7 @@ _HOMES = {
     "data": ("BlockedTensor", "FileDataset", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
     "exceptions": (
-        *("BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
+        *("BadCheckpointError", "BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
     ),
     "online": ("SampleSender",),
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from compss_train.data.writing import write_files
     from compss_train.engines import Engine, LocalEngine, SerialEngine
     from compss_train.exceptions import (
+        BadCheckpointError,
         BadFileError,
         DivergedError,
         EngineClosedError,

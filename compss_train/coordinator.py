@@ -27,7 +27,7 @@ from compss_train.parameters import Parameters
 from compss_train.rounds import Record, Rounds
 from compss_train.session import Session
 from compss_train.validation import check_choice, check_count, check_seed
-from compss_train.worker import Recipe
+from compss_train.worker import Recipe, WorkerState
 from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat, Precision
 
 
@@ -55,7 +55,8 @@ class Coordinator:
         threads: int | None = None,
     ) -> None:
         self.num_workers = check_count("num_workers", num_workers)
-        self.seed = secrets.randbits(32) if seed is None else check_seed(seed)
+        self._given_seed = None if seed is None else check_seed(seed)
+        self.seed = secrets.randbits(32) if self._given_seed is None else self._given_seed
         self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
         self._own_engine = not isinstance(engine, Engine)
         self._engine = engine if isinstance(engine, Engine) else None
@@ -68,6 +69,7 @@ class Coordinator:
         self._parameters: Parameters = {}
         self._rounds: Rounds | OnlineFit | None = None
         self._epochs = 0
+        self._carried: list[WorkerState] | None = None
         self.history: list[Record] = []
 
     def build(
@@ -122,7 +124,7 @@ class Coordinator:
         self._parameters = params.copy_of(params.from_module(own))
         recipe = Recipe(own, factory, loss_function, metric_function, transform, precision, memory_format)
         self._built = Built(recipe, name, num_gpu)
-        self._epochs, self.history = 0, []
+        self._epochs, self.history, self._carried = 0, [], None
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -189,6 +191,13 @@ class Coordinator:
         if self._own_engine:
             self._engine = None
 
+    def _carry(self, states: list[WorkerState]) -> None:
+        """Have workers go on from these states, those that there are none for from new ones."""
+        if self._session is None:
+            self._carried = states
+        else:
+            self._session.take(states)
+
     def _current(self) -> Parameters:
         """Return the global parameters; to a callback, those after the round that it is told of."""
         current = None if self._rounds is None else self._rounds.current()
@@ -223,6 +232,8 @@ class Coordinator:
             if self._session is None:
                 devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
                 self._session = Session(self._engine, built.recipe, devices, self.seed, self.threads)
+                self._session.take(self._carried or [])
+                self._carried = None
             yield self._session
         except BaseException as error:
             if fitting or not isinstance(error, Exception) or isinstance(error, EngineClosedError):

@@ -1,5 +1,7 @@
 """The errors that are this package's own; wrong arguments are plain ``ValueError`` and ``TypeError``."""
 
+from pathlib import Path
+
 
 class NotBuiltError(RuntimeError):
     """The trainer was used before ``build``; call ``trainer.build(net, optimizer, loss)`` first."""
@@ -35,6 +37,23 @@ class BadFileError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.file} {self.reason}"
+
+
+class BadCheckpointError(ValueError):
+    """A checkpoint is incomplete, damaged or of another format. ``path`` is where it is, ``reason`` what is wrong.
+
+    ``good`` is the newest good one beside it, which can be resumed from instead, or ``None``.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+        self.good: Path | None = None
+
+    def __str__(self) -> str:
+        hint = "" if self.good is None else f"; {self.good} is good: resume from that folder to go on from there"
+        return f"the checkpoint {self.path} cannot be used: {self.reason}{hint}"
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error to catch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -22,6 +22,10 @@ from compss_train.worker import Shard, WorkerState, split_rows, train
 
 Rows: TypeAlias = "NDArray[Any]"
 """Numbers of samples, or of rows within a block."""
+
+
+States: TypeAlias = "Sequence[WorkerState | Ref]"
+"""A state for each worker."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class Fleet:
     resources: Resources
     devices: list[str]
     states: list[WorkerState | Ref]
-    """Each worker's state, replaced by the reference to the new one whenever it trains."""
+    """Each worker's state, replaced by the reference to the new one whenever it trains. The one before is kept
+    until ``free_states``: a fit that stops goes back to it."""
     _cut: tuple[Round | None, dict[int, Supply]] = field(default=(None, {}), repr=False)
     """The round whose blocks have been cut into pieces, and what each worker gets of them."""
 
@@ -103,8 +108,13 @@ class Fleet:
         )
         if supply.pieces and isinstance(supply.x, list):
             self.engine.delete(supply.x)
-        self._replace_state(worker, state)
+        self.states[worker] = state
         return trained, measured
+
+    def free_states(self, before: States, after: States) -> None:
+        """Free the states that are no longer among those after."""
+        kept = {id(state) for state in after}
+        self.engine.delete([state for state in before if isinstance(state, Ref) and id(state) not in kept])
 
     def _supply(self, worker: int, round_: Round) -> Supply:
         share = round_.shares[worker]
@@ -152,10 +162,11 @@ class Fleet:
         made = self.engine.submit(split_rows, x[0], None if y is None else y[0], parts, returns=len(parts))
         return list(made) if len(parts) > 1 else [made]
 
-    def _replace_state(self, worker: int, state: Ref) -> None:
-        before, self.states[worker] = self.states[worker], state
-        if isinstance(before, Ref):
-            self.engine.delete([before])
+
+def values_of(engine: Engine, states: States) -> list[WorkerState]:
+    """Return the states themselves, waiting for those that are still to come."""
+    fetched = iter(engine.fetch([state for state in states if isinstance(state, Ref)]))
+    return [next(fetched) if isinstance(state, Ref) else state for state in states]
 
 
 def _of_pieces(share: Share, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> Supply:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from compss_train import parameters as params
 from compss_train.data.schedule import Round
 from compss_train.engines import Engine, Ref
-from compss_train.fleet import Fleet
+from compss_train.fleet import Fleet, States
 from compss_train.global_parameters import GlobalParameters
 from compss_train.options import FitOptions, Rule
 from compss_train.worker.served import read, train_and_exchange
@@ -36,6 +36,8 @@ class Submitted:
     """What each worker that has samples measures."""
     parameters: Ref
     """The global parameters after the round."""
+    states: States
+    """Each worker's state after the round."""
 
 
 class Merge(ABC):
@@ -44,6 +46,8 @@ class Merge(ABC):
     parameters: Ref
     rounds_ahead: ClassVar[int] = 1
     """Rounds submitted beyond the one whose measurements are waited for, so that no worker idles."""
+    by_rounds: ClassVar[bool] = False
+    """Whether a round's parameters never hold anything of later rounds."""
 
     @abstractmethod
     def submit(self, fleet: Fleet, round_: Round) -> Submitted:
@@ -52,6 +56,14 @@ class Merge(ABC):
     @abstractmethod
     def current(self, submitted: Submitted) -> params.Parameters:
         """Return the global parameters after a round that is complete, waiting for its merge if need be."""
+
+    @abstractmethod
+    def settled(self, submitted: Submitted) -> params.Parameters:
+        """Return the global parameters after a round beyond which none was submitted, or does not matter."""
+
+    def go_back(self, submitted: Submitted | None) -> None:
+        """Forget the rounds submitted after this one, of which ``retire`` is told; ``None`` for the beginning."""
+        return
 
     @abstractmethod
     def retire(self, submitted: Submitted) -> None:
@@ -69,10 +81,13 @@ class Merge(ABC):
 class Synchronous(Merge):
     """Every worker begins a round with the global parameters, and their average ends it."""
 
+    by_rounds = True
+
     def __init__(self, engine: Engine, initial: params.Parameters) -> None:
         self._engine = engine
         self._initial = engine.publish(initial)
         self.parameters = self._initial
+        self._held = [self._initial]
 
     def submit(self, fleet: Fleet, round_: Round) -> Submitted:
         """Train from the global parameters and average; a worker without samples has no vote."""
@@ -85,12 +100,19 @@ class Synchronous(Merge):
         measured = {worker: result[1] for worker, result in zip(active, results, strict=True)}
         weights = measured if fleet.data.may_skip else dict(enumerate(counts))
         self.parameters = tree_average(self._engine, trained, [weights[worker] for worker in active])
-        return Submitted(round_, measured, self.parameters)
+        self._held = [self.parameters]
+        return Submitted(round_, measured, self.parameters, tuple(fleet.states))
 
     def current(self, submitted: Submitted) -> params.Parameters:
         """Return that round's average."""
         average: params.Parameters = self._engine.fetch([submitted.parameters])[0]
         return average
+
+    settled = current
+
+    def go_back(self, submitted: Submitted | None) -> None:
+        """Hold on to that round's average only."""
+        self._held = [] if submitted is None else [submitted.parameters]
 
     def retire(self, submitted: Submitted) -> None:
         """Free the average of that round."""
@@ -98,7 +120,7 @@ class Synchronous(Merge):
 
     def close(self) -> None:
         """Free the last average."""
-        self._engine.delete([self.parameters])
+        self._engine.delete(self._held)
 
 
 class Commutative(Merge):
@@ -130,7 +152,7 @@ class Commutative(Merge):
             if count:
                 trained, measured[worker] = fleet.train(worker, round_, self._bases[worker])
                 self._update(worker, trained, measured[worker] if fleet.data.may_skip else count, sum(counts))
-        return Submitted(round_, measured, self.parameters)
+        return Submitted(round_, measured, self.parameters, tuple(fleet.states))
 
     def _update(self, worker: int, trained: Ref, count: int | Ref, total: int) -> None:
         base = self._bases[worker]
@@ -146,6 +168,11 @@ class Commutative(Merge):
         """Return the newest value, with whatever has been added to it: waiting would hold the others up."""
         newest: params.Parameters | None = self._engine.peek(self.parameters)
         return self._engine.fetch([self.parameters])[0] if newest is None else newest
+
+    def settled(self, submitted: Submitted) -> params.Parameters:
+        """Wait for all that has been submitted, and return the value."""
+        value: params.Parameters = self._engine.fetch([self.parameters])[0]
+        return value
 
     def retire(self, submitted: Submitted) -> None:
         """Nothing: all rounds share one value."""
@@ -185,12 +212,18 @@ class ThroughServer(Merge):
                 self._free([base])
         name = f"round {round_.number}"
         self.parameters = self._engine.submit(read, self._served, list(measured.values()), name, priority=True)
-        return Submitted(round_, measured, self.parameters)
+        return Submitted(round_, measured, self.parameters, tuple(fleet.states))
 
     def current(self, submitted: Submitted) -> params.Parameters:
         """Return what was read when all workers had pushed that round's changes."""
         read_then: params.Parameters = self._engine.fetch([submitted.parameters])[0]
         return read_then
+
+    settled = current
+
+    def go_back(self, submitted: Submitted | None) -> None:
+        """Hold on to what was read after that round."""
+        self.parameters = self._initial if submitted is None else submitted.parameters
 
     def retire(self, submitted: Submitted) -> None:
         """Free what was read after that round."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
-from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
+from compss_train.data.schedule import MergeUnit, Position, Schedule, Shuffle
 from compss_train.parameter_server import check_installed
 from compss_train.samplers.plan import Pools
 from compss_train.samplers.pools import check_pools
@@ -90,6 +90,11 @@ class FitOptions:
                 "or take shuffle='blocks'"
             )
 
+    def described(self) -> dict[str, Any]:
+        """Return the options as plain values, which are equal where the options are."""
+        plain = str | bool | int | float | None
+        return {name: value if isinstance(value, plain) else repr(value) for name, value in vars(self).items()}
+
     def batching(self, sizes: tuple[int, ...]) -> Batching:
         """Return how blocks of these sizes are cut.
 
@@ -123,7 +128,13 @@ class FitOptions:
         return Pools(max(sizes) if self.shuffle_buffer is None else self.shuffle_buffer, self.pools)
 
     def schedule(
-        self, sizes: tuple[int, ...], num_workers: int, seed: int, first_epoch: int, first_round: int
+        self,
+        sizes: tuple[int, ...],
+        num_workers: int,
+        seed: int,
+        first_epoch: int,
+        first_round: int,
+        start: Position | None = None,
     ) -> Schedule:
         """Return the rounds over blocks of these sizes."""
         return Schedule(
@@ -136,4 +147,5 @@ class FitOptions:
             merge_unit=self.merge_unit,
             first_epoch=first_epoch,
             first_round=first_round,
+            start=start,
         )

@@ -7,20 +7,41 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from compss_train.data.schedule import Round
+from compss_train.callbacks.base import Telling
+from compss_train.data.schedule import Position, Round
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
-from compss_train.fleet import Fleet
+from compss_train.fleet import Fleet, States, values_of
 from compss_train.inference import Inference, means, tell_skipped
 from compss_train.merging import Merge, Submitted
+from compss_train.options import FitOptions
 from compss_train.parameters import Parameters
+from compss_train.stopping import Stopping
+from compss_train.worker import WorkerState
 
 Record = dict[str, Any]
 
 MERGE_SECONDS = 1.0
 """How long an interrupted fit waits for the merge of a round whose training is complete."""
+
+
+TICK = 0.2
+"""Seconds after which a fit that waits for a round looks whether it is to stop."""
+
+
+@dataclass
+class Course:
+    """How far a fit has come, and what its rounds depend on."""
+
+    options: FitOptions
+    sizes: tuple[int, ...]
+    """Samples of each block or file."""
+    first_epoch: int
+    """Of the fit, counted over all fits of the trainer."""
+    reached: Position
 
 
 @dataclass
@@ -32,7 +53,12 @@ class Rounds:
     merge: Merge
     metric: str | None
     validation: Inference | None
-    on_round: Callable[[Record], None]
+    course: Course
+    stopping: Stopping
+    told: Telling
+    on_record: Callable[[Record], None]
+    stopped: str | None = None
+    """Why the fit ended before its last round."""
     _complete: deque[Submitted] = field(default_factory=deque)
     """The last two rounds whose training is complete; the merge of the last may still be running."""
     _pending: deque[tuple[Submitted, list[Ref]]] = field(default_factory=deque)
@@ -41,18 +67,29 @@ class Rounds:
     """Samples of files that could not be read since the last round that trained something."""
     _clock: float = field(default_factory=time.perf_counter)
 
-    def run(self, rounds: Iterable[Round]) -> Parameters:
-        """Submit and collect all rounds and return the final parameters; an exception of a task is raised here."""
-        ahead = self.merge.rounds_ahead if self.engine.asynchronous else 0
-        for round_ in rounds:
-            submitted = self.merge.submit(self.fleet, round_)
-            validation = self.validation.evaluate(submitted.parameters) if self.validation else []
-            self._pending.append((submitted, validation))
-            if len(self._pending) > ahead:
-                self._collect(*self._pending.popleft())
-        while self._pending:
-            self._collect(*self._pending.popleft())
-        final: Parameters = self.engine.fetch([self.merge.parameters])[0]
+    def __post_init__(self) -> None:
+        self._states: States = tuple(self.fleet.states)
+        """Each worker's state after the last complete round."""
+
+    def run(self, rounds: Iterable[Round]) -> Parameters | None:
+        """Submit and collect rounds until there are no more or the fit is to stop.
+
+        Returns the final parameters, ``None`` where it stops before any round is complete. An exception of a task
+        is raised here.
+        """
+        upcoming = iter(rounds)
+        left = deque(islice(upcoming, 1))  # whether there is one is known before it is submitted
+        while left or self._pending:
+            if (reason := self.stopping.reason) is not None:
+                self.stopped = reason
+                break
+            while left and self._may_submit():
+                self._submit(left.popleft())
+                left.extend(islice(upcoming, 1))
+            self._collect()
+        if self.stopped is not None:
+            self._end_early()
+        final = self._final()
         while len(self._complete) > 1:
             self.merge.retire(self._complete.popleft())
         return final
@@ -60,6 +97,11 @@ class Rounds:
     def current(self) -> Parameters | None:
         """Return the global parameters after the last complete round, ``None`` before there is one."""
         return self.merge.current(self._complete[-1]) if self._complete else None
+
+    def settled(self) -> tuple[Parameters | None, list[WorkerState]]:
+        """Return the same with each worker's state then, for a round of which a callback ``needs_state``."""
+        parameters = self.merge.settled(self._complete[-1]) if self._complete else None
+        return parameters, values_of(self.engine, self._states)
 
     def newest(self) -> Parameters | None:
         """Return the parameters after the last complete round, or ``None`` where they cannot be had soon."""
@@ -70,20 +112,66 @@ class Rounds:
                     return newest
         return None
 
-    def _collect(self, submitted: Submitted, validation: list[Ref]) -> None:
+    def _may_submit(self) -> bool:
+        if not self._pending:
+            return True
+        last = self._pending[-1][0].round.number
+        if not self.engine.asynchronous or (not self.merge.by_rounds and self.told.needs_state(last)):
+            return False
+        return len(self._pending) <= self.merge.rounds_ahead
+
+    def _submit(self, round_: Round) -> None:
+        submitted = self.merge.submit(self.fleet, round_)
+        validation = self.validation.evaluate(submitted.parameters) if self.validation else []
+        self._pending.append((submitted, validation))
+
+    def _end_early(self) -> None:
+        """Give up the rounds that have been submitted, unless what they trained is merged already."""
+        if not self.merge.by_rounds:
+            while self._pending and not self.stopping.urgent:
+                self._collect()
+        self.merge.go_back(self._complete[-1] if self._complete else None)
+        for submitted, validation in self._pending:
+            self.engine.delete([*submitted.measured.values(), *validation])
+            self.merge.retire(submitted)
+        self.fleet.free_states(self.fleet.states, self._states)
+        self.fleet.states[:] = self._states
+        self._pending.clear()
+
+    def _final(self) -> Parameters | None:
+        if self.stopped is not None:
+            return self.current()
+        final: Parameters = self.engine.fetch([self.merge.parameters])[0]
+        return final
+
+    def _collect(self) -> None:
+        """Wait for the next round and record it, unless the fit is to stop at once."""
+        submitted, validation = self._pending[0]
+        self.told.round_start(submitted.round.number)
         refs = [*submitted.measured.values(), *validation]
+        while not self.engine.wait(refs, TICK):
+            if self.stopping.urgent:
+                return
         values = self.engine.fetch(refs, small=True)
+        self._pending.popleft()
         self.engine.delete(refs)
+        self._complete_round(submitted)
         measured = dict(zip(submitted.measured, values, strict=False))
         tell_skipped(values, self._skipped)
         self._check_something_is_read(measured)
-        self._complete.append(submitted)
-        if len(self._complete) > 2:
-            self.merge.retire(self._complete.popleft())
         record = self._record(submitted.round, measured)
         if validation:
             record |= means(values[len(measured) :], self.metric, "val_")
-        self.on_round(record)
+        self.stopping.after_round(record["seconds"])
+        self.on_record(record)
+
+    def _complete_round(self, submitted: Submitted) -> None:
+        self._complete.append(submitted)
+        if len(self._complete) > 2:
+            self.merge.retire(self._complete.popleft())
+        self.fleet.free_states(self._states, submitted.states)
+        self._states = submitted.states
+        self.course.reached = submitted.round.reached
 
     def _check_something_is_read(self, measured: dict[int, dict[str, Any]]) -> None:
         """Raise ``BadFileError`` where no file of as many samples as an epoch has can be read."""

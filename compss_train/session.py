@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from compss_train.data.order import worker_seed
@@ -25,9 +25,14 @@ class Session:
         self.recipe = engine.publish(recipe)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
-        self.states: list[WorkerState | Ref] = [
-            WorkerState(None, worker_seed(seed, worker)) for worker in range(len(devices))
-        ]
+        self.states: list[WorkerState | Ref] = _new_states(seed, len(devices))
+
+    def take(self, states: Sequence[WorkerState]) -> None:
+        """Replace the states of as many workers, on CPUs without what belongs to a GPU."""
+        for worker, (state, device) in enumerate(zip(states, self.devices, strict=False)):
+            if isinstance(before := self.states[worker], Ref):
+                self.engine.delete([before])
+            self.states[worker] = state if device != "cpu" else state.on_cpu()
 
     def fleet(self, data: Given, options: FitOptions, seed: int) -> Fleet:
         """Publish samples to train on."""
@@ -68,3 +73,7 @@ class Session:
         """Free what the engine holds for the model, if it is still there."""
         with suppress(EngineClosedError):
             self.engine.delete([self.recipe, *(state for state in self.states if isinstance(state, Ref))])
+
+
+def _new_states(seed: int, workers: int) -> list[WorkerState | Ref]:
+    return [WorkerState(None, worker_seed(seed, worker)) for worker in range(workers)]

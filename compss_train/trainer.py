@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from compss_train import parameters as params
@@ -11,9 +13,8 @@ from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
 from compss_train.callbacks.base import Telling, check_callbacks
 from compss_train.callbacks.progress import with_progress
-from compss_train.coordinator import Coordinator
 from compss_train.data import FileDataset
-from compss_train.data.schedule import MergeUnit, Shuffle
+from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
 from compss_train.fits import NamedFits
 from compss_train.given import Given, as_given
 from compss_train.inference import EVALUATION_BATCH
@@ -23,12 +24,14 @@ from compss_train.online.options import OnlineOptions
 from compss_train.online.setup import Begun, online_fit
 from compss_train.options import FitOptions, MergeName, OptimizerState, Rule
 from compss_train.parameters import Parameters
-from compss_train.rounds import Record, Rounds
+from compss_train.resumable import Resumable
+from compss_train.rounds import Course, Record, Rounds
 from compss_train.session import Session
+from compss_train.stopping import Stopping
 from compss_train.validation import check_choice
 
 
-class DistributedTrainer(Coordinator, NamedFits[Parameters]):
+class DistributedTrainer(Resumable, NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters
@@ -68,6 +71,8 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         validation_data: tuple[Any, Any] | FileDataset | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
+        resume: str | os.PathLike[str] | bool = False,
+        max_time: float | timedelta | None = None,
         rule: Rule = "weighted",
         optimizer_state: OptimizerState = "keep",
         buffer: BufferSpec | None = None,
@@ -110,6 +115,13 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         progress:
             Whether to show a progress bar in a terminal or notebook, and elsewhere to write a line a round, on
             standard error; a ``ProgressBar`` or ``RoundLines`` among the callbacks takes its place.
+        resume:
+            Folder of checkpoints, or one checkpoint, to go on from: the rest of the interrupted fit is trained,
+            with the same numbers as without interruption where workers merge synchronously. ``True`` takes the
+            folder of the ``Checkpoint`` among the callbacks, and begins where there is none in it yet.
+        max_time:
+            Seconds, or a ``timedelta``, that the fit may take. It stops before a round that would take longer, as
+            far as earlier ones tell, or else gives up the round under way (on COMPSs when that has ended).
         rule:
             Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
         optimizer_state:
@@ -126,8 +138,10 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
         ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
         again, and whatever the model raises, with the worker's traceback. Warns where there are more workers
-        than blocks. After an exception or Ctrl-C the parameters are those after the last complete round (with
-        what workers have added since, where they merge commutatively; on COMPSs then those before the fit).
+        than blocks. ``BadCheckpointError``, ``FileNotFoundError`` and ``ValueError`` for what cannot be resumed.
+        SIGTERM stops a fit as ``max_time`` does, and then ends the program with ``SystemExit``, unless it has a
+        handler of its own. After an exception or Ctrl-C the parameters are those after the last complete round
+        (with what workers have added since, where they merge commutatively; on COMPSs then those before the fit).
         """
         options = FitOptions(
             num_epochs=num_epochs,
@@ -147,38 +161,54 @@ class DistributedTrainer(Coordinator, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit")
-        told = self._telling(callbacks, progress)
+        stopping, told = Stopping(max_time), self._telling(callbacks, progress)
         data = as_given(x, y, self.num_workers)
         held_out = None if validation_data is None else self._held_out(validation_data)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
+        course = self._resume(resume, options, data.sizes, told)
         params.check_finite(self._parameters)
         data.warn_of_idle_workers(self.num_workers, shuffle)
-        with (
-            self._working(built, fitting=True) as session,
-            told.fit(num_epochs * data.number_samples),
-        ):
-            self._run(session, options, data, held_out, told)
+        schedule = self._schedule(course)
+        with self._working(built, fitting=True) as session, self._stoppable(stopping, told, course):
+            with told.fit(schedule.samples):
+                self._run(session, schedule, course, data, held_out, stopping, told)
+            self._end_in_time(stopping)
         return self.get_parameters()
+
+    def _schedule(self, course: Course) -> Schedule:
+        return course.options.schedule(
+            course.sizes, self.num_workers, self.seed, course.first_epoch, len(self.history), course.reached
+        )
 
     def _run(
         self,
         session: Session,
-        options: FitOptions,
+        schedule: Schedule,
+        course: Course,
         data: Given,
         held_out: Given | None,
+        stopping: Stopping,
         told: Telling,
     ) -> None:
-        schedule = options.schedule(data.sizes, self.num_workers, self.seed, self._epochs, len(self.history))
-        fleet = session.fleet(data, options, self.seed)
+        fleet = session.fleet(data, course.options, self.seed)
         validation = None if held_out is None else session.inference(held_out, EVALUATION_BATCH)
         buffers = [name for name, _ in session.net.named_buffers()]
-        merge = make_merge(options, session.engine, self._parameters, self.num_workers, buffers)
+        merge = make_merge(course.options, session.engine, self._parameters, self.num_workers, buffers)
         rounds = Rounds(
-            session.engine, fleet, merge, self._require_built().metric, validation, self._recorder(told)
+            session.engine,
+            fleet,
+            merge,
+            self._require_built().metric,
+            validation,
+            course,
+            stopping,
+            told,
+            self._recorder(told),
         )
         self._rounds = rounds
         try:
-            self._parameters = params.copy_of(rounds.run(schedule.rounds()))
+            self._parameters = params.copy_of(rounds.run(schedule.rounds()) or self._parameters)
+            self.stopped = rounds.stopped
         except BaseException:
             self._parameters = params.copy_of(rounds.newest() or self._parameters)
             raise

@@ -33,3 +33,10 @@ def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):
         raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, accepted))}")
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Return ``value`` as seconds; raise ``ValueError`` unless it is a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")
+    return float(value)

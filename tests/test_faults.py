@@ -99,7 +99,7 @@ def test_an_exception_in_the_model_reaches_the_caller_once_and_ends_everything()
     started = time.monotonic()
     with pytest.raises(ArithmeticError, match="the forward pass met 666") as caught:
         trainer.fit(
-            *blocked(x, y, 2), num_epochs=50, batch_size=1, shuffle=None, shuffle_block_data=False, callbacks=[]
+            *blocked(x, y, 2), num_epochs=50, batch_size=1, shuffle=None, shuffle_block_data=False, progress=False
         )
     assert time.monotonic() - started < 20
     assert isinstance(caught.value.__cause__, WorkerTraceback)

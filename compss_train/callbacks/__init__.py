@@ -1,7 +1,9 @@
 """Callbacks: what is told how a fit goes. They run in the coordinator, between rounds."""
 
 from compss_train.callbacks.base import Callback
+from compss_train.callbacks.checkpoint import Checkpoint
+from compss_train.callbacks.early_stopping import EarlyStopping
 from compss_train.callbacks.loggers import JsonLines
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 
-__all__ = ["Callback", "JsonLines", "ProgressBar", "RoundLines"]
+__all__ = ["Callback", "Checkpoint", "EarlyStopping", "JsonLines", "ProgressBar", "RoundLines"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer
@@ -17,6 +18,9 @@ class Callback:
     round's start and end for each round, then the fit's end, or an exception at any time. A hook that raises ends
     the fit with its exception, which names the callback; ``trainer.stop(reason)`` ends it in good order.
     """
+
+    keeps_state: ClassVar[bool] = False
+    """Whether it is told of rounds after all others and of the fit's end before them, as it saves what they are."""
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Before the first round; ``total_samples`` is what will be trained in all, ``None`` where nobody knows."""
@@ -33,42 +37,75 @@ class Callback:
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
         """When a fit ends by an exception, Ctrl-C included; it is raised afterwards."""
 
+    def needs_state(self, number: int) -> bool:
+        """Tell whether ``on_round_end`` of that round will call ``trainer.snapshot()``.
+
+        Workers that merge without waiting for each other then wait once, as the snapshot has to be of one moment.
+        """
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed fit needs to go on alike: numbers, texts and arrays, in dicts and lists."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from such a state; called before ``on_fit_start``."""
+        """Go on from such a state; called before ``on_fit_start`` where a fit is resumed."""
 
 
 class Telling:
     """The callbacks of one fit."""
 
     def __init__(self, callbacks: Sequence[Callback], trainer: DistributedTrainer) -> None:
-        self.callbacks = tuple(callbacks)
+        self.callbacks = tuple(sorted(callbacks, key=lambda callback: callback.keeps_state))
         self._trainer = trainer
+        self.saved: dict[str, Any] = {}
+        """The states that callbacks go on from."""
 
     @contextmanager
     def fit(self, total_samples: int | None) -> Iterator[None]:
         """Tell of a fit's start, and of its end or exception."""
         try:
-            self._tell("on_fit_start", total_samples)
+            self._load_states()
+            self._tell(self.callbacks, "on_fit_start", total_samples)
             yield
-            self._tell("on_fit_end")
+            self._tell(sorted(self.callbacks, key=lambda callback: not callback.keeps_state), "on_fit_end")
         except BaseException as error:
             self._tell_exception(error)
             raise
 
+    def needs_state(self, number: int) -> bool:
+        """Tell whether a callback wants all that there is after a round."""
+        return any(callback.needs_state(number) for callback in self.callbacks)
+
     def round_start(self, number: int) -> None:
         """Tell that a round is waited for."""
-        self._tell("on_round_start", number)
+        self._tell(self.callbacks, "on_round_start", number)
 
     def round_end(self, record: dict[str, Any]) -> None:
         """Tell that a round has ended."""
-        self._tell("on_round_end", record)
+        self._tell(self.callbacks, "on_round_end", record)
 
-    def _tell(self, hook: str, *args: Any) -> None:
+    def states(self) -> dict[str, Any]:
+        """Return the states of those that have one, by name."""
+        states = {name: callback.state_dict() for name, callback in self._by_name()}
+        return {name: state for name, state in states.items() if state}
+
+    def _load_states(self) -> None:
+        for name, callback in self._by_name():
+            if name in self.saved:
+                with _named(callback, "load_state_dict"):
+                    callback.load_state_dict(self.saved[name])
+
+    def _by_name(self) -> Iterator[tuple[str, Callback]]:
+        """Iterate over the callbacks with the names of their classes, numbered."""
+        seen: Counter[str] = Counter()
         for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] += 1
+            yield f"{name} {seen[name]}", callback
+
+    def _tell(self, callbacks: Iterable[Callback], hook: str, *args: Any) -> None:
+        for callback in callbacks:
             with _named(callback, hook):
                 getattr(callback, hook)(self._trainer, *args)
 

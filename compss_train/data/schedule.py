@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,19 @@ class Visit:
     """The block's row that the visit begins with."""
 
 
-Share = tuple[Visit, ...]
+Share: TypeAlias = tuple[Visit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a fit is between two rounds, so that it can go on from there with any number of workers."""
+
+    epoch: int
+    """Epochs that are complete, those of earlier fits included."""
+    units: int = 0
+    """What has been trained of the next one: blocks, or shares in a partial shuffle."""
+    cut_for: int = 0
+    """The number of workers that an epoch that has been begun was cut for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +62,8 @@ class Round:
     """Epochs begun when the round ends, the last one's number counted from 1."""
     shares: tuple[Share, ...]
     """One share a worker; empty for a worker without samples."""
+    reached: Position
+    """Where the next round begins."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -57,9 +71,16 @@ class Round:
         return tuple(sum(visit.size for visit in share) for share in self.shares)
 
 
+_Part: TypeAlias = tuple[int, tuple[Share, ...], Position]
+"""An epoch, its last one where there are several, what each worker trains, and where that leads."""
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """All rounds of a fit. ``first_epoch`` and ``first_round`` continue an earlier fit's counting."""
+    """All rounds of a fit. ``first_epoch`` and ``first_round`` continue an earlier fit's counting.
+
+    With a ``start``, ``first_round`` is the number of the round that begins there.
+    """
 
     sizes: tuple[int, ...]
     num_workers: int
@@ -70,34 +91,67 @@ class Schedule:
     merge_unit: MergeUnit = "epochs"
     first_epoch: int = 0
     first_round: int = 0
+    start: Position | None = None
 
     def rounds(self) -> Iterator[Round]:
         """Iterate over the rounds, computing each epoch's order when it is reached."""
-        for number, (epoch, shares) in enumerate(self._shares(), self.first_round):
-            yield Round(number, epoch + 1, shares)
+        inside = self.merge_unit == "blocks" and self.merge_every
+        parts = self._parts_of_epochs() if inside else self._whole_epochs()
+        for number, (epoch, shares, reached) in enumerate(parts, self.first_round):
+            yield Round(number, epoch + 1, shares, reached)
 
-    def _shares(self) -> Iterator[tuple[int, tuple[Share, ...]]]:
-        epochs = range(self.first_epoch, self.first_epoch + self.num_epochs)
-        if self.merge_unit == "blocks" and self.merge_every:
-            for epoch in epochs:
-                for shares in self._parts_of_epoch(epoch):
-                    yield epoch, shares
-        else:
-            for together in _groups(epochs, self.merge_every or self.num_epochs):
-                yield together[-1], _join_shares([self._epoch_shares(epoch) for epoch in together])
+    @property
+    def samples(self) -> int:
+        """Samples to train on, once for each epoch."""
+        start = self._start
+        begun = self._units(start.epoch, start.cut_for)[: start.units] if start.units else []
+        done = sum(visit.size for unit in begun for visit in unit)
+        return sum(self.sizes) * len(self._epochs) - done
 
-    def _parts_of_epoch(self, epoch: int) -> Iterator[tuple[Share, ...]]:
+    @property
+    def _start(self) -> Position:
+        return self.start or Position(self.first_epoch)
+
+    @property
+    def _epochs(self) -> range:
+        return range(self._start.epoch, self.first_epoch + self.num_epochs)
+
+    def _whole_epochs(self) -> Iterator[_Part]:
+        for together in _groups(self._epochs, self.merge_every or self.num_epochs):
+            shares = _join_shares([self._epoch_shares(epoch) for epoch in together])
+            yield together[-1], shares, Position(together.stop)
+
+    def _parts_of_epochs(self) -> Iterator[_Part]:
+        for epoch in self._epochs:
+            begun = self._start if epoch == self._start.epoch else Position(epoch)
+            cut_for = begun.cut_for or self.num_workers
+            units = self._units(epoch, cut_for)
+            size = self.num_workers * (1 if self.shuffle == "partial" else self.merge_every)
+            for first in range(begun.units, len(units), size):
+                part = units[first : first + size]
+                ends = first + size >= len(units)
+                reached = Position(epoch + 1) if ends else Position(epoch, first + size, cut_for)
+                yield epoch, self._dealt(part), reached
+
+    def _units(self, epoch: int, workers: int) -> list[Share]:
+        """Return what an epoch's rounds are made of, in the order in which it is dealt to workers in turn.
+
+        These are visits, or in a partial shuffle equal shares of the epoch, one for each worker and round.
+        """
         if self.shuffle != "partial":
-            return _cut_shares(self._epoch_shares(epoch), self.merge_every)
-        rounds = -(-len(self.sizes) // (self.num_workers * self.merge_every))
-        shares = self._stretches(epoch, rounds * self.num_workers)
-        return (tuple(shares[part::rounds]) for part in range(rounds))
+            return [(visit,) for visit in self._visits(epoch)]
+        rounds = -(-len(self.sizes) // (workers * self.merge_every))
+        shares = self._stretches(epoch, rounds * workers)
+        return [share for part in range(rounds) for share in shares[part::rounds]]
+
+    def _dealt(self, units: list[Share]) -> tuple[Share, ...]:
+        dealt = (units[worker :: self.num_workers] for worker in range(self.num_workers))
+        return tuple(tuple(chain.from_iterable(share)) for share in dealt)
 
     def _epoch_shares(self, epoch: int) -> list[Share]:
         if self.shuffle == "partial":
             return self._stretches(epoch, self.num_workers)
-        visits = self._visits(epoch)
-        return [tuple(visits[worker :: self.num_workers]) for worker in range(self.num_workers)]
+        return list(self._dealt([(visit,) for visit in self._visits(epoch)]))
 
     def _stretches(self, epoch: int, shares: int) -> list[Share]:
         """Return equal shares of the epoch's samples, each file by file."""
@@ -125,10 +179,3 @@ def _groups(epochs: range, size: int) -> Iterator[range]:
 
 def _join_shares(epochs: list[list[Share]]) -> tuple[Share, ...]:
     return tuple(tuple(chain.from_iterable(shares)) for shares in zip(*epochs, strict=True))
-
-
-def _cut_shares(shares: list[Share], size: int) -> Iterator[tuple[Share, ...]]:
-    """Cut each worker's share into runs of ``size`` visits; a worker that has none left gets an empty one."""
-    longest = max(map(len, shares))
-    for start in range(0, longest, size):
-        yield tuple(share[start : start + size] for share in shares)

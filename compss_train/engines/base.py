@@ -139,6 +139,13 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
+        """Wait until all values are there or one has failed; ``False`` where that took more than so many seconds.
+
+        An engine that can only wait for as long as it takes returns ``True`` at once; ``fetch`` waits then.
+        """
+
+    @abstractmethod
     def ended(self, ref: Ref) -> bool | None:
         """Tell whether the value is there or has failed, without waiting; ``None`` where that cannot be known."""
 

@@ -138,6 +138,12 @@ class LocalEngine(ThisMachineEngine):
         wait([future], timeout)
         return future.result().load() if future.done() and future.exception() is None else None
 
+    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
+        """Wait for tasks to run."""
+        self._check_open()
+        done, missing = wait([self._read(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
+        return not missing or any(future.exception() is not None for future in done)
+
     def ended(self, ref: Ref) -> bool:
         """Look whether the task has run; of a value under commutative update, whether the first one was there."""
         self._check_open()

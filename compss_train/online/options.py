@@ -11,7 +11,7 @@ from compss_train.checks import check_picklable
 from compss_train.online.job import Pairing
 from compss_train.online.sender import host_and_port
 from compss_train.options import OptimizerState
-from compss_train.validation import check_choice, check_count
+from compss_train.validation import check_choice, check_count, check_seconds
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,3 @@ class OnlineOptions:
         if self.simulate is not None and isinstance(self.inputs, Sized) and not len(self.inputs):
             raise ValueError("inputs= is empty: nothing would be simulated")
         check_picklable(simulate=self.simulate, pairing=self.pairing)
-
-
-def check_seconds(name: str, value: Any) -> float:
-    """Return ``value`` as seconds; raise ``ValueError`` unless it is a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")
-    return float(value)

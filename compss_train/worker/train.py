@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,10 @@ class WorkerState:
     """The optimizer's state_dict; ``None`` makes a new optimizer."""
     random: RandomState | int
     """A state, or the seed to begin with."""
+
+    def on_cpu(self) -> WorkerState:
+        """Return this without the state of a GPU's random numbers."""
+        return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
 
 
 def train(

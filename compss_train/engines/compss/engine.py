@@ -162,6 +162,11 @@ class CompssEngine(Engine):
         except Exception:  # of the task that made it
             return None
 
+    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
+        """Return ``True``: what waits is ``fetch``, as waiting for a value cannot be cut short."""
+        self._check_open()
+        return True
+
     def ended(self, ref: Ref) -> bool | None:
         """Return ``None``: PyCOMPSs can only wait, where it runs tasks elsewhere."""
         self._check_open()

@@ -1,0 +1,156 @@
+"""The callback that writes checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from compss_train import checkpoints
+from compss_train.callbacks.base import Callback
+from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
+from compss_train.checkpoints.files import temporary
+from compss_train.checkpoints.folder import path_of, purge
+from compss_train.validation import check_count
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
+
+
+class Checkpoint(Callback):
+    """Writes checkpoints to a folder, from which ``fit(..., resume=...)`` goes on exactly where they were made.
+
+    Each is a folder ``round-000012`` with the parameters, each worker's optimizer and random states, the history
+    and the states of callbacks, in safetensors and JSON; complete or not there, whenever the machine stops.
+
+    Parameters
+    ----------
+    folder:
+        Where checkpoints go; made where it is missing. One for each run.
+    every:
+        Rounds from one to the next. When a fit is stopped (``max_time``, SIGTERM, a callback) its last complete
+        round is written in any case, and so is a new best one.
+    keep:
+        How many are kept, the newest ones; the best is kept beside them.
+    best:
+        Name in the history's records, such as ``"val_loss"``, whose best round is kept; ``None`` for none.
+    mode:
+        ``"min"`` or ``"max"``, whichever is better; ``None`` tells by the name.
+    overwrite:
+        Whether checkpoints of another run in the folder are removed rather than an error.
+
+    With commutative merging or a parameter server, workers wait for each other where a checkpoint is due, and a
+    resumed fit goes on with all workers at the global parameters: not bit for bit.
+
+    Attributes: ``best_round``, the number of the best round, ``None`` before there is one.
+
+    Raises ``OSError`` at the start of a fit where the folder cannot be written to, or lacks room for a checkpoint;
+    ``FileExistsError`` for one with checkpoints of another run.
+    """
+
+    keeps_state: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        folder: str | Path,
+        every: int = 1,
+        keep: int = 2,
+        best: str | None = None,
+        *,
+        mode: Mode | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        self.every = check_count("every", every)
+        self.keep = check_count("keep", keep)
+        self.best = best
+        self.mode: Mode = "min" if best is None else mode_of(best, mode)
+        self.overwrite = overwrite
+        self._forget()
+
+    def _forget(self) -> None:
+        self.best_round: int | None = None
+        self._best_value: float | None = None
+        self._written: int | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """The newest checkpoint that this has written or gone on from."""
+        return None if self._written is None else path_of(self.folder, self._written)
+
+    def needs_state(self, number: int) -> bool:
+        """Tell whether a checkpoint may be due after that round."""
+        return self.best is not None or self._is_due(number)
+
+    def _is_due(self, number: int) -> bool:
+        return (number + 1) % self.every == 0
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """See to it that checkpoints can be written, and are not mistaken for those of another run."""
+        if trainer.resumed_from is None:
+            self._forget()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._check_room(trainer)
+        last = len(trainer.history) - 1
+        if trainer.resumed_from is None and any(n > last for n in checkpoints.checkpoints(self.folder)):
+            if not self.overwrite:
+                raise FileExistsError(
+                    f"{self.folder} has checkpoints of another run; give fit resume=True to go on with it, "
+                    "Checkpoint another folder, or overwrite=True to have them removed"
+                )
+            purge(self.folder, range(last + 1))
+
+    def _check_room(self, trainer: DistributedTrainer) -> None:
+        """Find out now what would otherwise be found after the first round: a checkpoint's bytes can be had."""
+        values = sum(array.nbytes for array in trainer.get_parameters().values())
+        needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as with Adam: two moments a worker
+        probe = temporary(self.folder / "probe", "new")
+        try:
+            with probe.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, needed)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(
+                    error.errno, f"{self.folder} has no room for a checkpoint of some {needed / 1e6:.1f} MB"
+                ) from error
+            raise
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the best so far, as far as it is in the same folder."""
+        self._forget()
+        there = checkpoints.checkpoints(self.folder)
+        if state["best_round"] in there:
+            self.best_round, self._best_value = state["best_round"], state["best_value"]
+        if state["written"] in there:
+            self._written = state["written"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best so far, and what is written now."""
+        return {"best_round": self.best_round, "best_value": self._best_value, "written": self._written}
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Write a checkpoint where one is due, the round is the best, or the fit stops."""
+        number = record["round"]
+        if self._is_best(record) or self._is_due(number) or trainer.stopping is not None:
+            self._write(trainer, number)
+
+    def _is_best(self, record: dict[str, Any]) -> bool:
+        if self.best is None or not is_better(value := value_of(record, self.best), self._best_value, self.mode):
+            return False
+        self._best_value, self.best_round = value, record["round"]
+        return True
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Write the last complete round, unless that is done."""
+        if trainer.history and self._written != (number := trainer.history[-1]["round"]):
+            self._write(trainer, number)
+
+    def _write(self, trainer: DistributedTrainer, number: int) -> None:
+        self._written = number
+        checkpoints.write(path_of(self.folder, number), trainer.snapshot().content())
+        newest = [n for n in checkpoints.checkpoints(self.folder) if n <= number][-self.keep :]
+        purge(self.folder, {*newest, self.best_round})

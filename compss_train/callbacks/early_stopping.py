@@ -1,0 +1,99 @@
+"""Early stopping: end a fit that no longer gets better, with the best parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from compss_train.callbacks.base import Callback
+from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
+from compss_train.parameters import Parameters
+from compss_train.validation import check_count
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
+
+
+class EarlyStopping(Callback):
+    """Stops a fit when ``monitor`` has not improved for ``patience`` rounds (Prechelt 1998).
+
+    Parameters
+    ----------
+    monitor:
+        Name in the history's records, by default ``"val_loss"``, which needs ``validation_data``.
+    patience:
+        Rounds in a row without improvement after which the fit stops, at least 1.
+    min_delta:
+        What counts as an improvement: more than this.
+    mode:
+        ``"min"`` or ``"max"``, whichever is better; ``None`` tells by the name (losses and errors, accuracies).
+    restore_best:
+        Whether the trainer has the parameters of the best round at the end, rather than of the last. With
+        commutative merging these are the newest that there were when the best round ended.
+
+    Attributes: ``best``, the best value, and ``best_round``, its round's number.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: Mode | None = None,
+        restore_best: bool = True,
+    ) -> None:
+        self.monitor = monitor
+        self.patience = check_count("patience", patience)
+        self.min_delta = min_delta
+        self.mode = mode_of(monitor, mode)
+        self.restore_best = restore_best
+        self._forget()
+
+    def _forget(self) -> None:
+        self.best: float | None = None
+        self.best_round: int | None = None
+        self._waited = 0
+        self._parameters: Parameters | None = None
+        self._resumed = False
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Begin anew, as another fit may have other data; or stop a resumed fit that had been stopped."""
+        if not self._resumed:
+            self._forget()
+        self._resumed = False
+        self._stop_if_due(trainer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the best so far."""
+        self.best, self.best_round = state["best"], state["best_round"]
+        self._waited, self._parameters = state["waited"], state["parameters"]
+        self._resumed = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best so far, its parameters among it."""
+        return {
+            "best": self.best,
+            "best_round": self.best_round,
+            "waited": self._waited,
+            "parameters": self._parameters,
+        }
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Compare, and stop where there has been no improvement for too long."""
+        value = value_of(record, self.monitor)
+        if is_better(value, self.best, self.mode, self.min_delta):
+            self.best, self.best_round, self._waited = value, record["round"], 0
+            if self.restore_best:
+                self._parameters = trainer.get_parameters()
+        else:
+            self._waited += 1
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: DistributedTrainer) -> None:
+        if self._waited >= self.patience:
+            trainer.stop(f"{self.monitor} has not improved for {self._waited} rounds")
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Give the trainer the best parameters."""
+        if self._parameters is not None:
+            trainer.set_parameters(self._parameters)

@@ -1,0 +1,50 @@
+"""Monitoring: which of a history's numbers is watched, and whether a new one is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from compss_train.metrics import measured_names
+from compss_train.validation import check_choice
+
+Mode = Literal["min", "max"]
+
+_LOWER = ("loss", "mse", "mae", "mre", "rmse", "error", "perplexity")
+_HIGHER = ("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "r2", "score")
+
+
+def mode_of(monitor: str, mode: Mode | None) -> Mode:
+    """Return whether the lowest or the highest value is the best, by the name where nobody says.
+
+    Raises ``ValueError`` for a name that does not tell.
+    """
+    if mode is not None:
+        check_choice("mode", mode, ("min", "max"))
+        return mode
+    words = monitor.lower().split("_")
+    for known, best in ((_LOWER, "min"), (_HIGHER, "max")):
+        if any(word in known for word in words):
+            return "min" if best == "min" else "max"
+    raise ValueError(f"the name {monitor!r} does not tell which values are better; give mode='min' or mode='max'")
+
+
+def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
+    """Tell whether a value improves the best one by more than ``min_delta``; NaN never does."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return best - value > min_delta if mode == "min" else value - best > min_delta
+
+
+def value_of(record: Mapping[str, Any], monitor: str) -> float:
+    """Return the watched number of a record; raise ``ValueError`` where it has none of that name."""
+    if monitor not in record:
+        hint = "; give fit validation_data=" if monitor.startswith("val_") else ""
+        raise ValueError(f"records have no {monitor!r} but {', '.join(measured_names(record))}{hint}")
+    value = record[monitor]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{monitor!r} is {value!r} and no single number, of which the best could be told")
+    return float(value)

@@ -1,0 +1,92 @@
+"""Whether a checkpoint is of what a program is about to go on with, and what is different if it is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compss_train.checkpoints.snapshot import Snapshot
+from compss_train.parameters import Parameters
+
+MAY_GROW = ("num_epochs",)
+"""Options of a fit that may be others when it is resumed."""
+
+
+def check_parameters(path: Path, saved: Parameters, now: Parameters) -> None:
+    """Raise ``ValueError`` unless both are parameters of the same network."""
+    differences = [
+        *(f"it has no {name!r}" for name in now if name not in saved),
+        *(f"it has {name!r}, and the network none" for name in saved if name not in now),
+        *_differences(
+            {name: _kind(array) for name, array in saved.items()},
+            {name: _kind(array) for name, array in now.items()},
+        ),
+    ]
+    if differences:
+        raise ValueError(f"{path} is the checkpoint of another network: {_some(differences)}")
+
+
+def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """Raise ``ValueError`` unless the checkpoint is of a fit with these options and sizes of blocks."""
+    progress = snapshot.progress
+    if progress is None:
+        raise ValueError(f"{path} was not written during fit, so there is nothing to resume; use trainer.restore")
+    saved = {name: value for name, value in progress.options.items() if name not in MAY_GROW}
+    differences = list(_differences(saved, options))
+    if tuple(progress.sizes) != tuple(sizes):
+        differences.append(f"its data are {_shape(progress.sizes)}, and these {_shape(sizes)}")
+    if differences:
+        raise ValueError(
+            f"{path} is the checkpoint of another fit: {_some(differences)}. Give what it was given to resume it; "
+            "or begin a new fit with its parameters, by trainer.restore"
+        )
+
+
+def check_trainer(path: Path, snapshot: Snapshot, setting: Mapping[str, Any], seed: int | None) -> None:
+    """Raise ``ValueError`` for another optimizer or seed; warn of what makes other numbers than without a break."""
+    saved = snapshot.setting
+    if saved["optimizer"] != setting["optimizer"]:
+        raise ValueError(
+            f"{path} has the states of {saved['optimizer']}, and the optimizer is {setting['optimizer']}; build "
+            "with the same one"
+        )
+    if seed is not None and seed != saved["seed"]:
+        raise ValueError(f"{path} is of a fit with seed={saved['seed']}, and this trainer has seed={seed}")
+    others = [name for name in setting if name not in ("optimizer", "seed")]
+    different = [
+        *_differences({name: saved.get(name) for name in others}, setting),
+        *_of_workers(saved["num_workers"], setting["num_workers"]),
+    ]
+    if different:
+        warnings.warn(
+            f"the fit goes on from {path}, but not bit for bit as without interruption: {_some(different)}",
+            stacklevel=4,
+        )
+
+
+def _of_workers(saved: int, now: int) -> Iterator[str]:
+    if now > saved:
+        yield f"workers {saved} to {now - 1} begin with new optimizers and random numbers"
+    if now < saved:
+        yield f"the optimizers and random numbers of workers {now} to {saved - 1} are left behind"
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in saved.items():
+        if name in now and now[name] != value:
+            yield f"{name} was {value}, and is {now[name]}"
+
+
+def _kind(array: Any) -> str:
+    return f"{array.dtype} {array.shape}"
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return f"{sum(sizes)} samples in {len(sizes)} blocks"
+
+
+def _some(differences: list[str], most: int = 5) -> str:
+    more = f" and {len(differences) - most} more" if len(differences) > most else ""
+    return "; ".join(differences[:most]) + more

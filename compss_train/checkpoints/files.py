@@ -1,0 +1,136 @@
+"""One checkpoint on disk: written to a temporary name and renamed, verified when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from compss_train.checkpoints.tree import cut, join
+from compss_train.exceptions import BadCheckpointError
+
+ARRAYS = "arrays.safetensors"
+STATE = "state.json"
+FORMAT = "compss_train checkpoint"
+VERSION = 1
+
+
+def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing what is there.
+
+    Whenever the machine stops, the folder is complete or not there. Raises ``OSError`` where it cannot be written.
+    """
+    path = Path(path)
+    new = temporary(path, "new")
+    try:
+        new.mkdir(parents=True)
+        _write_files(new, content)
+        replace(new, path)
+    except BaseException as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, SafetensorError):
+            raise OSError(f"{path} cannot be written: {error}") from error
+        raise
+
+
+def _write_files(folder: Path, content: dict[str, Any]) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    state = json.dumps(cut(content, "", tensors))
+    save_file(_apart(tensors), folder / ARRAYS)
+    sha256 = {ARRAYS: _digest(folder / ARRAYS), "state": hashlib.sha256(state.encode()).hexdigest()}
+    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
+    (folder / STATE).write_text(f'{head[:-1]}, "state": {state}}}\n', encoding="utf-8")
+    (folder / ARRAYS).chmod((folder / STATE).stat().st_mode)  # others may read both, or neither
+    for place in (folder / ARRAYS, folder / STATE, folder):
+        _sync(place)
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors, copies where several share memory, which the format has no way to say."""
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return own
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what ``write`` wrote.
+
+    Raises ``BadCheckpointError`` for a folder that is incomplete, damaged, of another format or a newer version.
+    """
+    path = Path(path)
+    document = _document(path)
+    try:
+        if _digest(path / ARRAYS) != document["sha256"][ARRAYS]:
+            raise BadCheckpointError(path, f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
+        content: dict[str, Any] = join(document["state"], load_file(path / ARRAYS))
+    except FileNotFoundError as error:
+        raise BadCheckpointError(path, f"there is no {ARRAYS} in it") from error
+    except (SafetensorError, LookupError, OSError) as error:
+        raise BadCheckpointError(path, f"{ARRAYS} cannot be read: {error}") from error
+    return content
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadCheckpointError(path, f"there is no {STATE} in it") from error
+    except (ValueError, OSError) as error:
+        raise BadCheckpointError(path, f"{STATE} is damaged: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")
+    if document.get("version") != VERSION:
+        version = document.get("version")
+        raise BadCheckpointError(
+            path, f"it is in version {version!r} of the format, and this compss_train reads version {VERSION}"
+        )
+    state = json.dumps(document.get("state")).encode()
+    if document.get("sha256", {}).get("state") != hashlib.sha256(state).hexdigest():
+        raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not agree")
+    return document
+
+
+def replace(new: Path, path: Path) -> None:
+    """Give ``new`` the name ``path``; what has that name is removed."""
+    if path.exists():
+        remove(path)
+    new.rename(path)
+    _sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; nobody sees a part of it."""
+    old = temporary(path, "old")
+    path.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def temporary(path: Path, what: str) -> Path:
+    """Return a name beside ``path`` that is this process's own."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{what}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,80 @@
+"""Trees of plain values: cut into a JSON document and named tensors, and put together again, without pickle."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+KIND = "$"
+"""The key of a JSON object that stands for what JSON has no form for."""
+
+
+def cut(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a value as JSON can hold it; its arrays and tensors go to ``tensors``, named by their path.
+
+    Raises ``TypeError`` for anything but numbers, texts, ``None``, lists, tuples, dicts, arrays and tensors.
+    """
+    if value is None or (isinstance(value, str | bool | int) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return value if math.isfinite(value) else {KIND: "float", "value": repr(value)}
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach().cpu().contiguous()
+        return {KIND: "tensor", "name": name}
+    if isinstance(value, np.ndarray | np.generic):
+        tensors[name] = _as_tensor(value, name)
+        return {KIND: "array" if isinstance(value, np.ndarray) else "scalar", "name": name}
+    if isinstance(value, list | tuple):
+        items = [cut(item, _path(name, place), tensors) for place, item in enumerate(value)]
+        return items if isinstance(value, list) else {KIND: "tuple", "items": items}
+    if isinstance(value, dict):
+        return _cut_dict(value, name, tensors)
+    raise TypeError(
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds numbers, texts, "
+        "None, lists, tuples, dicts, arrays and tensors"
+    )
+
+
+def _cut_dict(value: dict[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if all(isinstance(key, str) for key in value) and KIND not in value:
+        return {key: cut(item, _path(name, key), tensors) for key, item in value.items()}
+    items = [[cut(key, name, tensors), cut(item, _path(name, key), tensors)] for key, item in value.items()]
+    return {KIND: "dict", "items": items}
+
+
+def _path(name: str, part: object) -> str:
+    return f"{name}/{part}" if name else str(part)
+
+
+def _as_tensor(value: np.ndarray[Any, Any] | np.generic, name: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.array(value, order="C"))
+    except TypeError as error:
+        raise TypeError(f"{name} is an array of {value.dtype}, which a checkpoint cannot hold") from error
+
+
+def join(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the value that ``cut`` made this of. Raises ``LookupError`` where a tensor is missing."""
+    if isinstance(document, list):
+        return [join(item, tensors) for item in document]
+    if not isinstance(document, dict):
+        return document
+    if KIND not in document:
+        return {key: join(item, tensors) for key, item in document.items()}
+    return _joined(document[KIND], document, tensors)
+
+
+def _joined(kind: str, document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+    if kind == "float":
+        return float(document["value"])
+    if kind == "tuple":
+        return tuple(join(document["items"], tensors))
+    if kind == "dict":
+        return {join(key, tensors): join(item, tensors) for key, item in document["items"]}
+    tensor = tensors[document["name"]]
+    if kind == "tensor":
+        return tensor
+    return tensor.numpy() if kind == "array" else tensor.numpy()[()]

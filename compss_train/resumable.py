@@ -1,0 +1,186 @@
+"""What a fit is stopped by and resumed from: the part of a trainer that knows checkpoints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compss_train import checkpoints
+from compss_train import parameters as params
+from compss_train.callbacks.base import Callback, Telling
+from compss_train.callbacks.checkpoint import Checkpoint
+from compss_train.checkpoints import Snapshot, agreement
+from compss_train.checkpoints.folder import path_of
+from compss_train.checkpoints.snapshot import Progress
+from compss_train.coordinator import Coordinator
+from compss_train.data.schedule import Position
+from compss_train.fleet import values_of
+from compss_train.options import FitOptions
+from compss_train.rounds import Course, Rounds
+from compss_train.stopping import TERMINATED, Stopping
+from compss_train.worker import WorkerState
+
+
+class Resumable(Coordinator):
+    """A coordinator whose fits can be stopped, saved and resumed."""
+
+    stopped: str | None = None
+    """Why the last fit ended before its last round: what ``stop`` was told, ``"max_time"`` or ``"SIGTERM"``."""
+    resumed_from: Path | None = None
+    """The checkpoint that the present or last fit went on from."""
+    _stopping: Stopping | None = None
+    _course: Course | None = None
+    _told: Telling | None = None
+
+    def stop(self, reason: str) -> None:
+        """End the fit when the round that callbacks are being told of is over; for callbacks.
+
+        Rounds that are under way are given up; only where workers merge without waiting for each other, what they
+        have submitted is still trained and recorded. ``reason`` is what ``stopped`` will say.
+        """
+        if self._stopping is None:
+            raise RuntimeError("stop was called while there is no fit; call it from a callback")
+        self._stopping.request(reason)
+
+    @property
+    def stopping(self) -> str | None:
+        """Why the fit that is running is about to stop, ``None`` where it is not; for callbacks."""
+        return None if self._stopping is None else self._stopping.reason
+
+    def snapshot(self) -> Snapshot:
+        """Return all that a later fit needs to go on from here.
+
+        During a fit it is of the round that callbacks are told of; see ``Callback.needs_state``.
+        """
+        parameters, workers = self._moment()
+        course = self._course
+        progress = None
+        if course is not None:
+            progress = Progress(course.options.described(), course.sizes, course.first_epoch, course.reached)
+        return Snapshot(
+            parameters=parameters,
+            workers=tuple(workers),
+            epoch=self._epochs,
+            history=list(self.history),
+            setting=self._setting(),
+            progress=progress,
+            callbacks={} if self._told is None else self._told.states(),
+        )
+
+    @contextmanager
+    def _stoppable(self, stopping: Stopping, told: Telling, course: Course | None) -> Iterator[None]:
+        """Let callbacks stop and save what runs inside."""
+        self.stopped, self._stopping, self._told, self._course = None, stopping, told, course
+        try:
+            with stopping.on_sigterm():
+                yield
+        finally:
+            self._stopping = self._told = None
+
+    def _moment(self) -> tuple[params.Parameters, list[WorkerState]]:
+        if isinstance(self._rounds, Rounds):
+            parameters, states = self._rounds.settled()
+            return self._parameters if parameters is None else parameters, states
+        if self._session is None:
+            return self._current(), self._carried or []
+        return self._current(), values_of(self._session.engine, self._session.states)
+
+    def _setting(self) -> dict[str, Any]:
+        """Return what the numbers depend on beside the data and the options of a fit."""
+        recipe = self._require_built().recipe
+        return {
+            "optimizer": type(recipe.optimizer(recipe.net.parameters())).__name__,
+            "seed": self.seed,
+            "num_workers": self.num_workers,
+            "threads": self.threads,
+            "precision": recipe.precision,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        }
+
+    def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
+        """Take parameters, history and counters, and the workers' states, from a checkpoint; call ``build`` first.
+
+        ``folder`` is that of a ``Checkpoint`` callback, of which the newest checkpoint is taken, or with ``best``
+        the best one; or it is one checkpoint. A fit afterwards is a new one, as a second fit of the same trainer.
+
+        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for that of another network.
+        """
+        self._require_built()
+        self._require_idle("restore")
+        path, content = checkpoints.newest(folder)
+        if best:
+            path = path_of(path.parent, _best_round(path, content))
+            content = checkpoints.read(path)
+        snapshot = Snapshot.of(content)
+        agreement.check_parameters(path, snapshot.parameters, self._parameters)
+        agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
+        self._take(snapshot)
+
+    def _resume(
+        self, resume: str | os.PathLike[str] | bool, options: FitOptions, sizes: tuple[int, ...], told: Telling
+    ) -> Course:
+        """Return where a fit begins, having taken what is to be resumed from its checkpoint."""
+        self.resumed_from = None
+        begin = Course(options, sizes, self._epochs, Position(self._epochs))
+        folder = _folder_of(resume, told.callbacks)
+        if folder is None or (resume is True and not checkpoints.checkpoints(folder)):
+            return begin
+        path, content = checkpoints.newest(folder)
+        snapshot = Snapshot.of(content)
+        agreement.check_parameters(path, snapshot.parameters, self._parameters)
+        agreement.check_fit(path, snapshot, options.described(), sizes)
+        agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
+        self._take(snapshot)
+        self.resumed_from = path
+        told.saved = snapshot.callbacks
+        progress = snapshot.progress
+        return begin if progress is None else Course(options, sizes, progress.first_epoch, progress.reached)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self._parameters = params.copy_of({name: snapshot.parameters[name] for name in self._parameters})
+        self._epochs = snapshot.epoch
+        self.history[:] = snapshot.history
+        self.seed = snapshot.setting["seed"]
+        self._carry(list(snapshot.workers))
+
+    def _end_in_time(self, stopping: Stopping) -> None:
+        """End what a fit that had to stop has left running, and the process where SIGTERM asked for that."""
+        if stopping.terminated:
+            last = self.history[-1]["round"] if self.history else None
+            print(f"compss_train: SIGTERM ended a fit; its last complete round is {last}", file=sys.stderr)
+            raise SystemExit(TERMINATED)
+        if stopping.urgent and self._own_engine and self._session is not None:
+            states = values_of(self._session.engine, self._session.states)
+            self._end(kill=True)
+            self._carry(states)
+
+
+def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
+    """Return the folder to resume from, ``None`` for a fit that begins; raise for what cannot be one."""
+    if resume is False or resume is None:
+        return None
+    if isinstance(resume, str | os.PathLike):
+        return Path(resume)
+    if resume is not True:
+        raise TypeError(
+            f"resume={resume!r}: give a folder of checkpoints, or True for that of the Checkpoint callback"
+        )
+    folder = next((callback.folder for callback in callbacks if isinstance(callback, Checkpoint)), None)
+    if folder is None:
+        raise ValueError("resume=True takes the folder of a Checkpoint among the callbacks, and there is none")
+    return folder
+
+
+def _best_round(path: Path, content: Mapping[str, Any]) -> int:
+    for state in content["callbacks"].values():
+        if state.get("best_round") is not None:
+            return int(state["best_round"])
+    raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")
