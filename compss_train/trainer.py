@@ -233,6 +233,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         validation_data: tuple[Any, Any] | FileDataset | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
+        max_time: float | timedelta | None = None,
         pairing: Pairing | None = None,
         record_every: float = 1.0,
         checkpoint_every: float | None = 60.0,
@@ -268,7 +269,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             Batches of a worker after which it merges with the others, through a parameter server in this process.
         max_batches:
             The most batches that each worker trains; ``None`` for as many as there are.
-        validation_data, callbacks, progress, optimizer_state:
+        validation_data, callbacks, progress, max_time, optimizer_state:
             As of ``fit``. The validation runs beside the training, with one record of the history after the other.
         pairing:
             Of a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
@@ -309,21 +310,33 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit_online")
-        told = self._telling(callbacks, progress)
+        stopping, told = Stopping(max_time), self._telling(callbacks, progress)
         held_out = None if validation_data is None else self._held_out(validation_data)
         params.check_finite(self._parameters)
-        with self._working(built, fitting=True) as session, told.fit(None):
-            self._run_online(session, options, held_out, told)
+        self.resumed_from = None
+        with self._working(built, fitting=True) as session, self._stoppable(stopping, told, None):
+            with told.fit(None):
+                self._run_online(session, options, held_out, stopping, told)
+            self._end_in_time(stopping)
         return self.get_parameters()
 
-    def _run_online(self, session: Session, options: OnlineOptions, held_out: Given | None, told: Telling) -> None:
+    def _run_online(
+        self,
+        session: Session,
+        options: OnlineOptions,
+        held_out: Given | None,
+        stopping: Stopping,
+        told: Telling,
+    ) -> None:
         metric = self._require_built().metric
         begun = Begun(self._parameters, self.seed, metric, len(self.history), self._epochs)
-        with online_fit(session, options, begun, held_out, self._recorder(told)) as running:
+        recorder = self._recorder(told)
+        with online_fit(session, options, begun, held_out, stopping, recorder, told.round_start) as running:
             self._rounds = running
             try:
                 running.run()
                 self._parameters = running.current()
+                self.stopped = running.stopped
             except BaseException:
                 with suppress(OSError, RuntimeError):  # whatever ended the fit is what is told
                     self._parameters = running.newest()

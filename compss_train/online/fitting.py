@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +31,13 @@ from compss_train.online.workers import Workers
 from compss_train.parameters import Parameters
 from compss_train.rounds import MERGE_SECONDS
 from compss_train.session import Session
+from compss_train.stopping import Stopping
 
 _TICK = 0.1
 """Seconds after which the coordinator looks after what no event tells."""
+
+GRACE = 5.0
+"""Seconds that workers have to end a fit that stops at once; they merge once more and hand over their states."""
 
 Record = dict[str, Any]
 
@@ -49,6 +54,8 @@ class Recording:
     """Seconds between them."""
     evaluation: Evaluation | None
     on_record: Callable[[Record], None]
+    on_start: Callable[[int], None]
+    """Told the number of each record when it begins to be waited for."""
 
 
 class OnlineFit:
@@ -63,7 +70,12 @@ class OnlineFit:
         pull: Callable[..., Parameters],
         recording: Recording,
         saved: Checkpoints,
+        stopping: Stopping,
     ) -> None:
+        self._stopping = stopping
+        self._urgent_since: float | None = None
+        self.stopped: str | None = None
+        """Why the fit ended before all was trained."""
         self._director, self._job, self._pull, self._recording = director, job, pull, recording
         self._progress = Progress(job.num_workers, recording.metric)
         numbers = itertools.count()
@@ -86,18 +98,28 @@ class OnlineFit:
 
     def run(self) -> None:
         """Train until every worker is done."""
-        while not self._workers.all_done:
+        self._recording.on_start(self._recording.first)
+        while not self._workers.all_done and not self._is_given_up():
             self._crew.start()
             event = self._director.next(_TICK)
             while event is not None:
                 self._handle(event)
                 event = self._director.next(0)
             self._look_after()
-        self._simulations.check(self._progress.received, at_last=True)
+        if self._workers.all_done:
+            self._simulations.check(self._progress.received, at_last=True)
         self._crew.stop()
         self._senders.stop()
-        self._workers.end()
-        self._record_last()
+        if self._workers.all_done:
+            self._workers.end()
+            self._record_last()
+
+    def _is_given_up(self) -> bool:
+        """Tell whether the fit had to stop at once and workers have not, as they have not even started, say."""
+        if not self._stopping.urgent:
+            return False
+        self._urgent_since = self._urgent_since or time.monotonic()
+        return time.monotonic() - self._urgent_since > GRACE
 
     def _handle(self, event: Event) -> None:
         peer, header = event.peer, event.header
@@ -121,10 +143,13 @@ class OnlineFit:
 
     def _look_after(self) -> None:
         self._workers.look_after()
+        if self._stopping.reason is not None and not self._workers.all_done:
+            self.stopped = self._stopping.reason
+            self._workers.order("stop")
         self._simulations.check(self._progress.received)
         if self._simulations.all_ended and self._senders.all_ended:
             self._senders.shut_out()
-            self._workers.tell_over()
+            self._workers.order("over")
         self._take_validation()
         if self._pending is None and self._progress.is_due(self._recording.every):
             self._record()
@@ -134,7 +159,7 @@ class OnlineFit:
     def _record(self) -> None:
         record = self._progress.record(next(self._records), self._recording.epoch, self._simulations.counts())
         if self._recording.evaluation is None:
-            self._recording.on_record(record)
+            self._tell(record)
         else:
             self._recording.evaluation.start(self._pull())
             self._pending = record
@@ -147,7 +172,12 @@ class OnlineFit:
         self._pending = None
         sums = evaluation.wait()
         evaluation.end()
-        self._recording.on_record(record | means(sums, self._recording.metric, "val_"))
+        self._tell(record | means(sums, self._recording.metric, "val_"))
+
+    def _tell(self, record: Record) -> None:
+        self._stopping.after_round(record["seconds"])
+        self._recording.on_record(record)
+        self._recording.on_start(record["round"] + 1)
 
     def _record_last(self) -> None:
         """Wait for what is pending, and record what is left, how often samples were trained on among it."""

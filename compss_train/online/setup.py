@@ -21,6 +21,7 @@ from compss_train.online.reception import new_key
 from compss_train.online.sender import host_and_port
 from compss_train.parameters import Parameters
 from compss_train.session import Session
+from compss_train.stopping import Stopping
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ def online_fit(
     options: OnlineOptions,
     begun: Begun,
     held_out: Given | None,
+    stopping: Stopping,
     on_record: Callable[[dict[str, Any]], None],
+    on_start: Callable[[int], None],
 ) -> Iterator[OnlineFit]:
     """Give an online fit that is ready to run."""
     engine = session.engine
@@ -71,8 +74,10 @@ def online_fit(
             seed=begun.seed + begun.records,
         )
         evaluation = None if held_out is None else _evaluation(session, held_out, director, begun.parameters)
-        recording = Recording(begun.metric, begun.records, begun.epoch, options.record_every, evaluation, on_record)
-        yield OnlineFit(session, options, job, director, shared.pull, recording, saved)
+        recording = Recording(
+            begun.metric, begun.records, begun.epoch, options.record_every, evaluation, on_record, on_start
+        )
+        yield OnlineFit(session, options, job, director, shared.pull, recording, saved, stopping)
         if evaluation is not None:
             evaluation.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -89,6 +90,7 @@ class OnlineWorker:
                 failed=control.fail,
             )
         )
+        self._stopped = threading.Event()
         self._reported = time.monotonic()
         # Not all at once.
         self._saved = self._reported - (job.save_every or 0) * number / job.num_workers
@@ -104,7 +106,12 @@ class OnlineWorker:
         """Train, and stay until the coordinator says that all have ended."""
         self._receiver.start()
         receiver = self._receiver
-        self._control.start(receiver.port, {"over": lambda _: receiver.over(), "forget": receiver.forget})
+        orders = {
+            "over": lambda _: receiver.over(),
+            "forget": receiver.forget,
+            "stop": lambda _: self._stopped.set(),
+        }
+        self._control.start(receiver.port, orders)
         for batch in self._drawn():
             self._trainee.learn(batch)
             self._batches += 1
@@ -118,7 +125,7 @@ class OnlineWorker:
 
     def _drawn(self) -> Iterator[Batch]:
         """Iterate over batches, on the device, as the buffer gives them."""
-        while self._job.max_batches is None or self._batches < self._job.max_batches:
+        while not self._stopped.is_set() and self._batches != self._job.max_batches:
             if self._control.ended.is_set():
                 raise ConnectionLostError("the coordinator has ended this fit")
             try:

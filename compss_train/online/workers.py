@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -38,7 +39,8 @@ class Worker:
     place: tuple[str, int] | None = None
     """Where it receives samples, once it does."""
     runs: int = 0
-    told_over: bool = False
+    told: set[str] = field(default_factory=set)
+    """The orders that it knows of."""
     done: bool = False
     saved: Received = field(default_factory=dict)
     """What it had received when it last saved itself."""
@@ -59,7 +61,8 @@ class Worker:
     def leave(self) -> None:
         """Note that it has died; raises ``WorkerLostError`` the fourth time."""
         self.attendance.leave()
-        self.place, self.told_over = None, False
+        self.place = None
+        self.told.clear()
         if self.runs >= RUNS and not self.done:
             raise WorkerLostError(
                 f"worker {self.number} was started {self.runs} times and its process died each time; if memory ran "
@@ -113,12 +116,12 @@ class Workers:
                 worker.attendance, worker.task = Attendance(), self._submit(worker.number)
             worker.check_start()
 
-    def tell_over(self) -> None:
-        """Tell those that do not know it yet that nothing more will come."""
+    def order(self, order: Literal["over", "stop"]) -> None:
+        """Tell those that do not know it yet that nothing more will come, or that they are to train no more."""
         for worker in self.all:
-            if worker.place is not None and not worker.told_over:
-                worker.tell({"over": True})
-                worker.told_over = True
+            if worker.place is not None and order not in worker.told:
+                worker.tell({order: True})
+                worker.told.add(order)
 
     def handle(self, peer: Peer, header: Header | None, arrays: Sequence[torch.Tensor]) -> Worker | None:
         """Take what one of them says; return the worker where it has just died."""
