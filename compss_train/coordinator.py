@@ -15,16 +15,18 @@ from torch import nn
 
 from compss_train import parameters as params
 from compss_train.checks import check_network, check_optimizer, check_picklable
+from compss_train.describe import described_build, described_machine, versions
 from compss_train.engines import Engine, Ref, engine_class
 from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
 from compss_train.given import Given, as_given
+from compss_train.history import History
 from compss_train.inference import EVALUATION_BATCH, Inference, means, tell_skipped
 from compss_train.losses import BatchFunction, resolve_loss
 from compss_train.metrics import resolve_metric
 from compss_train.online.fitting import OnlineFit
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameters import Parameters
-from compss_train.rounds import Record, Rounds
+from compss_train.rounds import Rounds
 from compss_train.session import Session
 from compss_train.validation import check_choice, check_count, check_seed
 from compss_train.worker import Recipe, WorkerState
@@ -70,7 +72,8 @@ class Coordinator:
         self._rounds: Rounds | OnlineFit | None = None
         self._epochs = 0
         self._carried: list[WorkerState] | None = None
-        self.history: list[Record] = []
+        self._last_fit: dict[str, Any] | None = None
+        self.history = History()
 
     def build(
         self,
@@ -124,7 +127,7 @@ class Coordinator:
         self._parameters = params.copy_of(params.from_module(own))
         recipe = Recipe(own, factory, loss_function, metric_function, transform, precision, memory_format)
         self._built = Built(recipe, name, num_gpu)
-        self._epochs, self.history, self._carried = 0, [], None
+        self._epochs, self._carried, self._last_fit, self.history = 0, None, None, History()
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -171,6 +174,26 @@ class Coordinator:
         self._require_idle("set_parameters")
         params.load_into(net, parameters)
         self._parameters = params.from_module(net)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """All that the trainer, ``build`` and the last fit were given, and versions; JSON can hold it.
+
+        ``build`` and ``fit`` are ``None`` where they were not called yet. Functions are told by their names, arrays
+        by their shapes.
+        """
+        return {
+            "trainer": {
+                "num_workers": self.num_workers,
+                "engine": self._engine_class.name,
+                "seed": self.seed,
+                "threads": self.threads,
+            },
+            "build": None if self._built is None else described_build(self._built),
+            "fit": self._last_fit,
+            "versions": versions(),
+            "machine": described_machine(),
+        }
 
     def close(self) -> None:
         """End the worker processes; the trainer can be used again and would start new ones."""

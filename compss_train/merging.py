@@ -18,7 +18,7 @@ from compss_train.data.schedule import Round
 from compss_train.engines import Engine, Ref
 from compss_train.fleet import Fleet, States
 from compss_train.global_parameters import GlobalParameters
-from compss_train.options import FitOptions, Rule
+from compss_train.options import FitOptions, MergeName, Rule
 from compss_train.worker.served import read, train_and_exchange
 
 Item = TypeVar("Item")
@@ -43,6 +43,7 @@ class Submitted:
 class Merge(ABC):
     """Keeps the global parameters' reference from round to round."""
 
+    name: ClassVar[MergeName]
     parameters: Ref
     rounds_ahead: ClassVar[int] = 1
     """Rounds submitted beyond the one whose measurements are waited for, so that no worker idles."""
@@ -81,6 +82,7 @@ class Merge(ABC):
 class Synchronous(Merge):
     """Every worker begins a round with the global parameters, and their average ends it."""
 
+    name = "synchronous"
     by_rounds = True
 
     def __init__(self, engine: Engine, initial: params.Parameters) -> None:
@@ -126,6 +128,7 @@ class Synchronous(Merge):
 class Commutative(Merge):
     """Every worker adds its change to the global parameters and goes on from what it just made."""
 
+    name = "commutative"
     rounds_ahead = 8
     """How far the fastest worker may get ahead of the slowest before no more rounds are submitted."""
 
@@ -185,6 +188,7 @@ class Commutative(Merge):
 class ThroughServer(Merge):
     """Every worker pushes its change to a server beside the tasks, and goes on from what it pulls there."""
 
+    name = "parameter_server"
     rounds_ahead = Commutative.rounds_ahead
 
     def __init__(

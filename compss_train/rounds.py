@@ -66,6 +66,7 @@ class Rounds:
     _left_out: int = 0
     """Samples of files that could not be read since the last round that trained something."""
     _clock: float = field(default_factory=time.perf_counter)
+    _began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self._states: States = tuple(self.fleet.states)
@@ -193,11 +194,14 @@ class Rounds:
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": samples / seconds,
+            "fit_started": self._began,
+            "ended": time.time(),
+            "merge": self.merge.name,
             **({"skipped": list(self._skipped)} if self._skipped else {}),
             "workers": [
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
                 | means([sums], self.metric)
-                | {name: sums[name] for name in ("files",) if name in sums}
+                | {name: sums[name] for name in ("started", "files") if name in sums}
                 for worker, sums in measured.items()
             ],
         }

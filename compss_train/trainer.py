@@ -15,6 +15,7 @@ from compss_train.callbacks.base import Telling, check_callbacks
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
+from compss_train.describe import described_fit
 from compss_train.fits import NamedFits
 from compss_train.given import Given, as_given
 from compss_train.inference import EVALUATION_BATCH
@@ -52,7 +53,8 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
     The worker processes start with the first call that needs them and are kept for the next, with each worker's
     optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
 
-    Attributes: ``history``, a list of dicts, one a round; ``seed``, ``num_workers``, ``threads``.
+    Attributes: ``history``, a ``History``: a list of dicts, one a round; ``configuration``; ``seed``,
+    ``num_workers``, ``threads``.
     """
 
     def fit(
@@ -168,6 +170,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         course = self._resume(resume, options, data.sizes, told)
         params.check_finite(self._parameters)
         data.warn_of_idle_workers(self.num_workers, shuffle)
+        self._last_fit = described_fit("fit", options, told.callbacks, data=data, validation_data=held_out)
         schedule = self._schedule(course)
         with self._working(built, fitting=True) as session, self._stoppable(stopping, told, course):
             with told.fit(schedule.samples):
@@ -314,6 +317,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         held_out = None if validation_data is None else self._held_out(validation_data)
         params.check_finite(self._parameters)
         self.resumed_from = None
+        self._last_fit = described_fit("fit_online", options, told.callbacks, validation_data=held_out)
         with self._working(built, fitting=True) as session, self._stoppable(stopping, told, None):
             with told.fit(None):
                 self._run_online(session, options, held_out, stopping, told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from compss_train.buffers import BufferSpec
@@ -32,7 +32,7 @@ class OnlineOptions:
     simulation_timeout: float | None = None
     senders: int = 0
     address: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     optimizer_state: OptimizerState = "keep"
 
     def __post_init__(self) -> None:

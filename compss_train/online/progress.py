@@ -26,6 +26,7 @@ class Progress:
         self._kept_back: list[Sums] = [{} for _ in range(num_workers)]
         self._buffers: list[Sums] = [{} for _ in range(num_workers)]
         self._clock = time.perf_counter()
+        self._began = time.time()
 
     def report(self, worker: int, sums: Sums) -> None:
         """Take a worker's report."""
@@ -68,6 +69,8 @@ class Progress:
             "seconds": seconds,
             "samples_per_second": samples / seconds,
             "batches_per_second": batches / seconds,
+            "fit_started": self._began,
+            "ended": time.time(),
             **self._buffered(),
             "simulations": simulations,
             "workers": [self._of_worker(worker, sums) for worker, sums in enumerate(since)],

@@ -51,9 +51,10 @@ def train(
 
     ``xs`` and ``ys`` are the blocks that the shard names, or ``xs`` is what reads its files. Returns the new
     parameters and state and the sums of what was measured: ``samples`` and ``batches`` trained, samples ``given``,
-    ``loss`` and ``metric`` (sums over samples), ``seconds``, and of files what the source tells.
+    ``loss`` and ``metric`` (sums over samples), ``started`` (unix seconds) and ``seconds``, and of files what the
+    source tells.
     """
-    began = time.perf_counter()
+    started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = recipe.replica(parameters, device, training=True)
         optimizer = optimizer_of(replica, None if shard.new_optimizer else state.optimizer)
@@ -67,7 +68,7 @@ def train(
         _check_finite(sums, shard.name)
         after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.now(device))
         trained = params.from_module(replica.recipe.net)
-        return trained, after, {**sums, "seconds": time.perf_counter() - began}
+        return trained, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 
 def _check_finite(sums: dict[str, Any], name: str) -> None:

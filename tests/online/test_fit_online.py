@@ -383,7 +383,7 @@ def test_what_is_in_a_record(local):
     json.dumps(trainer.history)
     for record in trainer.history:
         names = "round epoch loss accuracy samples batches seconds samples_per_second batches_per_second"
-        names += " received buffer unseen repetitions_mean simulations workers"
+        names += " fit_started ended received buffer unseen repetitions_mean simulations workers"
         assert list(record) == [*names.split(), *(["repetitions"] if record is trainer.history[-1] else [])]
         assert record["samples_per_second"] == pytest.approx(record["samples"] / record["seconds"])
         assert record["batches_per_second"] == pytest.approx(record["batches"] / record["seconds"])
