@@ -3,7 +3,17 @@
 from compss_train.callbacks.base import Callback
 from compss_train.callbacks.checkpoint import Checkpoint
 from compss_train.callbacks.early_stopping import EarlyStopping
-from compss_train.callbacks.loggers import JsonLines
+from compss_train.callbacks.loggers import Csv, JsonLines
 from compss_train.callbacks.progress import ProgressBar, RoundLines
+from compss_train.callbacks.tensorboard import TensorBoard
 
-__all__ = ["Callback", "Checkpoint", "EarlyStopping", "JsonLines", "ProgressBar", "RoundLines"]
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "Csv",
+    "EarlyStopping",
+    "JsonLines",
+    "ProgressBar",
+    "RoundLines",
+    "TensorBoard",
+]

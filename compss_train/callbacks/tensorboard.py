@@ -1,0 +1,79 @@
+"""A callback that writes the history for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compss_train.callbacks.base import Callback
+from compss_train.columns import numbers
+from compss_train.extras import need
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from compss_train.trainer import DistributedTrainer
+
+_SPEEDS = ("samples_per_second", "batches_per_second")
+
+
+class TensorBoard(Callback):
+    """Writes each round to a folder that ``tensorboard --logdir FOLDER`` shows: against rounds and wall time.
+
+    Losses, metrics (``recall/0`` of a list) and samples/s are under their names, those of each worker and the
+    seconds it trained under ``workers/``, and the trainer's configuration among the texts. A second fit goes on in
+    the same charts; what a resumed fit trains again replaces what was there. Raises ``ModuleNotFoundError`` without
+    the extra ``tensorboard``, and ``OSError`` at the fit's start where the folder cannot be made.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            need("tensorboard", extra="tensorboard", by="TensorBoard")
+        self.folder = Path(folder)
+        self._writer: SummaryWriter | None = None
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Begin a new file in the folder, and write the configuration."""
+        module = need("torch.utils.tensorboard", extra="tensorboard", by="TensorBoard")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        first = len(trainer.history)
+        self._writer = module.SummaryWriter(str(self.folder), purge_step=first or None)
+        text = json.dumps(trainer.configuration, indent=4)
+        self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), first)
+        self._writer.flush()
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Write the round."""
+        if self._writer is None:
+            return
+        for name, value in _scalars(record).items():
+            self._writer.add_scalar(name, value, record["round"], walltime=record["ended"])
+        self._writer.flush()
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Close the file."""
+        self._close()
+
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+        """Close the file."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _scalars(record: dict[str, Any]) -> dict[str, float]:
+    scalars = _measured(record) | {name: record[name] for name in _SPEEDS if name in record}
+    for own in record["workers"]:
+        seconds = {"seconds": own["seconds"]} if "seconds" in own else {}
+        measured = _measured(own) | seconds
+        scalars |= {f"workers/{name}/{own['worker']}": value for name, value in measured.items()}
+    return scalars
+
+
+def _measured(record: dict[str, Any]) -> dict[str, float]:
+    return {name.replace("[", "/").replace("]", ""): value for name, value in numbers(record).items()}

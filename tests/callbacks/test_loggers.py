@@ -1,0 +1,210 @@
+"""Files and TensorBoard folders that the history goes to while a fit runs."""
+
+import csv
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback, Csv, JsonLines, TensorBoard
+from compss_train.columns import row
+from compss_train.history import History
+from tests.histories import histories, online_record
+from tests.models import SGD, blocked, classification, mlp
+
+FILES = [JsonLines, Csv]
+
+
+@pytest.fixture
+def trainer():
+    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as built:
+        built.build(mlp(), SGD, "cross_entropy", "accuracy")
+        yield built
+
+
+def fit(trainer, *callbacks, epochs=2, **options):
+    x, y = classification()
+    trainer.fit(*blocked(x, y, 4), num_epochs=epochs, batch_size=10, progress=False, callbacks=callbacks, **options)
+
+
+def tell(callback, records, resumed_from=None):
+    """Tell a callback of a fit with these records, of a trainer that has those before."""
+    trainer = SimpleNamespace(history=[] if resumed_from is None else records[:resumed_from])
+    callback.on_fit_start(trainer, None)
+    for record in records[resumed_from:]:
+        callback.on_round_start(trainer, record["round"])
+        trainer.history.append(record)
+        callback.on_round_end(trainer, record)
+    callback.on_fit_end(trainer)
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rounds_of(path):
+    if path.suffix == ".csv":
+        return [int(cells["round"]) for cells in rows_of(path)]
+    return [record["round"] for record in History.load(path)]
+
+
+def test_json_lines_hold_the_history(trainer, tmp_path):
+    path = tmp_path / "made" / "history.jsonl"
+    for _ in range(2):
+        fit(trainer, JsonLines(path))
+        assert History.load(path) == trainer.history
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(histories())
+def test_csv_has_a_row_for_each_round_whatever_columns_come_later(tmp_path_factory, history):
+    path = tmp_path_factory.mktemp("csv") / "history.csv"
+    tell(Csv(path), history)
+    told = rows_of(path)
+    assert len(told) == len(history)
+    for cells, record in zip(told, history, strict=True):
+        expected = row(record)
+        assert all(cells[name] == ("" if name not in expected else str(expected[name])) for name in cells)
+        assert expected.keys() <= cells.keys()
+
+
+def test_csv_goes_on_in_a_file_that_is_there(trainer, tmp_path):
+    path = tmp_path / "history.csv"
+    fit(trainer, Csv(path))
+    before = path.read_text()
+    fit(trainer, Csv(path))
+    assert path.read_text().startswith(before)
+    x, y = classification()
+    fit(trainer, Csv(path), validation_data=(x, y))
+    told = rows_of(path)
+    assert [cells["loss"] for cells in told] == [str(record["loss"]) for record in trainer.history]
+    assert [cells["val_loss"] for cells in told[:4]] == [""] * 4
+    assert float(told[-1]["val_loss"]) == trainer.history[-1]["val_loss"]
+
+
+def test_csv_of_an_online_fit(tmp_path):
+    records = [online_record(), online_record(1, math.nan, repetitions=[0, 3]), online_record(2)]
+    tell(Csv(tmp_path / "online.csv"), records)
+    told = rows_of(tmp_path / "online.csv")
+    assert [cells["simulations.done"] for cells in told] == ["2"] * 3
+    assert json.loads(told[1]["repetitions"]) == [0, 3]
+    assert math.isnan(float(told[1]["loss"]))
+
+
+@pytest.mark.parametrize("logger", FILES)
+@pytest.mark.parametrize("cut", [0, 30])
+def test_a_resumed_fit_replaces_what_came_after_the_checkpoint(tmp_path, logger, cut):
+    path = tmp_path / f"history.{'csv' if logger is Csv else 'jsonl'}"
+    records = [online_record(number) for number in range(6)]
+    tell(logger(path), records)
+    path.write_bytes(path.read_bytes()[: -cut or None])  # killed while it wrote
+    resumed = logger(path)
+    resumed.load_state_dict(json.loads(json.dumps(logger(path).state_dict())))
+    tell(resumed, records, resumed_from=3)
+    assert rounds_of(path) == [0, 1, 2, 3, 4, 5]
+    tell(resumed, records)  # a fit that is not resumed goes on at the end
+    assert rounds_of(path) == [*range(6), *range(6)]
+    elsewhere = logger(path)
+    elsewhere.load_state_dict(logger(tmp_path / "other").state_dict())
+    tell(elsewhere, records, resumed_from=5)
+    assert rounds_of(path) == [*range(6), *range(6), 5]
+
+
+@pytest.mark.parametrize("logger", FILES)
+def test_a_line_that_was_cut_off_is_removed(tmp_path, logger):
+    path = tmp_path / f"history.{'csv' if logger is Csv else 'jsonl'}"
+    records = [online_record(number) for number in range(3)]
+    tell(logger(path), records)
+    path.write_bytes(path.read_bytes()[:-30])
+    tell(logger(path), records[2:])
+    assert rounds_of(path) == [0, 1, 2]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_csv_refuses_a_file_with_something_else(trainer, tmp_path):
+    (tmp_path / "notes.csv").write_text("name,price\nbread,3\n")
+    with pytest.raises(ValueError, match=r"notes\.csv is there and holds no rounds, its columns are name, price"):
+        fit(trainer, Csv(tmp_path / "notes.csv"))
+    assert (tmp_path / "notes.csv").read_text() == "name,price\nbread,3\n"
+    assert trainer.history == []
+
+
+@pytest.mark.parametrize("logger", [*FILES, TensorBoard])
+def test_what_cannot_be_written_is_found_before_anything_is_trained(trainer, tmp_path, logger):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file") as raised:
+        fit(trainer, logger(tmp_path / "file" / "history"))
+    assert raised.value.__notes__ == [f"Raised in the callback {logger.__name__}, by its on_fit_start."]
+    assert trainer.history == []
+
+
+def events(folder):
+    """Return the scalars and texts that TensorBoard shows."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    shown = accumulator.EventAccumulator(str(folder), {"scalars": 0, "tensors": 0})
+    shown.Reload()
+    scalars = {name: shown.Scalars(name) for name in shown.Tags()["scalars"]}
+    texts = {name: shown.Tensors(name)[-1].tensor_proto.string_val[0] for name in shown.Tags()["tensors"]}
+    return scalars, texts
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_rounds_workers_and_the_configuration(trainer, tmp_path):
+    for _ in range(2):
+        fit(trainer, TensorBoard(tmp_path / "board"))
+    scalars, texts = events(tmp_path / "board")
+    for name in ("loss", "accuracy", "samples_per_second"):
+        told = [(each.step, each.wall_time, each.value) for each in scalars[name]]
+        assert told == [(r["round"], r["ended"], pytest.approx(r[name])) for r in trainer.history]
+    of_worker = [record["workers"][1] for record in trainer.history]
+    for name in ("loss", "accuracy", "seconds"):
+        assert [each.value for each in scalars[f"workers/{name}/1"]] == pytest.approx(
+            [own[name] for own in of_worker]
+        )
+    told = json.loads(texts["configuration/text_summary"])
+    assert told == json.loads(json.dumps(trainer.configuration))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_lists_nan_and_what_a_resumed_fit_trained_again(tmp_path):
+    more = {"val_recall": [0.5, math.nan]}
+    records = [online_record(number, 0.5 + number, **more) for number in range(4)]
+    configured = {"note": "first"}
+
+    class Board(TensorBoard):
+        def on_fit_start(self, trainer, total_samples):
+            trainer.configuration = configured
+            super().on_fit_start(trainer, total_samples)
+
+    tell(Board(tmp_path), records)
+    again = [*records[:2], *(online_record(number, 100.0 + number) for number in range(2, 4))]
+    tell(Board(tmp_path), again, resumed_from=2)
+    scalars, _ = events(tmp_path)
+    assert [(each.step, each.value) for each in scalars["loss"]] == [(0, 0.5), (1, 1.5), (2, 102.0), (3, 103.0)]
+    assert [each.value for each in scalars["val_recall/0"]] == [0.5] * 2
+    assert all(math.isnan(each.value) for each in scalars["val_recall/1"])
+
+
+class Failing(Callback):
+    def on_round_end(self, trainer, record):
+        raise RuntimeError("enough")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_closes_its_file_when_a_fit_fails(trainer, tmp_path):
+    board = TensorBoard(tmp_path)
+    with pytest.raises(RuntimeError, match="enough"):
+        fit(trainer, board, Failing())
+    assert board._writer is None
+    assert len(events(tmp_path)[0]["loss"]) == 1
+
+
+def test_tensorboard_names_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs tensorboard: pip install 'compss_train\[tensorboard\]'"):
+        TensorBoard(tmp_path)
