@@ -20,9 +20,9 @@ from compss_train.engines import Engine, Ref, engine_class
 from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
 from compss_train.given import Given, as_given
 from compss_train.history import History
-from compss_train.inference import EVALUATION_BATCH, Inference, means, tell_skipped
+from compss_train.inference import EVALUATION_BATCH, Inference, tell_skipped
 from compss_train.losses import BatchFunction, resolve_loss
-from compss_train.metrics import resolve_metric
+from compss_train.measures import MetricSpec, resolve_metrics
 from compss_train.online.fitting import OnlineFit
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameters import Parameters
@@ -38,7 +38,6 @@ class Built:
     """What a trainer trains and measures."""
 
     recipe: Recipe
-    metric: str | None
     num_gpu: int
 
 
@@ -80,7 +79,7 @@ class Coordinator:
         net: nn.Module,
         optimizer: OptimizerSpec,
         loss: str | BatchFunction,
-        metric: str | BatchFunction | None = None,
+        metric: MetricSpec = None,
         num_gpu: int = 0,
         num_nodes: int = 1,
         *,
@@ -97,8 +96,11 @@ class Coordinator:
         optimizer:
             A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
             adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters.
-        loss, metric:
-            EDDL's names or callables of (output, target) that return a mean over the batch.
+        loss:
+            One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
+        metric:
+            As ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of all these, or a
+            dict from names in the history; docs/metrics.md explains what they are measured on.
         num_gpu, num_nodes:
             GPUs that the workers are spread over (0, the default, for the CPU), and the nodes that they are in.
         transform:
@@ -114,26 +116,35 @@ class Coordinator:
         self._require_idle("build")
         factory = optimizer_factory(optimizer)
         check_network(net)
-        loss_function, named_metric = resolve_loss(loss), resolve_metric(metric)
+        loss_function, measures = resolve_loss(loss), resolve_metrics(metric)
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
         check_choice("precision", precision, PRECISIONS)
         check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
-        name, metric_function = named_metric or (None, None)
-        check_picklable(net=net, optimizer=factory, loss=loss_function, metric=metric_function, transform=transform)
+        check_picklable(
+            net=net, optimizer=factory, loss=loss_function, metric=measures.metrics, transform=transform
+        )
         self._engine_class.check_gpus(num_gpu, num_nodes)
         own = copy.deepcopy(net).cpu()
         check_optimizer(own, factory)
         self._parameters = params.copy_of(params.from_module(own))
-        recipe = Recipe(own, factory, loss_function, metric_function, transform, precision, memory_format)
-        self._built = Built(recipe, name, num_gpu)
+        recipe = Recipe(own, factory, loss_function, measures, transform, precision, memory_format)
+        self._built = Built(recipe, num_gpu)
         self._epochs, self._carried, self._last_fit, self.history = 0, None, None, History()
         if self._session is not None:
             self._session.close()
             self._session = None
 
-    def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, float]:
-        """Return ``{"loss": ..., "<metric>": ...}``, means over all samples with the global parameters."""
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of what every record of the history measures: ``"loss"``, then those of the metrics.
+
+        Those of validation data have ``val_`` in front. Raises ``NotBuiltError`` before ``build``.
+        """
+        return self._require_built().recipe.measures.names
+
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, Any]:
+        """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters."""
         built = self._require_built()
         self._require_workers("evaluate")
         data = as_given(x, y, self.num_workers)
@@ -146,7 +157,7 @@ class Coordinator:
         tell_skipped(sums, skipped)
         if skipped and not sum(part["samples"] for part in sums):
             raise BadFileError(*next(iter(skipped.items())))
-        return means(sums, built.metric)
+        return built.recipe.measures.values(sums)
 
     def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:
         """Return the outputs for all samples in order, shape (samples, ...), with the global parameters."""

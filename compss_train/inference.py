@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,19 +69,6 @@ class Inference:
         outputs = [block for run in self.engine.fetch(refs) for block in run]
         self.engine.delete(refs)
         return np.concatenate(outputs)
-
-
-def means(sums: Sequence[dict[str, float]], metric: str | None, prefix: str = "") -> dict[str, float]:
-    """Return loss and metric as means over all samples (NaN for none), under their names in the history."""
-    samples = sum(part["samples"] for part in sums)
-
-    def mean(name: str) -> float:
-        return sum(part[name] for part in sums) / samples if samples else math.nan
-
-    result = {f"{prefix}loss": mean("loss")}
-    if metric is not None:
-        result[f"{prefix}{metric}"] = mean("metric")
-    return result
 
 
 def tell_skipped(sums: Sequence[dict[str, Any]], told: dict[str, str]) -> None:

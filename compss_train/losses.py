@@ -18,13 +18,13 @@ _SMALLEST = 1e-7  # keeps log() finite; EDDL's own epsilon for probabilities is 
 
 def mean_squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Mean of (output - target)² over all elements; the target takes the output's shape and dtype."""
-    output = _full_precision(output)
+    output = full_precision(output)
     return functional.mse_loss(output, like(output, target))
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross entropy of logits (N, C, ...) with class indices (N, ...) or (N, 1), or one-hot or soft targets."""
-    output = _full_precision(output)
+    output = full_precision(output)
     if output.dim() < 2 or output.shape[1] < 2:
         raise ValueError(
             f"cross entropy needs one output a class, these have shape {tuple(output.shape)}; for a single output "
@@ -35,7 +35,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 def categorical_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross entropy of probabilities (N, C), as a softmax layer gives them, with indices or soft targets."""
-    output = _full_precision(output)
+    output = full_precision(output)
     target = class_targets(output, target)
     log = output.clamp(min=_SMALLEST).log()
     if target.shape == output.shape:
@@ -52,7 +52,7 @@ def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 def dice(output: Tensor, target: Tensor) -> Tensor:
     """Dice loss 1 - 2 Σ(p·t) / (Σp + Σt) of each sample, averaged: for overlaps of masks of any shape (N, ...)."""
-    output = _full_precision(output)
+    output = full_precision(output)
     output, target = output.flatten(1), like(output, target).flatten(1)
     overlap = 2 * (output * target).sum(dim=1)
     return 1 - ((overlap + _SMALLEST) / ((output + target).sum(dim=1) + _SMALLEST)).mean()
@@ -75,7 +75,7 @@ def class_targets(output: Tensor, target: Tensor) -> Tensor:
     return target.long()
 
 
-def _full_precision(output: Tensor) -> Tensor:
+def full_precision(output: Tensor) -> Tensor:
     """Return half-precision outputs in float32: targets in so few digits would lose what they say."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from compss_train.losses import BatchFunction, class_targets, like, mean_squared_error
-from compss_train.registry import resolve
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
@@ -60,17 +59,3 @@ BOOKKEEPING = (
 def measured_names(record: Mapping[str, Any]) -> list[str]:
     """Return the names of a record's losses and metrics, those of validation last."""
     return [name for name in record if name not in BOOKKEEPING]
-
-
-def resolve_metric(metric: str | BatchFunction | None) -> tuple[str, BatchFunction] | None:
-    """Return the metric's name in the history and its function; ``None`` for no metric.
-
-    Raises ``ValueError`` for an unknown name, listing the known ones.
-    """
-    if metric is None:
-        return None
-    function = resolve("metric", metric, METRICS)
-    name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-    if name == "loss" or name in BOOKKEEPING:
-        raise ValueError(f"metric name {name!r} stands for something else in the history; rename the function")
-    return name, function

@@ -15,7 +15,8 @@ from compss_train.data.schedule import Position, Round
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.fleet import Fleet, States, values_of
-from compss_train.inference import Inference, means, tell_skipped
+from compss_train.inference import Inference, tell_skipped
+from compss_train.measures import Measures
 from compss_train.merging import Merge, Submitted
 from compss_train.options import FitOptions
 from compss_train.parameters import Parameters
@@ -51,7 +52,7 @@ class Rounds:
     engine: Engine
     fleet: Fleet
     merge: Merge
-    metric: str | None
+    measures: Measures
     validation: Inference | None
     course: Course
     stopping: Stopping
@@ -162,7 +163,7 @@ class Rounds:
         self._check_something_is_read(measured)
         record = self._record(submitted.round, measured)
         if validation:
-            record |= means(values[len(measured) :], self.metric, "val_")
+            record |= self.measures.values(values[len(measured) :], "val_")
         self.stopping.after_round(record["seconds"])
         self.on_record(record)
 
@@ -190,7 +191,7 @@ class Rounds:
         return {
             "round": round_.number,
             "epoch": round_.epoch,
-            **means(list(measured.values()), self.metric),
+            **self.measures.values(list(measured.values())),
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": samples / seconds,
@@ -200,7 +201,7 @@ class Rounds:
             **({"skipped": list(self._skipped)} if self._skipped else {}),
             "workers": [
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
-                | means([sums], self.metric)
+                | self.measures.values([sums])
                 | {name: sums[name] for name in ("started", "files") if name in sums}
                 for worker, sums in measured.items()
             ],

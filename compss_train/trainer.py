@@ -201,7 +201,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             session.engine,
             fleet,
             merge,
-            self._require_built().metric,
+            self._require_built().recipe.measures,
             validation,
             course,
             stopping,
@@ -332,8 +332,8 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         stopping: Stopping,
         told: Telling,
     ) -> None:
-        metric = self._require_built().metric
-        begun = Begun(self._parameters, self.seed, metric, len(self.history), self._epochs)
+        measures = self._require_built().recipe.measures
+        begun = Begun(self._parameters, self.seed, measures, len(self.history), self._epochs)
         recorder = self._recorder(told)
         with online_fit(session, options, begun, held_out, stopping, recorder, told.round_start) as running:
             self._rounds = running

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
 from compss_train import DistributedTrainer
 from tests.models import ADAM, assert_close, awkward_net, blocked, classification
@@ -39,3 +40,16 @@ def test_dropout_on_a_gpu_is_reproducible():
             trainer.build(awkward_net(), ADAM, "cross_entropy", num_gpu=torch.cuda.device_count())
             results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge_unit="blocks"))
     assert_close(*results, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_states_of_metrics_come_from_gpus(engine):
+    x, y = classification(samples=60)
+    metrics = ["accuracy", MulticlassConfusionMatrix(num_classes=3), MulticlassAUROC(num_classes=3)]
+    with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:
+        trainer.build(awkward_net(), ADAM, "cross_entropy", metrics, num_gpu=1)
+        trainer.fit(*blocked(x, y, 4), num_epochs=1, batch_size=15)
+        assert np.sum(trainer.history[0]["multiclass_confusion_matrix"]) == 60
+        table = np.array(trainer.evaluate(x, y)["multiclass_confusion_matrix"])
+        right = trainer.predict(x).argmax(axis=1) == y
+        assert np.trace(table) == right.sum()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compss_train.metrics import METRICS, resolve_metric
+from compss_train.metrics import METRICS
 
 OUTPUT = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
 
@@ -27,14 +27,3 @@ def test_errors():
     assert METRICS["mse"](output, target).item() == pytest.approx(14 / 3)
     assert METRICS["mre"](output, target).item() == pytest.approx((0.5 + 1 + 3) / 3)
     assert METRICS["mean_relative_error"] is METRICS["mre"]
-
-
-def test_names_in_the_history():
-    def own(output, target):
-        return output.mean()
-
-    assert resolve_metric(None) is None
-    assert resolve_metric("mae")[0] == "mae"
-    assert resolve_metric(own) == ("own", own)
-    with pytest.raises(ValueError, match="unknown metric 'acc'; choose one of mse"):
-        resolve_metric("acc")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from compss_train.inference import means
+from compss_train.measures import Measures
 from compss_train.online.checkpoints import Checkpoints
 from compss_train.online.connection import Header
 from compss_train.online.crew import Crew
@@ -46,7 +46,7 @@ Record = dict[str, Any]
 class Recording:
     """Where records go, and what they are made with."""
 
-    metric: str | None
+    measures: Measures
     first: int
     """Number of the first record."""
     epoch: int
@@ -77,7 +77,7 @@ class OnlineFit:
         self.stopped: str | None = None
         """Why the fit ended before all was trained."""
         self._director, self._job, self._pull, self._recording = director, job, pull, recording
-        self._progress = Progress(job.num_workers, recording.metric)
+        self._progress = Progress(job.num_workers, recording.measures)
         numbers = itertools.count()
         inputs = None if options.simulate is None else options.inputs
         self._simulations = Simulations(inputs, options.simulation_retries, numbers.__next__)
@@ -172,7 +172,7 @@ class OnlineFit:
         self._pending = None
         sums = evaluation.wait()
         evaluation.end()
-        self._tell(record | means(sums, self._recording.metric, "val_"))
+        self._tell(record | self._recording.measures.values(sums, "val_"))
 
     def _tell(self, record: Record) -> None:
         self._stopping.after_round(record["seconds"])
@@ -186,6 +186,6 @@ class OnlineFit:
         record = self._progress.last_record(next(self._records), self._recording.epoch, self._simulations.counts())
         if evaluation is not None:
             evaluation.start(self._pull(), told=False)
-            record |= means(evaluation.wait(), self._recording.metric, "val_")
+            record |= self._recording.measures.values(evaluation.wait(), "val_")
             evaluation.end()
         self._recording.on_record(record | {"repetitions": self._workers.repetitions()})

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from compss_train.inference import means
+from compss_train.measures import Measures
 
-Sums = Mapping[str, float]
-
-_SUMMED = ("samples", "batches", "loss", "metric")
+Report = Mapping[str, Any]
+"""What a worker has measured since its last report, and what its buffer holds."""
 
 
 class Progress:
-    """Sums since the last record, and of each worker's buffer what it said last.
+    """Each worker's reports since the last record, and of its buffer what it said last.
 
     Each worker's last report of something trained is kept back, so that there is something in the last record.
     """
 
-    def __init__(self, num_workers: int, metric: str | None) -> None:
-        self._metric = metric
-        self._since: list[Counter[str]] = [Counter() for _ in range(num_workers)]
-        self._kept_back: list[Sums] = [{} for _ in range(num_workers)]
-        self._buffers: list[Sums] = [{} for _ in range(num_workers)]
+    def __init__(self, num_workers: int, measures: Measures) -> None:
+        self._measures = measures
+        self._since: list[list[Report]] = [[] for _ in range(num_workers)]
+        self._kept_back: list[list[Report]] = [[] for _ in range(num_workers)]
+        self._buffers: list[Report] = [{} for _ in range(num_workers)]
         self._clock = time.perf_counter()
         self._began = time.time()
 
-    def report(self, worker: int, sums: Sums) -> None:
+    def report(self, worker: int, report: Report) -> None:
         """Take a worker's report."""
-        self._buffers[worker] = sums
-        if sums["batches"]:
+        self._buffers[worker] = report
+        if report["batches"]:
             self._add(worker)
-            self._kept_back[worker] = {name: sums[name] for name in _SUMMED if name in sums}
+            self._kept_back[worker] = [report]
 
     def _add(self, worker: int) -> None:
-        self._since[worker].update(self._kept_back[worker])
-        self._kept_back[worker] = {}
+        self._since[worker] += self._kept_back[worker]
+        self._kept_back[worker] = []
 
     @property
     def received(self) -> int:
@@ -46,7 +45,7 @@ class Progress:
 
     def is_due(self, seconds: float) -> bool:
         """Tell whether there is something to record, and the last record is so many seconds old."""
-        return time.perf_counter() - self._clock >= seconds and any(sums["batches"] for sums in self._since)
+        return time.perf_counter() - self._clock >= seconds and any(self._since)
 
     def last_record(self, number: int, epoch: int, simulations: dict[str, int]) -> dict[str, Any]:
         """Return a record of all that is left."""
@@ -58,22 +57,22 @@ class Progress:
         """Return a record of what came since the last one."""
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        since, self._since = self._since, [Counter() for _ in self._since]
-        samples, batches = (int(sum(sums[name] for sums in since)) for name in ("samples", "batches"))
+        since, self._since = self._since, [[] for _ in self._since]
+        together = list(chain.from_iterable(since))
+        counts = _counts(together)
         return {
             "round": number,
             "epoch": epoch,
-            **means([_with_all(sums) for sums in since], self._metric),
-            "samples": samples,
-            "batches": batches,
+            **self._measures.values(together),
+            **counts,
             "seconds": seconds,
-            "samples_per_second": samples / seconds,
-            "batches_per_second": batches / seconds,
+            "samples_per_second": counts["samples"] / seconds,
+            "batches_per_second": counts["batches"] / seconds,
             "fit_started": self._began,
             "ended": time.time(),
             **self._buffered(),
             "simulations": simulations,
-            "workers": [self._of_worker(worker, sums) for worker, sums in enumerate(since)],
+            "workers": [self._of_worker(worker, reports) for worker, reports in enumerate(since)],
         }
 
     def _buffered(self) -> dict[str, float]:
@@ -85,14 +84,13 @@ class Progress:
             "repetitions_mean": self._total("got") / max(1, self.received),
         }
 
-    def _total(self, name: str) -> float:
-        return sum(sums.get(name, 0) for sums in self._buffers)
+    def _total(self, name: str) -> int:
+        return sum(int(buffer.get(name, 0)) for buffer in self._buffers)
 
-    def _of_worker(self, worker: int, sums: Sums) -> dict[str, Any]:
-        counts = {"worker": worker, "samples": int(sums["samples"]), "batches": int(sums["batches"])}
+    def _of_worker(self, worker: int, reports: Sequence[Report]) -> dict[str, Any]:
         held = {"received": self._buffers[worker].get("put", 0), "buffer": self._buffers[worker].get("held", 0)}
-        return {**counts, **held, **(means([_with_all(sums)], self._metric) if sums["samples"] else {})}
+        return {"worker": worker, **_counts(reports), **held, **(self._measures.values(reports) if reports else {})}
 
 
-def _with_all(sums: Sums) -> dict[str, float]:
-    return {name: sums.get(name, 0) for name in _SUMMED}
+def _counts(reports: Sequence[Report]) -> dict[str, int]:
+    return {name: sum(report[name] for report in reports) for name in ("samples", "batches")}

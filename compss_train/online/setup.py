@@ -11,6 +11,7 @@ from compss_train.engines.base import ONE_CPU
 from compss_train.given import Given
 from compss_train.global_parameters import GlobalParameters
 from compss_train.inference import EVALUATION_BATCH, Inference
+from compss_train.measures import Measures
 from compss_train.online.checkpoints import Checkpoints
 from compss_train.online.director import Director
 from compss_train.online.evaluation import Evaluation
@@ -30,7 +31,7 @@ class Begun:
 
     parameters: Parameters
     seed: int
-    metric: str | None
+    measures: Measures
     records: int
     """How many records its history has."""
     epoch: int
@@ -75,7 +76,7 @@ def online_fit(
         )
         evaluation = None if held_out is None else _evaluation(session, held_out, director, begun.parameters)
         recording = Recording(
-            begun.metric, begun.records, begun.epoch, options.record_every, evaluation, on_record, on_start
+            begun.measures, begun.records, begun.epoch, options.record_every, evaluation, on_record, on_start
         )
         yield OnlineFit(session, options, job, director, shared.pull, recording, saved, stopping)
         if evaluation is not None:

@@ -48,7 +48,7 @@ class Trainee:
         self._base = vote.pull()
         self._replica = recipe.replica(self._base, device, training=True)
         self._optimizer = optimizer_of(self._replica, optimizer)
-        self._tally = Tally(recipe.metric)
+        self._tally = Tally(recipe.measures)
         self._merged = True
 
     def learn(self, batch: Batch) -> None:
@@ -71,7 +71,7 @@ class Trainee:
 
     def _check_finite(self, trained: Parameters) -> None:
         """Raise before anything of it reaches the global parameters."""
-        loss = self._tally.sums()["loss"]
+        loss = self._tally.loss
         infinite = [name for name, array in trained.items() if array.dtype.kind in "fc" and not _is_finite(array)]
         if infinite or not math.isfinite(loss):
             what = f"parameter {infinite[0]!r}" if infinite else "the loss"
@@ -80,9 +80,9 @@ class Trainee:
                 "NaN and for values that are far too large"
             )
 
-    def measured(self) -> dict[str, float]:
-        """Return the sums over samples since this was last asked."""
-        tally, self._tally = self._tally, Tally(self._replica.recipe.metric)
+    def measured(self) -> dict[str, Any]:
+        """Return what the tally has summed up since this was last asked."""
+        tally, self._tally = self._tally, Tally(self._replica.recipe.measures)
         return tally.sums()
 
     def state(self) -> WorkerState:

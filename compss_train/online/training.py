@@ -157,7 +157,7 @@ class OnlineWorker:
             "put": buffer.samples_put,
             "got": buffer.samples_got,
         }
-        self._control.tell({"report": {**self._trainee.measured(), **counts}})
+        self._control.tell({"report": True}, [packed({**self._trainee.measured(), **counts})])
 
     def _save(self) -> None:
         self._trainee.merge()  # so that what was learnt is in the global parameters, and need not be saved

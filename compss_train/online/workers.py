@@ -136,7 +136,7 @@ class Workers:
         elif "listening" in header:
             worker.place = header["listening"]
         elif "report" in header:
-            self._progress.report(worker.number, header["report"])
+            self._progress.report(worker.number, unpacked(arrays[0]))
         elif "saved" in header:
             self._has_saved(worker, header)
         elif "done" in header:

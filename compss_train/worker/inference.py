@@ -29,21 +29,23 @@ def evaluate(
     batch_size: int,
     device: str,
 ) -> dict[str, Any]:
-    """Return the sums of loss and metric over the samples of blocks or files, in evaluation mode."""
+    """Return what a ``Tally`` sums up over the samples of blocks or files, in evaluation mode."""
     shard = in_order(xs, batch_size)
     source = source_of(shard, xs, ys)
     with random_state(0, device), torch.no_grad():
         replica = recipe.replica(parameters, device, training=False)
-        tally = Tally(replica.recipe.metric)
+        tally = Tally(replica.recipe.measures)
         for x, y in batches(shard, source, device):
             _measure(replica, x, y, tally)
         return {**tally.sums(), **source.measured()}
 
 
 def _measure(replica: Replica, x: torch.Tensor, y: torch.Tensor | None, tally: Tally) -> None:
-    with explained(x, replica), replica.autocast():
-        output, target = replica.forward(x, y)
-        tally.add(len(x), replica.recipe.loss(output, target), output, target)
+    with explained(x, replica):
+        with replica.autocast():
+            output, target = replica.forward(x, y)
+            loss = replica.recipe.loss(output, target)
+        tally.add(len(x), loss, output, target)
 
 
 def predict(

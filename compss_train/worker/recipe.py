@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from compss_train import parameters as params
 from compss_train.losses import BatchFunction
+from compss_train.measures import Measures
 from compss_train.optimizers import OptimizerFactory
 from compss_train.parameters import Parameters
 
@@ -33,7 +34,7 @@ class Recipe:
     net: nn.Module
     optimizer: OptimizerFactory
     loss: BatchFunction
-    metric: BatchFunction | None = None
+    measures: Measures = field(default_factory=Measures)
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Applied to each batch of x in the worker, on its device."""
     precision: Precision = "fp32"
@@ -42,7 +43,7 @@ class Recipe:
     def replica(self, parameters: Parameters, device: str, training: bool) -> Replica:
         """Return a model copy with these parameters, which shares nothing with the recipe."""
         own = copy.deepcopy(self)
-        for part in (own.net, own.loss, own.metric, own.transform):
+        for part in (own.net, own.loss, own.transform, *own.measures.modules()):
             if isinstance(part, nn.Module):
                 part.to(device).train(training)
         if own.memory_format != "contiguous":

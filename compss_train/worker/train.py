@@ -51,14 +51,14 @@ def train(
 
     ``xs`` and ``ys`` are the blocks that the shard names, or ``xs`` is what reads its files. Returns the new
     parameters and state and the sums of what was measured: ``samples`` and ``batches`` trained, samples ``given``,
-    ``loss`` and ``metric`` (sums over samples), ``started`` (unix seconds) and ``seconds``, and of files what the
-    source tells.
+    ``loss`` (a sum over samples), states of ``metrics``, ``started`` (unix seconds) and ``seconds``, and of files
+    what the source tells.
     """
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = recipe.replica(parameters, device, training=True)
         optimizer = optimizer_of(replica, None if shard.new_optimizer else state.optimizer)
-        tally = Tally(replica.recipe.metric)
+        tally = Tally(replica.recipe.measures)
         source = source_of(shard, xs, ys)
         for x, y in batches(shard, source, device):
             with explained(x, replica):

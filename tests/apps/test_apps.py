@@ -232,3 +232,11 @@ def test_the_examples_of_parameter_servers_run(tmp_path):
     assert len(blocks) >= 3
     printed = run_blocks(blocks, tmp_path).splitlines()
     assert printed == ["[array([1., 1., 1.])]", str([0.8999999761581421] * 2), "10.0"]
+
+
+def test_the_examples_of_metrics_run(tmp_path):
+    blocks = python_blocks("docs/metrics.md")
+    assert len(blocks) >= 2
+    printed = run_blocks(blocks, tmp_path)
+    assert "'confidence'" in printed
+    assert float(printed.splitlines()[-1].split()[0]) > 0.5

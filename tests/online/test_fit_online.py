@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from torch import nn
+from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
 
 from compss_train import BufferSpec, DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
@@ -395,6 +396,21 @@ def test_what_is_in_a_record(local):
     mean = sum(r["loss"] * r["samples"] for r in trainer.history if r["samples"]) / 60
     assert 0 < mean < 5
     assert sum(worker["received"] for worker in trainer.history[-1]["workers"]) == 60
+
+
+def test_metrics_that_accumulate_are_of_all_samples(local):
+    """The table of each record counts what was trained since the one before."""
+    x, y = classification(samples=60)
+    metrics = {"table": MulticlassConfusionMatrix(num_classes=3), "f1": MulticlassF1Score(num_classes=3)}
+    trainer = built(local, 2, mlp(), metric=metrics)
+    validation = {"validation_data": (x[:20], y[:20])}
+    online(trainer, rows_of, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, num_simulators=2, **validation)
+    for record in trainer.history:
+        of_workers = [np.array(worker["table"]) for worker in record["workers"] if worker["samples"]]
+        np.testing.assert_array_equal(record["table"], sum(of_workers))
+        assert (np.sum(record["table"]), np.sum(record["val_table"])) == (record["samples"], 20)
+    assert sum(np.sum(record["table"]) for record in trainer.history) == 60
+    assert trainer.history[-1]["val_f1"] == trainer.evaluate(x[:20], y[:20])["f1"]
 
 
 def test_records_come_while_it_trains(local, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train.measures import Measures, resolve_metrics
 from compss_train.online.progress import Progress
 
 SIMULATIONS = {"running": 1, "done": 2, "failed": 0}
@@ -12,7 +13,7 @@ SIMULATIONS = {"running": 1, "done": 2, "failed": 0}
 @st.composite
 def reports(draw):
     samples = draw(st.integers(0, 50))
-    sums = {"samples": samples, "batches": min(samples, 5), "loss": float(samples), "metric": samples / 2}
+    sums = {"samples": samples, "batches": min(samples, 5), "loss": float(samples), "metrics": {"mae": samples / 2}}
     held = draw(st.integers(0, 9))
     put = draw(st.integers(held, 99))
     return {**sums, "held": held, "unseen": draw(st.integers(0, held)), "put": put, "got": draw(st.integers(0, 99))}
@@ -23,7 +24,7 @@ steps = st.lists(st.none() | st.tuples(st.integers(0, 2), reports()), max_size=3
 
 @given(steps, st.sampled_from([None, "mae"]))
 def test_records_tell_everything_once_and_of_buffers_the_last_word(todo, metric):
-    progress, last, records, since = Progress(3, metric), [{} for _ in range(3)], [], 0
+    progress, last, records, since = Progress(3, resolve_metrics(metric)), [{} for _ in range(3)], [], 0
     for number, step in enumerate(todo):
         if step is None:
             due = progress.is_due(0.0)
@@ -71,7 +72,7 @@ def report(batches=1, **others):
 
 
 def test_there_is_something_in_the_last_record_of_each_worker_that_trained():
-    progress = Progress(2, None)
+    progress = Progress(2, Measures())
     for worker in (0, 1, 0):
         progress.report(worker, report())
     progress.record(0, 0, SIMULATIONS)
@@ -82,7 +83,7 @@ def test_there_is_something_in_the_last_record_of_each_worker_that_trained():
 
 
 def test_a_record_is_due_after_its_time_when_there_is_something_in_it():
-    progress = Progress(1, None)
+    progress = Progress(1, Measures())
     assert not progress.is_due(0)
     progress.report(0, report(0))
     assert not progress.is_due(0)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
+from compss_train.measures import Measures
 from compss_train.worker.recipe import Recipe
 from tests.models import SGD, assert_close, blocked, classification, mlp
 
@@ -25,7 +26,7 @@ class Seen(nn.Module):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_precision_and_layout_reach_the_network(precision, layout):
-    recipe = Recipe(Seen(), torch.optim.SGD, nn.functional.mse_loss, None, None, precision, layout)
+    recipe = Recipe(Seen(), torch.optim.SGD, nn.functional.mse_loss, Measures(), None, precision, layout)
     replica = recipe.replica({k: v.numpy() for k, v in Seen().state_dict().items()}, "cpu", training=True)
     with replica.autocast():
         replica.forward(torch.rand(2, 3, 5, 5), None)
@@ -70,7 +71,7 @@ def test_transform_and_loss_modules_follow_the_mode():
         def forward(self, x):
             return x + self.training
 
-    recipe = Recipe(mlp(), torch.optim.SGD, nn.MSELoss(), None, Augment())
+    recipe = Recipe(mlp(), torch.optim.SGD, nn.MSELoss(), transform=Augment())
     parameters = {k: v.numpy() for k, v in mlp().state_dict().items()}
     x = torch.zeros(2, 6)
     assert recipe.replica(parameters, "cpu", training=True).forward(x, None)[1].sum() == 12
