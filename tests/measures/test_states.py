@@ -26,7 +26,6 @@ from torchmetrics.wrappers import ClasswiseWrapper
 from compss_train.engines.codec import decode, encode
 from compss_train.measures import Measures, resolve_metrics
 from compss_train.measures.accumulated import Accumulated
-from tests.models import named
 
 CLASSES = 3
 
@@ -187,7 +186,7 @@ def test_states_are_no_views_of_what_goes_on_changing():
         (torch.rand(5, 1).bfloat16(), torch.rand(5), MeanAbsoluteError()),
         (torch.rand(5, 3, 4), torch.zeros(5, 1, 4, dtype=torch.uint8), MulticlassAccuracy(num_classes=3)),
     ],
-    ids=named,
+    ids=["classes", "one column", "scores", "column of targets", "bfloat16", "bytes"],
 )
 def test_outputs_and_targets_that_say_the_same_in_other_shapes(output, target, metric):
     plain = copy.deepcopy(metric)
