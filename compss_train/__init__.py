@@ -40,6 +40,7 @@ _HOMES = {
     "buffers": ("BufferSpec", "BufferType", "make_buffer"),
     "data": ("BlockedTensor", "FileDataset", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
+    "estimators": ("DistributedClassifier", "DistributedRegressor"),
     "exceptions": (
         *("BadCheckpointError", "BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
@@ -48,7 +49,10 @@ _HOMES = {
     "samplers": ("PartialShuffleSampler",),
     "trainer": ("DistributedTrainer",),
 }
-"""The submodules that the public names are in."""
+"""The submodules that the public names are in.
+
+Names that need an extra are no part of ``__all__``: an import of everything has to work without it.
+"""
 
 if TYPE_CHECKING:
     from compss_train.buffers import BufferSpec, BufferType, make_buffer
@@ -57,6 +61,8 @@ if TYPE_CHECKING:
     from compss_train.data.shuffle import shuffle
     from compss_train.data.writing import write_files
     from compss_train.engines import Engine, LocalEngine, SerialEngine
+    from compss_train.estimators import DistributedClassifier as DistributedClassifier
+    from compss_train.estimators import DistributedRegressor as DistributedRegressor
     from compss_train.exceptions import (
         BadCheckpointError,
         BadFileError,
@@ -84,7 +90,7 @@ else:  # a type checker that saw this would take any name for one of the package
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_submodules()})
+    return sorted({*globals(), *(name for names in _HOMES.values() for name in names), *_submodules()})
 
 
 def _submodules() -> list[str]:

@@ -45,7 +45,27 @@ assert shuffle is compss_train.data.shuffle and callable(shuffle)
 def test_every_public_name_can_be_had():
     assert all(getattr(compss_train, name) is not None for name in compss_train.__all__)
     assert {*compss_train.__all__, "__version__", "engines", "parameters"} <= set(dir(compss_train))
-    assert set(compss_train.__all__) == {name for names in compss_train._HOMES.values() for name in names}
+    homes = compss_train._HOMES
+    assert set(compss_train.__all__) == {n for names in homes.values() for n in names} - set(homes["estimators"])
+    assert all(getattr(compss_train, name).__name__ == name for name in homes["estimators"])
+
+
+def test_without_scikit_learn_all_but_the_estimators_is_there():
+    run(
+        """
+import sys
+sys.modules["sklearn"] = None
+from compss_train import *
+import compss_train
+assert BlockedTensor and "DistributedClassifier" in dir(compss_train)
+try:
+    compss_train.DistributedClassifier
+except ModuleNotFoundError as error:
+    assert "pip install 'compss_train[sklearn]'" in str(error) and error.name == "sklearn"
+else:
+    raise SystemExit("an estimator without scikit-learn")
+"""
+    )
 
 
 def test_other_names_are_no_attributes():

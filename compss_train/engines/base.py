@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 
 class Ref:
@@ -187,6 +187,14 @@ class Engine(ABC):
     @abstractmethod
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
         """Raise ``ValueError`` unless that many GPUs can be had."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the engine itself: it stands for what runs, of which a copy of its owner is another user."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Raise ``TypeError``: what runs is this process's."""
+        raise TypeError(f"a {type(self).__name__} cannot be pickled; name the engine instead: {self.name!r}")
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,142 @@
+"""What the classifier and the regressor have in common: how they train, and what they predict from."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
+
+from compss_train.estimators.checking import checked_pair, checked_samples
+from compss_train.estimators.constructor import EstimatorParameters
+from compss_train.estimators.networks import make_network
+from compss_train.estimators.samples import first_sample, in_parts
+from compss_train.rounds import Record
+from compss_train.trainer import DistributedTrainer
+from compss_train.validation import check_count
+
+ADAM = {"optimizer": "adam", "lr": 1e-3}
+"""The optimizer where none is given."""
+
+_OF_FIT = ("batch_size", "merge", "merge_every", "merge_unit", "shuffle", "callbacks")
+_OF_PREDICTION = ("transform", "precision", "memory_format")
+
+
+class DistributedEstimator(EstimatorParameters):
+    """A network that ``DistributedTrainer`` trains, with scikit-learn's interface."""
+
+    _checks_of_targets: ClassVar[Mapping[str, bool]] = {}
+    """How ``validate_data`` looks at y."""
+
+    @property
+    @abstractmethod
+    def _outputs(self) -> int:
+        """Numbers that the network gives for a sample."""
+
+    def _train(self, X: Any, y: Any, encode: Callable[[Any, Any], Any], *, num_epochs: int, go_on: bool) -> Self:
+        """Train on the samples and on what ``encode(x, y)`` makes of the targets, about which it learns."""
+        x, y = checked_pair(self, X, y, reset=not go_on, **self._checks_of_targets)
+        if not go_on and hasattr(self, "module_"):
+            del self.module_  # should this fit fail, it would not go with what is learnt from now on
+        y = encode(x, y)
+        seed = self._next_seed(go_on)
+        first = first_sample(x)
+        net = self.module_ if go_on else make_network(self.net, first, self._outputs, self.hidden, seed)
+        workers = min(check_count("num_workers", self.num_workers), x.number_samples if in_parts(x) else len(x))
+        trainer = DistributedTrainer(workers, engine=self.engine, seed=seed, threads=self.threads)
+        trainer.build(net, self.optimizer or ADAM, self.loss, self.metric, **self.build_options or {})
+        self._check_outputs(self._predictor(net).predict(first))
+        options = self._fit_options(x, y, seed)
+        with trainer:
+            trainer.fit(**options, num_epochs=num_epochs)
+        self._keep(trainer, go_on)
+        return self
+
+    def _next_seed(self, go_on: bool) -> int:
+        """Return the seed of this fit; one that goes on has its own, not to repeat the order of the first."""
+        if go_on:
+            return int(np.random.SeedSequence((self.seed_, self.n_iter_)).generate_state(1)[0])
+        if isinstance(self.random_state, int | np.integer):
+            self.seed_ = int(self.random_state)
+        else:
+            self.seed_ = int(check_random_state(self.random_state).randint(2**31))
+        return self.seed_
+
+    def _check_outputs(self, outputs: NDArray[Any]) -> None:
+        """Raise ``ValueError`` unless the network's outputs for a sample are as many as they should be."""
+        if outputs[0].size != self._outputs:
+            raise ValueError(
+                f"the network gives outputs of shape {outputs.shape[1:]} for a sample, but {self._outputs} numbers "
+                "are needed, one for each class or target; change its last layer"
+            )
+
+    def _fit_options(self, x: Any, y: Any, seed: int) -> dict[str, Any]:
+        held_out: dict[str, Any] = {}
+        if self.validation_fraction is not None:
+            x, y, held_out["validation_data"] = self._split(x, y, seed)
+        own = {name: getattr(self, name) for name in _OF_FIT}
+        return dict(x=x, y=y, **own, progress=bool(self.verbose), **held_out, **self.fit_options or {})
+
+    def _split(self, x: Any, y: Any, seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
+        """Return what is trained on and what is held out."""
+        share = self.validation_fraction
+        if not isinstance(share, float) or not 0 < share < 1:
+            raise ValueError(f"validation_fraction={share!r}: give a number between 0 and 1, such as 0.1, or None")
+        if in_parts(x):
+            raise ValueError(
+                f"validation_fraction={share} is for arrays; give blocks or files to evaluate on in "
+                "fit_options={'validation_data': ...}"
+            )
+        x, x_held_out, y, y_held_out = train_test_split(
+            x, y, test_size=share, random_state=seed % 2**32, stratify=self._strata(y)
+        )
+        return x, y, (x_held_out, y_held_out)
+
+    def _strata(self, y: NDArray[Any]) -> NDArray[Any] | None:
+        """Return what both parts of a split have alike shares of."""
+        return None
+
+    def _keep(self, trainer: DistributedTrainer, go_on: bool) -> None:
+        """Keep what was trained, none of what trained it."""
+        before = self.history_ if go_on else []
+        self.module_ = trainer.model().eval()
+        self.history_ = _continued(before, trainer.history)
+        self.n_iter_ = self.history_[-1]["epoch"]
+
+    def _predicted(self, X: Any) -> NDArray[Any]:
+        """Return the network's outputs, computed in this process."""
+        check_is_fitted(self)
+        return self._predictor(self.module_).predict(checked_samples(self, X))
+
+    def _predictor(self, net: nn.Module) -> DistributedTrainer:
+        """Return a trainer that predicts with the network in this process, as workers do."""
+        options = dict(self.build_options or {})
+        own = {name: options[name] for name in _OF_PREDICTION if name in options}
+        gpus = min(options.get("num_gpu", 0), torch.cuda.device_count())
+        trainer = DistributedTrainer(1, engine="serial", seed=0, threads=self.threads or torch.get_num_threads())
+        trainer.build(net, ADAM, "mse", num_gpu=gpus, **own)
+        return trainer
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "module_")
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.merge != "synchronous"  # the order of arrival changes rounding
+        return tags
+
+
+def _continued(before: list[Record], after: list[Record]) -> list[Record]:
+    """Return the history of two fits, the second of which counted from the start."""
+    if before:
+        rounds, epochs = len(before), before[-1]["epoch"]
+        later = [{**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs} for r in after]
+        after[:] = [*before, *later]
+    return after

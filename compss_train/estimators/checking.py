@@ -1,0 +1,71 @@
+"""What estimators accept as X and y: scikit-learn's checks of arrays, and their like of blocks and files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import validate_data
+
+from compss_train.data import BlockedTensor, FileDataset
+from compss_train.estimators.constructor import EstimatorParameters
+from compss_train.estimators.samples import as_samples, first_sample, in_parts
+
+
+def checked_samples(estimator: EstimatorParameters, X: Any) -> Any:
+    """Return samples to predict on."""
+    x = as_samples(X)
+    if not in_parts(x):
+        return _arrays(estimator, x, reset=False)
+    _check_features(estimator, x, reset=False)
+    return x
+
+
+def checked_pair(
+    estimator: EstimatorParameters, X: Any, y: Any, *, reset: bool, **of_targets: bool
+) -> tuple[Any, Any]:
+    """Return samples and targets to train on; ``reset`` learns how many features there are.
+
+    ``of_targets`` are options of ``validate_data``.
+    """
+    x, y = as_samples(X), as_samples(y)
+    if not (in_parts(x) or in_parts(y)):
+        arrays: tuple[Any, Any] = _arrays(estimator, x, y, reset=reset, **of_targets)
+        return arrays
+    _check_kinds(x, y)
+    _check_features(estimator, x, reset=reset)
+    return x, y
+
+
+def _arrays(estimator: EstimatorParameters, *arrays: Any, reset: bool, **of_targets: bool) -> Any:
+    dtype = None if estimator.dtype is None else np.dtype(estimator.dtype)
+    own_net = estimator.net is not None
+    return validate_data(estimator, *arrays, reset=reset, dtype=dtype, allow_nd=own_net, **of_targets)
+
+
+def _check_kinds(x: object, y: object) -> None:
+    """Raise ``TypeError`` unless both are in blocks, or x is files, which hold y too."""
+    if isinstance(x, FileDataset):
+        if y is not None:
+            raise TypeError(f"X is a FileDataset, whose files hold y, too; leave y={type(y).__name__} out")
+    elif not (isinstance(x, BlockedTensor) and isinstance(y, BlockedTensor)):
+        raise TypeError(
+            f"X is a {type(x).__name__} and y a {type(y).__name__}; give both as arrays, or both as BlockedTensor "
+            "with the same grid"
+        )
+
+
+def _check_features(estimator: EstimatorParameters, x: Any, *, reset: bool) -> None:
+    """Learn or check the number of features of samples in blocks or files."""
+    shape = tuple(first_sample(x).shape[1:])
+    if not shape:
+        raise ValueError("X holds a number a sample; give it rows, of one number if need be")
+    if reset:
+        estimator.n_features_in_ = shape[0]
+        if hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
+    elif shape[0] != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {shape[0]} features, but {type(estimator).__name__} is expecting {estimator.n_features_in_} "
+            "features as input"
+        )
