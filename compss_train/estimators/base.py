@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,18 +14,20 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from compss_train.callbacks import Callback, EarlyStopping
 from compss_train.estimators.checking import checked_pair, checked_samples
 from compss_train.estimators.constructor import EstimatorParameters
 from compss_train.estimators.networks import make_network
 from compss_train.estimators.samples import first_sample, in_parts
-from compss_train.rounds import Record
+from compss_train.history import History
+from compss_train.timeline import Record
 from compss_train.trainer import DistributedTrainer
 from compss_train.validation import check_count
 
 ADAM = {"optimizer": "adam", "lr": 1e-3}
 """The optimizer where none is given."""
 
-_OF_FIT = ("batch_size", "merge", "merge_every", "merge_unit", "shuffle", "callbacks")
+_OF_FIT = ("batch_size", "merge", "merge_every", "merge_unit", "shuffle")
 _OF_PREDICTION = ("transform", "precision", "memory_format")
 
 
@@ -82,7 +84,14 @@ class DistributedEstimator(EstimatorParameters):
         if self.validation_fraction is not None:
             x, y, held_out["validation_data"] = self._split(x, y, seed)
         own = {name: getattr(self, name) for name in _OF_FIT}
-        return dict(x=x, y=y, **own, progress=bool(self.verbose), **held_out, **self.fit_options or {})
+        others = dict(x=x, y=y, progress=bool(self.verbose), **own, **held_out, **self.fit_options or {})
+        return dict(callbacks=self._callbacks(evaluated="validation_data" in others), **others)
+
+    def _callbacks(self, *, evaluated: bool) -> list[Callback]:
+        if self.n_iter_no_change is None:
+            return list(self.callbacks)
+        monitor = "val_loss" if evaluated else "loss"
+        return [*self.callbacks, EarlyStopping(monitor, patience=self.n_iter_no_change)]
 
     def _split(self, x: Any, y: Any, seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
         """Return what is trained on and what is held out."""
@@ -105,10 +114,11 @@ class DistributedEstimator(EstimatorParameters):
 
     def _keep(self, trainer: DistributedTrainer, go_on: bool) -> None:
         """Keep what was trained, none of what trained it."""
-        before = self.history_ if go_on else []
         self.module_ = trainer.model().eval()
-        self.history_ = _continued(before, trainer.history)
-        self.n_iter_ = self.history_[-1]["epoch"]
+        self.history_ = _continued(self.history_ if go_on else [], trainer.history)
+        self.n_iter_ = (
+            self.history_[-1]["epoch"] if self.history_ else 0
+        )  # none where there was no time for a round
 
     def _predicted(self, X: Any) -> NDArray[Any]:
         """Return the network's outputs, computed in this process."""
@@ -133,10 +143,10 @@ class DistributedEstimator(EstimatorParameters):
         return tags
 
 
-def _continued(before: list[Record], after: list[Record]) -> list[Record]:
+def _continued(before: Sequence[Record], after: History) -> History:
     """Return the history of two fits, the second of which counted from the start."""
-    if before:
-        rounds, epochs = len(before), before[-1]["epoch"]
-        later = [{**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs} for r in after]
-        after[:] = [*before, *later]
-    return after
+    if not before:
+        return after
+    rounds, epochs = len(before), before[-1]["epoch"]
+    later = [{**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs} for r in after]
+    return History([*before, *later])

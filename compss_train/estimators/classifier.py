@@ -17,6 +17,7 @@ from compss_train.estimators.base import DistributedEstimator
 from compss_train.estimators.probabilities import log_probabilities
 from compss_train.estimators.samples import as_array, in_parts, mapped, values_in_parts
 from compss_train.losses import BatchFunction
+from compss_train.measures import MetricSpec
 
 
 @dataclass(eq=False, repr=False)
@@ -33,7 +34,7 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     """
 
     loss: str | BatchFunction = "cross_entropy"
-    metric: Any = "accuracy"
+    metric: MetricSpec = "accuracy"
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Train on samples X (n, features) with the labels y (n,), and return the estimator.

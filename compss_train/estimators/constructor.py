@@ -15,10 +15,11 @@ from torch import nn
 from compss_train.callbacks import Callback
 from compss_train.data.schedule import MergeUnit, Shuffle
 from compss_train.engines import Engine
+from compss_train.history import History
 from compss_train.losses import BatchFunction
+from compss_train.measures import MetricSpec
 from compss_train.optimizers import OptimizerSpec
 from compss_train.options import MergeName
-from compss_train.rounds import Record
 
 NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
 """Makes a network of so many inputs and outputs."""
@@ -57,6 +58,10 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     validation_fraction:
         Share of the samples, between 0 and 1, that is held out and evaluated after every round, for ``history_``
         and callbacks; ``None`` (default) for none. Not for blocks and files.
+    n_iter_no_change:
+        Rounds without improvement of the loss of what is held out, or else of the training, after which a fit stops
+        with the parameters of its best round; ``None`` (default) for never. ``EarlyStopping`` among the callbacks
+        can do more.
     callbacks:
         ``Callback`` objects; a clone has copies.
     fit_options, build_options:
@@ -69,7 +74,7 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     module_:
         The fitted network, on the CPU.
     history_:
-        A dict for each round, as ``DistributedTrainer.history``.
+        What the trainer's ``history`` was.
     n_iter_:
         Epochs trained.
     seed_:
@@ -86,7 +91,7 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     hidden: Sequence[int] = (100,)
     optimizer: OptimizerSpec | None = None
     loss: str | BatchFunction = "mse"
-    metric: Any = None
+    metric: MetricSpec = None
     num_workers: int = 2
     engine: str | Engine = "auto"
     num_epochs: int = 20
@@ -100,6 +105,7 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     random_state: int | np.random.RandomState | None = None
     warm_start: bool = False
     validation_fraction: float | None = None
+    n_iter_no_change: int | None = None
     callbacks: Sequence[Callback] = ()
     fit_options: Mapping[str, Any] | None = None
     build_options: Mapping[str, Any] | None = None
@@ -107,7 +113,7 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
 
     # What a fit learns is not there before.
     module_: nn.Module = field(init=False)
-    history_: list[Record] = field(init=False)
+    history_: History = field(init=False)
     n_iter_: int = field(init=False)
     seed_: int = field(init=False)
     n_features_in_: int = field(init=False)

@@ -1,5 +1,7 @@
 """What every engine does, run on each of them."""
 
+import copy
+import pickle
 import socket
 
 import numpy as np
@@ -60,6 +62,13 @@ def check_equal(ours, theirs):
             check_equal(mine, other)
     else:
         assert ours == theirs
+
+
+def test_an_engine_is_shared_by_copies_of_its_owner_and_not_pickled(engine):
+    owner = {"engine": engine}
+    assert copy.deepcopy(owner)["engine"] is engine
+    with pytest.raises(TypeError, match=f"cannot be pickled; name the engine instead: '{engine.name}'"):
+        pickle.dumps(owner)
 
 
 def test_tasks_take_values_references_and_lists_of_references(engine):

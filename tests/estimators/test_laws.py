@@ -129,6 +129,29 @@ def test_held_out_samples_are_evaluated_and_not_trained():
 
 
 @pytest.mark.parametrize(
+    ("options", "monitored"),
+    [
+        ({"validation_fraction": 0.25}, "val_loss"),
+        ({"fit_options": {"validation_data": (X[:20], Y[:20])}}, "val_loss"),
+        ({}, "loss"),
+    ],
+)
+def test_a_fit_stops_that_gets_no_better_and_keeps_its_best(options, monitored):
+    unsteady = {"optimizer": "sgd", "lr": 3.0}
+    estimator = classifier(n_iter_no_change=3, num_epochs=1000, optimizer=unsteady, **options).fit(X, Y)
+    losses = [record[monitored] for record in estimator.history_]
+    assert len(losses) == estimator.n_iter_ == np.argmin(losses) + 4 < 1000
+    best = classifier(num_epochs=int(np.argmin(losses)) + 1, optimizer=unsteady, **options).fit(X, Y)
+    assert_same_bits(state_arrays(estimator.module_), state_arrays(best.module_))
+
+
+def test_a_fit_without_time_for_a_round_keeps_the_initial_parameters():
+    estimator = classifier(net=mlp(), fit_options={"max_time": 1e-9}).fit(X, Y)
+    assert (estimator.n_iter_, estimator.history_) == (0, [])
+    assert_same_bits(state_arrays(estimator.module_), state_arrays(mlp()))
+
+
+@pytest.mark.parametrize(
     ("loss", "last"),
     [
         ("cross_entropy", nn.Identity()),
