@@ -8,19 +8,23 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, get_args
 
-from compss_train.columns import numbers
+from compss_train.columns import numbers, row
 from compss_train.timeline import Record
 from compss_train.validation import check_choice
 
 Axis = Literal["round", "epoch", "samples", "seconds"]
 
-_SPEED = {"samples/s": "samples_per_second"}
-_ONLINE = {
-    "batches/s": "batches_per_second",
-    "samples in buffers": "buffer",
-    "share not trained on yet": "unseen",
-    "mean repetitions": "repetitions_mean",
+RATE = "lr"
+_TOLD = {
+    "learning rate": (RATE,),
+    "samples/s": ("samples_per_second",),
+    "batches/s": ("batches_per_second",),
+    "samples in buffers": ("buffer",),
+    "share not trained on yet": ("unseen",),
+    "mean repetitions": ("repetitions_mean",),
+    "simulations": ("simulations.running", "simulations.done", "simulations.failed"),
 }
+"""What else records tell, those of online fits most of all."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,12 @@ def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
     """Return the pictures of a history: loss, each metric, speed, and what an online fit tells."""
     xs = positions(history, against)
     measured = [numbers(record) for record in history]
-    titles = dict.fromkeys(title_of(name) for each in measured for name in each)
-    told = {title: name for title, name in (_SPEED | _ONLINE).items() if any(name in record for record in history)}
+    titles = dict.fromkeys(title_of(name) for each in measured for name in each if name != RATE)
+    rows = [row(record) for record in history]
+    others = [(title, names) for title, names in _TOLD.items() if any(names[0] in cells for cells in rows)]
     return [
         *(_measured_panel(title, xs, measured) for title in titles),
-        *(Panel(title, [_curve(name, xs, history)], from_zero=True) for title, name in told.items()),
+        *(Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True) for title, names in others),
     ]
 
 

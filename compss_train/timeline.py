@@ -3,8 +3,9 @@
 A worker is *training* from ``started`` for ``seconds``. Synchronous workers then are *waiting* until the last one
 of the round has ended, and all are *merging* until the first one begins the next round; who begins it later, as
 there are fewer processes than workers, is waiting again. Where nobody waits for the others (``"commutative"``,
-``"parameter_server"``) all between two trainings is called merging: which part of it is waiting for a process,
-nobody can tell. After its last training of a fit a worker waits for the others', and then for the last merge.
+``"parameter_server"``) a worker is merging between two trainings, except as long as no process was free for the
+second one: as many workers trained as ever did at a time, and they were fewer than all. That is waiting. After its
+last training of a fit a worker waits for the others', and then for the last merge.
 
 Clocks of several nodes may disagree by some milliseconds: what a worker's own clock says is kept, and the others'
 is clamped to it, so that a worker's intervals never overlap and leave no gap within a fit.
@@ -12,9 +13,10 @@ is clamped to it, so that a worker's intervals never overlap and leave no gap wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 Kind = Literal["training", "merging", "waiting"]
@@ -89,6 +91,8 @@ class _Fit:
         ]
         self._begins = [min(start for start, _ in each.values()) for each in self._trainings]
         self._ends = [max(stop for _, stop in each.values()) for each in self._trainings]
+        everything = [times for each in self._trainings for times in each.values()]
+        self._full = _Full(everything, len(set().union(*self._trainings)))
 
     def intervals(self) -> Iterator[Interval]:
         """Iterate over all workers' intervals."""
@@ -117,16 +121,40 @@ class _Fit:
                 now = stop
 
     def _marks(self, worker: int, number: int, following: int | None) -> Iterator[_Mark]:
-        own, last = self._positions[number], len(self._positions) - 1 if following is None else following
+        last = len(self._positions) - 1 if following is None else following
         for each in range(number, last if self._barriers else number):
             yield "waiting", self._ends[each], self._positions[each]
             yield "merging", self._begins[each + 1], self._positions[each]
         if following is None:
             yield "waiting", max(self._ends), self._positions[last]
             yield "merging", self._ended, self._positions[last]
-        else:
-            begin = self._trainings[following][worker][0]
-            yield ("waiting", begin, self._positions[following]) if self._barriers else ("merging", begin, own)
+            return
+        begin = self._trainings[following][worker][0]
+        if not self._barriers:
+            waited = self._full.seconds(self._trainings[number][worker][1], begin)
+            yield "merging", begin - waited, self._positions[number]
+        yield "waiting", begin, self._positions[following]
+
+
+class _Full:
+    """When no process was free: as many workers trained as ever did at a time, but not all of them."""
+
+    def __init__(self, trainings: Collection[tuple[float, float]], workers: int) -> None:
+        changes = sorted([*((start, 1) for start, _ in trainings), *((stop, -1) for _, stop in trainings)])
+        self._times = [time for time, _ in changes]
+        levels = list(accumulate(step for _, step in changes))
+        most = max(levels)
+        self._full = [level == most < workers for level in levels]
+        lengths = (b - a if full else 0.0 for (a, b), full in zip(pairwise(self._times), self._full, strict=False))
+        self._sums = list(accumulate(lengths, initial=0.0))
+
+    def seconds(self, start: float, stop: float) -> float:
+        """Return how long that was, between two times within the fit."""
+        return max(0.0, self._until(stop) - self._until(start))
+
+    def _until(self, time: float) -> float:
+        place = bisect_right(self._times, time) - 1
+        return self._sums[place] + (time - self._times[place] if self._full[place] else 0.0)
 
 
 def _training(own: Record) -> tuple[float, float]:

@@ -83,3 +83,35 @@ def online_record(number=0, loss=0.5, **more):
         "workers": own,
         **more,
     }
+
+
+def steady_run(rounds, workers, merge="synchronous"):
+    """A run whose workers take turns in being a little slower than the others."""
+    records, now = [], 1000.0
+    for number in range(rounds):
+        own = [
+            {
+                "worker": worker,
+                "samples": 100,
+                "seconds": 0.5 + 0.1 * ((worker + number) % 3),
+                "loss": 1 / (number + 1) + worker / 1000,
+                "started": now + 0.01 * worker,
+            }
+            for worker in range(workers)
+        ]
+        now = max(each["started"] + each["seconds"] for each in own) + 0.05
+        records.append(
+            {
+                "epoch": 1 + number // 10,
+                "loss": 1 / (number + 1),
+                "val_loss": 1.1 / (number + 1),
+                "samples": 100 * workers,
+                "seconds": 0.8,
+                "samples_per_second": 125.0 * workers,
+                "fit_started": 999.0,
+                "ended": now,
+                "merge": merge,
+                "workers": own,
+            }
+        )
+    return numbered(records)

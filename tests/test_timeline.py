@@ -109,6 +109,27 @@ def test_workers_that_do_not_wait_for_each_other_merge_between_trainings(merge):
     ]
 
 
+def test_workers_wait_for_a_process_while_all_are_taken():
+    first = [(0, 0.0, 2.0), (1, 0.0, 2.5), (2, 2.1, 1.9)]  # on two processes
+    second = [(0, 2.6, 2.0), (1, 4.1, 1.9)]
+    history = [
+        {
+            "fit_started": 0.0,
+            "ended": 6.0,
+            "merge": "commutative",
+            "workers": [{"worker": worker, "started": start, "seconds": took} for worker, start, took in round_],
+        }
+        for round_ in (first, second)
+    ]
+    gaps = {
+        (i.worker, i.position, i.kind): i.seconds
+        for i in intervals(history)
+        if i.kind != "training" and i.stop < 4.5
+    }
+    expected = {(0, 0, "merging"): 0.2, (0, 1, "waiting"): 0.4, (1, 0, "merging"): 0.2, (1, 1, "waiting"): 1.4}
+    assert gaps == pytest.approx(expected)
+
+
 def test_what_tells_no_times_has_no_intervals():
     old = {"round": 0, "epoch": 1, "loss": 0.5, "workers": [{"worker": 0, "seconds": 1.0}]}
     assert intervals([old, online_record()]) == []

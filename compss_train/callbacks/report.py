@@ -1,0 +1,56 @@
+"""A callback that writes the report of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compss_train import report
+from compss_train.callbacks.base import Callback
+from compss_train.validation import check_count
+from compss_train.whole_files import check_writable
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
+
+
+class Report(Callback):
+    """Writes ``compss_train.report`` to an HTML file when a fit ends, by an exception as well.
+
+    With ``every`` it is written after every so many rounds, too, and browsers that show it read it again every few
+    seconds until the fit has ended. Whoever reads it gets a whole page. Raises ``ValueError`` unless ``every`` is
+    an integer of at least 1 or ``None``, and ``OSError`` at the fit's start where the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, every: int | None = None) -> None:
+        self.path = Path(path)
+        self.every = None if every is None else check_count("every", every)
+        self._rounds = 0
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Write a report of what the trainer was given, or make sure that one can be written."""
+        self._rounds = 0
+        check_writable(self.path)
+        self._write_running(trainer)
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Write the report if it is time."""
+        self._rounds += 1
+        if self.every is not None and self._rounds % self.every == 0:
+            self._write_running(trainer)
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Write the report."""
+        stopped = getattr(trainer, "stopped", None)
+        self._write(trainer, "complete" if stopped is None else f"stopped: {stopped}")
+
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+        """Write the report, which says what has ended the fit."""
+        first = (str(error).splitlines() or [""])[0]
+        self._write(trainer, f"failed: {type(error).__name__}" + (f": {first[:300]}" if first else ""))
+
+    def _write_running(self, trainer: DistributedTrainer) -> None:
+        self._write(trainer, "running", refresh=self.every is not None)
+
+    def _write(self, trainer: DistributedTrainer, status: str, *, refresh: bool = False) -> None:
+        report.write(self.path, trainer.history, trainer.configuration, status=status, refresh=refresh)

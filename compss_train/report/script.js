@@ -1,0 +1,117 @@
+// Values under the pointer, and a timeline that can be zoomed; everything is readable without.
+"use strict";
+
+const UNITS = 100000;
+const tip = document.body.appendChild(document.createElement("div"));
+tip.className = "tip";
+tip.hidden = true;
+
+function tell(event, text) {
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  const left = event.clientX + 16, room = innerWidth - tip.offsetWidth - 8;
+  tip.style.left = (left > room ? event.clientX - tip.offsetWidth - 16 : left) + "px";
+  tip.style.top = Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8) + "px";
+}
+
+function nearest(xs, x) {
+  let best = 0;
+  xs.forEach((each, place) => { if (Math.abs(each - x) < Math.abs(xs[best] - x)) best = place; });
+  return best;
+}
+
+for (const chart of document.querySelectorAll(".chart")) {
+  const picture = chart.querySelector("svg"), told = JSON.parse(chart.querySelector("script").textContent);
+  const [low, high, left, right] = told.x;
+  const cursor = chart.appendChild(document.createElement("div"));
+  cursor.className = "cursor";
+  picture.addEventListener("pointermove", (event) => {
+    const box = picture.getBoundingClientRect(), card = chart.getBoundingClientRect();
+    const x = low + ((event.clientX - box.left) / box.width - left) / (right - left) * (high - low);
+    const all = told.curves.flatMap((curve) => curve.x);
+    if (!all.length) return;
+    const at = all[nearest(all, x)];
+    const lines = told.curves.filter((curve) => curve.x.length).map((curve) => {
+      const place = nearest(curve.x, at), value = curve.y[place];
+      const where = curve.x[place] === at ? "" : ` (${told.over} ${curve.x[place]})`;
+      return `${curve.name}: ${value === null ? "NaN" : value}${where}`;
+    });
+    tell(event, [`${told.over} ${at}`, ...lines].join("\n"));
+    cursor.hidden = false;
+    cursor.style.left = box.left - card.left + (left + (at - low) / (high - low) * (right - left)) * box.width + "px";
+    cursor.style.top = box.top - card.top + "px";
+    cursor.style.height = box.height * 0.89 + "px";
+  });
+  picture.addEventListener("pointerleave", (event) => { tell(event, ""); cursor.hidden = true; });
+}
+
+function seconds(value) {
+  if (value < 1) return (1000 * value).toPrecision(3) + " ms";
+  return value < 100 ? value.toPrecision(3) + " s" : Math.round(value).toLocaleString("en") + " s";
+}
+
+// The interval of a lane at a place along the axis, read from the strokes that draw it.
+function intervalAt(lane, place) {
+  for (const path of lane.querySelectorAll("path:not(.area)")) {
+    let now = 0;
+    for (const [, gap, length] of path.getAttribute("d").matchAll(/m(-?\d+) 0h(\d+)/g)) {
+      now += Number(gap);
+      if (now <= place && place < now + Number(length)) return [path.getAttribute("class"), Number(length)];
+      now += Number(length);
+    }
+  }
+  return null;
+}
+
+for (const timeline of document.querySelectorAll(".timeline")) {
+  const zoomable = timeline.querySelector(".zoomable"), picture = zoomable.querySelector("svg");
+  const ticks = zoomable.querySelector(".ticks"), lanes = [...picture.querySelectorAll(".lane")];
+  const whole = Number(timeline.dataset.seconds), height = picture.viewBox.baseVal.height;
+  let from = 0, to = UNITS, begin = null;
+  const selection = zoomable.appendChild(document.createElement("div"));
+  selection.className = "selection";
+  selection.hidden = true;
+
+  const share = (event) => {
+    const box = picture.getBoundingClientRect();
+    return Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
+  };
+
+  function zoom(start, stop) {
+    [from, to] = [start, Math.max(stop, start + 20)];
+    picture.setAttribute("viewBox", `${from} 0 ${to - from} ${height}`);
+    const low = from / UNITS * whole, high = to / UNITS * whole, rough = (high - low) / 8;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough * 0.999);
+    ticks.replaceChildren();
+    for (let place = Math.ceil(low / step - 1e-9); place * step <= high; place++) {
+      const label = ticks.appendChild(document.createElement("span"));
+      label.textContent = Number((place * step).toPrecision(12)) + " s";
+      label.style.left = (place * step - low) / (high - low) * 100 + "%";
+    }
+  }
+
+  picture.addEventListener("pointerdown", (event) => { begin = share(event); picture.setPointerCapture(event.pointerId); });
+  picture.addEventListener("pointerup", (event) => {
+    const [start, stop] = [begin, share(event)].sort((one, other) => one - other);
+    begin = null;
+    selection.hidden = true;
+    if (stop - start > 0.005) zoom(from + start * (to - from), from + stop * (to - from));
+  });
+  picture.addEventListener("dblclick", () => zoom(0, UNITS));
+  picture.addEventListener("pointermove", (event) => {
+    const box = picture.getBoundingClientRect(), at = share(event), place = from + at * (to - from);
+    if (begin !== null) {
+      selection.hidden = false;
+      selection.style.left = Math.min(begin, at) * 100 + "%";
+      selection.style.width = Math.abs(begin - at) * 100 + "%";
+    }
+    const lane = lanes[Math.floor((event.clientY - box.top) / box.height * lanes.length)];
+    if (!lane) return;
+    const found = intervalAt(lane, place);
+    const doing = found ? `: ${found[0]} for ${seconds(found[1] / UNITS * whole)}` : "";
+    tell(event, `${lane.dataset.name}${doing}\nat ${seconds(place / UNITS * whole)}`);
+  });
+  picture.addEventListener("pointerleave", (event) => tell(event, ""));
+}

@@ -1,0 +1,80 @@
+"""The callback that writes the report while a fit runs."""
+
+import pytest
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback, Report
+from tests.models import SGD, blocked, classification, mlp
+from tests.report.page_reader import PageReader
+
+
+@pytest.fixture
+def trainer():
+    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as built:
+        built.build(mlp(), SGD, "cross_entropy", "accuracy")
+        yield built
+
+
+def fit(trainer, *callbacks, epochs=4):
+    x, y = classification()
+    trainer.fit(*blocked(x, y, 4), num_epochs=epochs, batch_size=10, progress=False, callbacks=callbacks)
+
+
+class Reading(Callback):
+    """Reads the report after each round."""
+
+    def __init__(self, path):
+        self.path = path
+        self.seen = []
+
+    def on_fit_start(self, trainer, total_samples):
+        self.seen.append(self._read())
+
+    def on_round_end(self, trainer, record):
+        self.seen.append(self._read())
+
+    def _read(self):
+        text = self.path.read_text()
+        rounds = len(PageReader(text).rows(-1)) if PageReader(text).tables else 0
+        return rounds, ">running<" in text, 'http-equiv="refresh"' in text
+
+
+@pytest.mark.parametrize(
+    ("every", "seen"),
+    [(None, [(0, False)] * 5), (1, [(n, True) for n in range(5)]), (2, [(n, True) for n in (0, 0, 2, 2, 4)])],
+)
+def test_reports_are_written_while_a_fit_runs_and_when_it_ends(trainer, tmp_path, every, seen):
+    path = tmp_path / "made" / "report.html"
+    reading = Reading(path)
+    fit(trainer, Report(path, every), reading)
+    assert reading.seen == [(rounds, True, refreshed) for rounds, refreshed in seen]
+    assert reading._read() == (4, False, False)
+    text = path.read_text()
+    assert ">complete<" in text
+    assert all(part in text for part in ("Training of Sequential", "num_epochs", "torch.optim.sgd.SGD", "Report"))
+    fit(trainer, Report(path, every))
+    assert len(PageReader(path.read_text()).rows(-1)) == 8
+    assert list(path.parent.iterdir()) == [path]
+
+
+class Failing(Callback):
+    def on_round_end(self, trainer, record):
+        if record["round"] == 2:
+            raise RuntimeError("enough of <this>\nand that")
+
+
+def test_a_fit_that_fails_leaves_a_report_that_says_why(trainer, tmp_path):
+    with pytest.raises(RuntimeError, match="enough"):
+        fit(trainer, Report(tmp_path / "report.html"), Failing())
+    reader = PageReader((tmp_path / "report.html").read_text())
+    assert "failed: RuntimeError: enough of <this>" in reader.texts
+    assert len(reader.rows(-1)) == 3
+
+
+def test_what_cannot_be_written_is_found_before_anything_is_trained(trainer, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        fit(trainer, Report(tmp_path / "file" / "report.html"))
+    assert trainer.history == []
+    with pytest.raises(ValueError, match="every=0: give an integer of at least 1"):
+        Report(tmp_path / "report.html", every=0)
