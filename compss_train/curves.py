@@ -66,21 +66,23 @@ def positions(history: Sequence[Record], against: Axis = "round") -> list[float]
 
 
 def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
-    """Return the pictures of a history: loss, each metric, speed, and what an online fit tells."""
+    """Return the pictures of a history: loss, each metric, speed, what an online fit tells, and loss by worker."""
     xs = positions(history, against)
     measured = [numbers(record) for record in history]
     titles = dict.fromkeys(title_of(name) for each in measured for name in each if name != RATE)
     rows = [row(record) for record in history]
     others = [(title, names) for title, names in _TOLD.items() if any(names[0] in cells for cells in rows)]
+    by_worker = worker_panel(history, against=against)
     return [
         *(_measured_panel(title, xs, measured) for title in titles),
         *(Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True) for title, names in others),
+        *([by_worker] if len(by_worker.curves) > 1 else []),
     ]
 
 
 def title_of(name: str) -> str:
     """Return what a measured name is of: ``recall`` for ``val_recall[2]``."""
-    return name.removeprefix("val_").partition("[")[0]
+    return name.removeprefix("val_").partition("[")[0].partition(".")[0]
 
 
 def worker_panel(history: Sequence[Record], name: str = "loss", against: Axis = "round") -> Panel:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from compss_train.curves import Axis, Panel, panels, positions, worker_panel
+from compss_train.curves import Axis, Panel, panels, positions
 from compss_train.timeline import KINDS, Record, intervals, round_totals
 
 COLUMNS = 2
@@ -22,7 +22,7 @@ def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
     """Return the figure; raises ``ValueError`` for an empty history."""
     if not history:
         raise ValueError("the history is empty, so there is nothing to plot; call fit first")
-    pictures = [*panels(history, against), worker_panel(history, against=against)]
+    pictures = panels(history, against)
     spent = round_totals(intervals(history))
     figure, axes = _grid(len(pictures) + bool(spent))
     for ax, panel in zip(axes, pictures, strict=False):

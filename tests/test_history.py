@@ -126,7 +126,7 @@ def test_plots_of_what_else_a_history_may_hold(against):
     records = [online_record(), online_record(1, math.nan), online_record(2, 1e-5, recall=[0.5, 0.25])]
     figure = History(records).plot(against=against)
     titles = {axes.get_title(): axes for axes in figure.axes}
-    assert {"loss", "recall", "samples/s", "batches/s", "samples in buffers", "loss by worker"} <= titles.keys()
+    assert {"loss", "recall", "samples/s", "batches/s", "samples in buffers", "simulations"} <= titles.keys()
     assert titles["loss"].get_yscale() == "log"
     assert [line.get_label() for line in titles["recall"].lines] == ["recall[0]", "recall[1]"]
     assert {axes.get_xlabel() for axes in figure.axes} == {against}
@@ -141,7 +141,7 @@ def test_axes_never_go_back_and_panels_have_a_point_a_record(history):
         assert xs == sorted(xs)
         assert len(xs) == 2 * len(history)
     for panel in panels(history):
-        assert all(len(curve.ys) == len(history) for curve in panel.curves)
+        assert all(len(curve.xs) == len(curve.ys) <= len(history) for curve in panel.curves)
 
 
 def test_an_unknown_axis_is_an_error(trainer):

@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
-from compss_train.curves import panels, positions, worker_panel
+from compss_train.curves import panels, positions
 from compss_train.report.charts import chart, legend, shares_chart
 from compss_train.report.facts import facts, spent_shares
 from compss_train.report.lanes import is_summary, timeline
@@ -53,13 +53,17 @@ def _title(configuration: Mapping[str, Any]) -> str:
 def _header(title: str, history: Sequence[Record], configuration: Mapping[str, Any], status: str | None) -> Markup:
     trainer, machine = (configuration.get(part) or {} for part in ("trainer", "machine"))
     told = [
-        f"{trainer['num_workers']} workers" if "num_workers" in trainer else None,
+        _counted(trainer["num_workers"], "worker") if "num_workers" in trainer else None,
         f"engine {trainer['engine']}" if "engine" in trainer else None,
         f"on {machine['host']}" if "host" in machine else None,
         f"from {moment(history[0]['fit_started'])}" if history and "fit_started" in history[0] else None,
     ]
     chip = None if status is None else tag("span", status, class_=f"status {status.partition(':')[0]}")
     return tag("header", tag("h1", title, chip), tag("p", " · ".join(filter(None, told))))
+
+
+def _counted(number: object, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _sections(history: Sequence[Record], configuration: Mapping[str, Any]) -> Iterator[Markup]:
@@ -83,7 +87,7 @@ def _charts(history: Sequence[Record], found: list[Interval]) -> Iterator[Markup
     xs = positions(history)
     fits = [record.get("fit_started") for record in history]
     breaks = [x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other]
-    for panel in (*panels(history), worker_panel(history)):
+    for panel in panels(history):
         yield chart(panel, breaks)
     if found:
         spent = round_totals(found)
