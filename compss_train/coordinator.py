@@ -29,6 +29,7 @@ from compss_train.parameters import Parameters
 from compss_train.rounds import Rounds
 from compss_train.session import Session
 from compss_train.validation import check_choice, check_count, check_seed
+from compss_train.weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.worker import Recipe, WorkerState
 from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat, Precision
 
@@ -86,6 +87,7 @@ class Coordinator:
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
         precision: Precision = "fp32",
         memory_format: MemoryFormat = "contiguous",
+        class_weight: ClassWeight | None = None,
     ) -> None:
         """Say what is trained and how. Starts nothing; a second call starts over with the new network.
 
@@ -109,6 +111,9 @@ class Coordinator:
             ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
         memory_format:
             ``"contiguous"`` (default), or ``"channels_last"`` for images, which convolutions prefer.
+        class_weight:
+            A weight for each class, in a sequence or a dict from indices, for the loss that is trained on (not for
+            evaluation): docs/training-options.md. ``None`` (default) for no such weights.
 
         Raises ``ValueError`` for unknown names, optimizer parameters, a network without trainable parameters, and
         GPUs that are not there; ``TypeError`` for what is of another kind, or cannot be pickled.
@@ -121,6 +126,9 @@ class Coordinator:
         check_count("num_nodes", num_nodes, least=0)
         check_choice("precision", precision, PRECISIONS)
         check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
+        weights = check_class_weight(class_weight)
+        if weights is not None:
+            check_weightable(loss_function)
         check_picklable(
             net=net, optimizer=factory, loss=loss_function, metric=measures.metrics, transform=transform
         )
@@ -128,7 +136,7 @@ class Coordinator:
         own = copy.deepcopy(net).cpu()
         check_optimizer(own, factory)
         self._parameters = params.copy_of(params.from_module(own))
-        recipe = Recipe(own, factory, loss_function, measures, transform, precision, memory_format)
+        recipe = Recipe(own, factory, loss_function, measures, transform, precision, memory_format, weights)
         self._built = Built(recipe, num_gpu)
         self._epochs, self._carried, self._last_fit, self.history = 0, None, None, History()
         if self._session is not None:

@@ -38,9 +38,10 @@ class Supply:
     starts: tuple[int, ...]
     """Number of the first sample of each."""
     x: list[Ref] | FilePart
-    y: list[Ref] | None
+    others: list[Ref]
+    """Blocks of y and of weights."""
     pieces: bool = False
-    """Whether ``x`` holds pieces, which belong to this round and bring their rows of y with them."""
+    """Whether ``x`` holds pieces, which belong to this round and bring their rows of the others with them."""
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Fleet:
             self.seed,
             self.pools,
             self.file_buffer,
+            weighted=self.data.weighted,
         )
         trained, state, measured = self.engine.submit(
             task,
@@ -99,7 +101,7 @@ class Fleet:
             parameters,
             self.states[worker],
             supply.x,
-            supply.y,
+            supply.others,
             shard,
             self.devices[worker],
             *more,
@@ -158,8 +160,8 @@ class Fleet:
     def _split(self, block: int, parts: list[Rows]) -> list[Ref]:
         if not parts:
             return []
-        x, y = self.data.select([block])
-        made = self.engine.submit(split_rows, x[0], None if y is None else y[0], parts, returns=len(parts))
+        x, others = self.data.select([block])
+        made = self.engine.submit(split_rows, [*x, *others], parts, returns=len(parts))
         return list(made) if len(parts) > 1 else [made]
 
 
@@ -173,4 +175,4 @@ def _of_pieces(share: Share, samples: Rows, rows: list[Rows], pieces: list[Ref])
     """Return the supply of a worker that gets pieces instead of blocks, with its samples numbered through them."""
     sizes = [len(part) for part in rows if len(part)]
     starts = tuple(accumulate(sizes[:-1], initial=0))
-    return Supply(renumbered(share, samples), tuple(range(len(pieces))), starts, pieces, None, pieces=True)
+    return Supply(renumbered(share, samples), tuple(range(len(pieces))), starts, pieces, [], pieces=True)

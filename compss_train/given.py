@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compss_train.checks import check_picklable
@@ -13,6 +13,7 @@ from compss_train.data.block import as_block
 from compss_train.data.readers import CustomReader
 from compss_train.data.schedule import Shuffle
 from compss_train.data.shuffle import check_paired
+from compss_train.data.weights import as_weights
 from compss_train.engines import Engine
 from compss_train.published import Published, PublishedBlocks, PublishedFiles
 
@@ -25,8 +26,20 @@ class Given(ABC):
 
     @property
     @abstractmethod
+    def has_weights(self) -> bool:
+        """Whether samples have weights."""
+
+    @property
+    @abstractmethod
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
+
+    @abstractmethod
+    def weighted(self, sample_weight: Any) -> Given:
+        """Return the same to train on, with a weight for each sample if there are such.
+
+        Raises ``ValueError`` and ``TypeError`` for what cannot be their weights.
+        """
 
     @abstractmethod
     def publish(self, engine: Engine) -> Published:
@@ -54,7 +67,13 @@ class GivenBlocks(Given):
 
     x: BlockedTensor
     y: BlockedTensor | None
+    weight: BlockedTensor | None = None
     unit = "block"
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are blocks of weights."""
+        return self.weight is not None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -63,7 +82,12 @@ class GivenBlocks(Given):
 
     def publish(self, engine: Engine) -> Published:
         """Publish the blocks."""
-        return PublishedBlocks(engine, self.x, self.y)
+        others = [tensor for tensor in (self.y, self.weight) if tensor is not None]
+        return PublishedBlocks(engine, self.x, others, weighted=self.has_weights)
+
+    def weighted(self, sample_weight: Any) -> Given:
+        """Return the same with these weights, in blocks like those of x or in an array."""
+        return self if sample_weight is None else replace(self, weight=as_weights(sample_weight, self.x))
 
 
 @dataclass(frozen=True)
@@ -72,6 +96,7 @@ class GivenFiles(Given):
 
     dataset: FileDataset
     keys: tuple[str, ...]
+    has_weights: bool = False
     unit = "file"
 
     @property
@@ -81,7 +106,20 @@ class GivenFiles(Given):
 
     def publish(self, engine: Engine) -> Published:
         """Name the files."""
-        return PublishedFiles(self.dataset, self.keys)
+        return PublishedFiles(self.dataset, self.keys, weighted=self.has_weights)
+
+    def weighted(self, sample_weight: Any) -> Given:
+        """Return the same with the weights in the files, if there are such."""
+        if sample_weight is not None:
+            raise TypeError(
+                f"sample_weight is a {type(sample_weight).__name__}, but x a FileDataset, whose files hold the "
+                "weights, too; leave sample_weight out, and name the array in FileDataset(..., weight=...)"
+            )
+        if (weight := self.dataset.weight_key()) is None:
+            return self
+        keys = (*self.keys, weight)
+        self.dataset.check_dtypes(keys)
+        return replace(self, keys=keys, has_weights=True)
 
 
 def as_given(x: Any, y: Any, num_workers: int, *, targets: bool = True) -> Given:

@@ -1,4 +1,8 @@
-"""Losses by EDDL's names: each takes a batch's outputs and targets and returns the mean over its samples."""
+"""Losses by EDDL's names: each takes a batch's outputs and targets and returns the mean over its samples.
+
+As with torch's own, ``reduction="none"`` gives the losses that the mean is of, and class indices that are
+``ignore_index`` do not count.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,18 @@ from compss_train.registry import resolve
 
 BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
+IGNORED = -100
+"""The class index that torch's losses leave out."""
 _SMALLEST = 1e-7  # keeps log() finite; EDDL's own epsilon for probabilities is of this size
 
 
-def mean_squared_error(output: Tensor, target: Tensor) -> Tensor:
+def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Mean of (output - target)² over all elements; the target takes the output's shape and dtype."""
     output = full_precision(output)
-    return functional.mse_loss(output, like(output, target))
+    return functional.mse_loss(output, like(output, target), reduction=reduction)
 
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORED) -> Tensor:
     """Cross entropy of logits (N, C, ...) with class indices (N, ...) or (N, 1), or one-hot or soft targets."""
     output = full_precision(output)
     if output.dim() < 2 or output.shape[1] < 2:
@@ -30,32 +36,41 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
             f"cross entropy needs one output a class, these have shape {tuple(output.shape)}; for a single output "
             "use binary_cross_entropy after a sigmoid"
         )
-    return functional.cross_entropy(output, class_targets(output, target))
+    return functional.cross_entropy(
+        output, class_targets(output, target), reduction=reduction, ignore_index=ignore_index
+    )
 
 
-def categorical_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+def categorical_cross_entropy(
+    output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORED
+) -> Tensor:
     """Cross entropy of probabilities (N, C), as a softmax layer gives them, with indices or soft targets."""
     output = full_precision(output)
     target = class_targets(output, target)
     log = output.clamp(min=_SMALLEST).log()
     if target.shape == output.shape:
-        return -(target * log).sum(dim=1).mean()
-    return functional.nll_loss(log, target)
+        return _reduced(-(target * log).sum(dim=1), reduction)
+    return functional.nll_loss(log, target, reduction=reduction, ignore_index=ignore_index)
 
 
-def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+def binary_cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Binary cross entropy of probabilities, as a sigmoid layer gives them, with targets of 0 and 1."""
     # Autocast refuses the functional form, whose backward is unsafe in half precision.
     with torch.autocast(output.device.type, enabled=False):
-        return functional.binary_cross_entropy(output.float(), like(output, target).float())
+        target = like(output, target).float()
+        return functional.binary_cross_entropy(output.float(), target, reduction=reduction)
 
 
-def dice(output: Tensor, target: Tensor) -> Tensor:
+def dice(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Dice loss 1 - 2 Σ(p·t) / (Σp + Σt) of each sample, averaged: for overlaps of masks of any shape (N, ...)."""
     output = full_precision(output)
     output, target = output.flatten(1), like(output, target).flatten(1)
     overlap = 2 * (output * target).sum(dim=1)
-    return 1 - ((overlap + _SMALLEST) / ((output + target).sum(dim=1) + _SMALLEST)).mean()
+    return 1 - _reduced((overlap + _SMALLEST) / ((output + target).sum(dim=1) + _SMALLEST), reduction)
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    return losses.mean() if reduction == "mean" else losses
 
 
 def class_targets(output: Tensor, target: Tensor) -> Tensor:

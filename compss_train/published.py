@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,12 @@ class Published(ABC):
     """Whether a task that takes a block reads only the rows that it uses."""
     may_skip = False
     """Whether tasks may find fewer samples than there should be."""
+    weighted: bool
+    """Whether samples have weights."""
 
     @abstractmethod
-    def select(self, numbers: Sequence[int]) -> tuple[Any, Any]:
-        """Return what a task takes as x and y to have these."""
+    def select(self, numbers: Sequence[int]) -> tuple[Any, list[Ref]]:
+        """Return what a task takes to have these: x, or what reads files, and the others' blocks."""
 
     @abstractmethod
     def delete(self) -> None:
@@ -38,24 +40,26 @@ class Published(ABC):
 
 
 class PublishedBlocks(Published):
-    """The blocks of x, and of y where there is one."""
+    """The blocks of x, and of others cut like it: y, and weights at last."""
 
-    def __init__(self, engine: Engine, x: BlockedTensor, y: BlockedTensor | None) -> None:
+    def __init__(
+        self, engine: Engine, x: BlockedTensor, others: Sequence[BlockedTensor] = (), *, weighted: bool = False
+    ) -> None:
         super().__init__(x.sizes)
         self._engine = engine
-        tensors = [x] if y is None else [x, y]
-        on_file = all(is_on_file(block) for tensor in tensors for block in tensor.blocks())
+        self.weighted = weighted
+        on_file = all(is_on_file(block) for tensor in (x, *others) for block in tensor.blocks())
         self.mapped = engine.shared_memory or on_file
         self._x = publish_blocks(engine, x)
-        self._y = None if y is None else publish_blocks(engine, y)
+        self._others = [publish_blocks(engine, tensor) for tensor in others]
 
-    def select(self, numbers: Sequence[int]) -> tuple[list[Ref], list[Ref] | None]:
-        """Return the references of these blocks of x and of y."""
-        return [self._x[n] for n in numbers], None if self._y is None else [self._y[n] for n in numbers]
+    def select(self, numbers: Sequence[int]) -> tuple[list[Ref], list[Ref]]:
+        """Return the references of these blocks of x, and of the others, one after the other."""
+        return [self._x[n] for n in numbers], [refs[n] for refs in self._others for n in numbers]
 
     def delete(self) -> None:
         """Free the blocks."""
-        self._engine.delete([*self._x, *(self._y or ())])
+        self._engine.delete([*self._x, *chain.from_iterable(self._others)])
 
 
 def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
@@ -81,15 +85,16 @@ class PublishedFiles(Published):
 
     mapped = True
 
-    def __init__(self, dataset: FileDataset, keys: tuple[str, ...]) -> None:
+    def __init__(self, dataset: FileDataset, keys: tuple[str, ...], *, weighted: bool = False) -> None:
         super().__init__(dataset.sizes)
+        self.weighted = weighted
         self._dataset = dataset
         self._keys = keys
         self.may_skip = dataset.on_bad_file == "skip"
 
-    def select(self, numbers: Sequence[int]) -> tuple[FilePart, None]:
-        """Return what reads these files."""
-        return self._dataset.part(numbers, self._keys), None
+    def select(self, numbers: Sequence[int]) -> tuple[FilePart, list[Ref]]:
+        """Return what reads these files, all columns of them."""
+        return self._dataset.part(numbers, self._keys), []
 
     def delete(self) -> None:
         """Nothing: they are the user's."""

@@ -30,6 +30,7 @@ from compss_train.rounds import Course, Record, Rounds
 from compss_train.session import Session
 from compss_train.stopping import Stopping
 from compss_train.validation import check_choice
+from compss_train.weights import check_weightable
 
 
 class DistributedTrainer(Resumable, NamedFits[Parameters]):
@@ -81,6 +82,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         shuffle_buffer: int | None = None,
         pools: int = 1,
         file_buffer: int = 10,
+        sample_weight: Any = None,
     ) -> Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
@@ -136,6 +138,10 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             see ``PartialShuffleSampler``. The pools run empty at the end of an epoch and where workers merge.
         file_buffer:
             The most files that each worker has in memory; 1 reads none ahead.
+        sample_weight:
+            A weight for each sample in the loss that is trained on, finite and at least 0: blocks like those of
+            ``x``, or an array of shape (samples,) or (samples, 1). Files have theirs by
+            ``FileDataset(..., weight=NAME)``. ``None`` (default) for none; docs/training-options.md.
 
         Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
         ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
@@ -164,7 +170,9 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         built = self._require_built()
         self._require_idle("fit")
         stopping, told = Stopping(max_time), self._telling(callbacks, progress)
-        data = as_given(x, y, self.num_workers)
+        data = as_given(x, y, self.num_workers).weighted(sample_weight)
+        if data.has_weights:
+            check_weightable(built.recipe.loss)
         held_out = None if validation_data is None else self._held_out(validation_data)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
         course = self._resume(resume, options, data.sizes, told)

@@ -53,3 +53,16 @@ def test_states_of_metrics_come_from_gpus(engine):
         table = np.array(trainer.evaluate(x, y)["multiclass_confusion_matrix"])
         right = trainer.predict(x).argmax(axis=1) == y
         assert np.trace(table) == right.sum()
+
+
+def test_weights_go_to_gpus():
+    x, y = classification(samples=60)
+    results = []
+    for gpus in (0, 1):
+        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
+            net = awkward_net()
+            net[3].p = 0.0
+            trainer.build(net, ADAM, "cross_entropy", num_gpu=gpus, class_weight=[1, 2, 3])
+            weight = np.linspace(0, 2, 60)
+            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=15, sample_weight=weight))
+    assert_close(*results, tolerance=1e-3)

@@ -13,7 +13,15 @@ import numpy as np
 
 from compss_train.data.block import Block
 from compss_train.data.file_index import FileIndex
-from compss_train.data.layout import NOT_HELD, Description, Layout, check_alike, listed, torch_holds
+from compss_train.data.layout import (
+    NOT_HELD,
+    Description,
+    Layout,
+    check_alike,
+    check_weight_shape,
+    listed,
+    torch_holds,
+)
 from compss_train.data.readers import Reader, as_reader
 from compss_train.data.reading import FilePart, layout_of, naming
 from compss_train.data.stretches import Stretch
@@ -46,6 +54,8 @@ class FileDataset:
     x, y:
         The arrays that hold samples and targets for ``DistributedTrainer.fit``; ``y=None``, or files of a single
         array, for samples that are their own targets.
+    weight:
+        The array that holds a weight for each sample, for ``DistributedTrainer.fit``; ``None`` for no weights.
     index:
         A small JSON file that remembers what the headers said, as long as a file's size and time are the same.
     on_bad_file:
@@ -68,6 +78,7 @@ class FileDataset:
         keys: Collection[str] | None = None,
         x: str = "x",
         y: str | None = "y",
+        weight: str | None = None,
         index: str | os.PathLike[str] | None = None,
         on_bad_file: OnBadFile = "raise",
     ) -> None:
@@ -76,7 +87,7 @@ class FileDataset:
         self._paths = {name: _path(name) for name in names}  # now: the current folder may be another later
         self.reader = as_reader(reader, names)
         self.keys = _checked_keys(keys)
-        self.x, self.y = x, y
+        self.x, self.y, self.weight = x, y, weight
         self.on_bad_file: OnBadFile = on_bad_file
         self.skipped: dict[str, str] = {}
         described = self._described(names, files_len, FileIndex(index))
@@ -193,12 +204,25 @@ class FileDataset:
             return (names[0],)
         wanted = (self.x,) if self.y is None or not targets else (self.x, self.y)
         for role, name in zip(("x", "y"), wanted, strict=False):
-            if name not in names:
-                raise ValueError(
-                    f"{self.files[0]} has no array {name!r} for {role}, it has {listed(names)}; say "
-                    "which to take in FileDataset(..., x=..., y=...), y=None for no targets"
-                )
+            self._check_there(role, name)
         return wanted
+
+    def weight_key(self) -> str | None:
+        """Return the name of the array of weights; raise ``ValueError`` where it is none, or not there."""
+        if self.weight is not None:
+            self.learn_layout()
+            self._check_there("weight", self.weight)
+            check_weight_shape(f"{self.weight!r} in {self.files[0]}", (self.layout or {})[self.weight].shape)
+        return self.weight
+
+    def _check_there(self, role: str, name: str) -> None:
+        names = list(self.layout or ())
+        if name not in names:
+            hint = "weight=...)" if role == "weight" else "x=..., y=...), y=None for no targets"
+            raise ValueError(
+                f"{self.files[0]} has no array {name!r} for {role}, it has {listed(names)}; say "
+                f"which to take in FileDataset(..., {hint}"
+            )
 
     def check_dtypes(self, keys: Collection[str] | None) -> None:
         """Raise ``BadFileError`` where torch cannot hold one of these arrays, by default any."""

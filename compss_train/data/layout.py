@@ -86,3 +86,9 @@ def common_length(lengths: Mapping[str, int]) -> int:
 def listed(names: Iterable[str]) -> str:
     """Return names for a message."""
     return ", ".join(map(repr, names))
+
+
+def check_weight_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ``ValueError`` unless what a sample has in an array of weights is a single number."""
+    if shape not in ((), (1,)):
+        raise ValueError(f"{name} holds {shape} for each sample; weights are one number a sample")

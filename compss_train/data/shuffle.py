@@ -47,13 +47,13 @@ def _take(whole: Block, rows: NDArray[Any]) -> Block:
     return own_copy(whole[rows])
 
 
-def check_paired(x: BlockedTensor, y: BlockedTensor) -> None:
-    """Raise ``ValueError`` unless x and y have the same grid and as many samples in each block."""
+def check_paired(x: BlockedTensor, y: BlockedTensor, name: str = "y") -> None:
+    """Raise ``ValueError`` unless x and y, or what is called so, have the same grid and block sizes."""
     if x.shape != y.shape:
-        raise ValueError(f"x has a grid of {x.shape} blocks and y one of {y.shape}; cut both alike")
+        raise ValueError(f"x has a grid of {x.shape} blocks and {name} one of {y.shape}; cut both alike")
     for number, (ours, theirs) in enumerate(zip(x.sizes, y.sizes, strict=True)):
         if ours != theirs:
             raise ValueError(
-                f"block {number} has {ours} samples in x and {theirs} in y "
+                f"block {number} has {ours} samples in x and {theirs} in {name} "
                 f"({x.number_samples} and {y.number_samples} in all); cut both alike"
             )

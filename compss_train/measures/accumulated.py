@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -33,11 +33,16 @@ class MetricState:
     held: dict[str, Held]
 
 
+@dataclass(frozen=True, eq=False)
 class Accumulated(Measure):
-    """A metric of torchmetrics; the one given stays as it is."""
+    """A metric of torchmetrics, on the CPU; what is measured is not left in it."""
 
-    def __init__(self, metric: Any) -> None:
-        self.metric = _anew(metric).cpu()
+    metric: Any
+
+    @classmethod
+    def of(cls, metric: Any) -> Self:
+        """Return it of one that the user goes on having."""
+        return cls(_anew(metric).cpu())
 
     def start(self) -> Measuring:
         """Return a metric without samples."""

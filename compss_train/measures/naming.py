@@ -63,10 +63,10 @@ def _measures(metric: Any, name: str | None = None) -> Iterator[tuple[str, Measu
     resolved = resolve("metric", metric, METRICS)
     if _is_of_torchmetrics("MetricCollection", resolved):
         for inner, member in resolved.items():
-            yield inner if name is None else f"{name}_{inner}", Accumulated(member)
+            yield inner if name is None else f"{name}_{inner}", Accumulated.of(member)
     elif _is_of_torchmetrics("Metric", resolved):
         own = _WORDS.sub("_", type(resolved).__name__).lower()
-        yield own if name is None else name, Accumulated(resolved)
+        yield own if name is None else name, Accumulated.of(resolved)
     else:
         own = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
         yield own if name is None else name, BatchMean(resolved)

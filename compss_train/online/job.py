@@ -57,7 +57,7 @@ class OnlineJob:
         parts = drawn if self.pairing is None else self.pairing(*drawn)
         x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
         x = x[0] if isinstance(x, tuple) else x
-        return x.to(device, non_blocking=True), None if y is None else y.to(device, non_blocking=True)
+        return Batch(x.to(device, non_blocking=True), None if y is None else y.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)

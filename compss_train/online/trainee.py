@@ -53,7 +53,7 @@ class Trainee:
 
     def learn(self, batch: Batch) -> None:
         """Train on one batch."""
-        with explained(batch[0], self._replica):
+        with explained(batch.x, self._replica):
             step(self._replica, self._optimizer, batch, self._tally)
         self._merged = False
 

@@ -15,7 +15,7 @@ from compss_train.data.reading import FilePart
 from compss_train.parameters import Parameters
 from compss_train.worker.random_state import random_state
 from compss_train.worker.recipe import Recipe, Replica
-from compss_train.worker.samples import batches
+from compss_train.worker.samples import Batch, batches
 from compss_train.worker.shard import in_order
 from compss_train.worker.source import source_of
 from compss_train.worker.tally import Tally, explained
@@ -25,7 +25,7 @@ def evaluate(
     recipe: Recipe,
     parameters: Parameters,
     xs: Sequence[Block] | FilePart,
-    ys: Sequence[Block] | None,
+    ys: Sequence[Block],
     batch_size: int,
     device: str,
 ) -> dict[str, Any]:
@@ -35,17 +35,17 @@ def evaluate(
     with random_state(0, device), torch.no_grad():
         replica = recipe.replica(parameters, device, training=False)
         tally = Tally(replica.recipe.measures)
-        for x, y in batches(shard, source, device):
-            _measure(replica, x, y, tally)
+        for batch in batches(shard, source, device):
+            _measure(replica, batch, tally)
         return {**tally.sums(), **source.measured()}
 
 
-def _measure(replica: Replica, x: torch.Tensor, y: torch.Tensor | None, tally: Tally) -> None:
-    with explained(x, replica):
+def _measure(replica: Replica, batch: Batch, tally: Tally) -> None:
+    with explained(batch.x, replica):
         with replica.autocast():
-            output, target = replica.forward(x, y)
+            output, target = replica.forward(batch.x, batch.y)
             loss = replica.recipe.loss(output, target)
-        tally.add(len(x), loss, output, target)
+        tally.add(len(batch.x), loss, output, target)
 
 
 def predict(
@@ -60,7 +60,7 @@ def predict(
     shard = in_order(xs, batch_size)
     with random_state(0, device), torch.no_grad():
         replica = recipe.replica(parameters, device, training=False)
-        return [_output(replica, x) for x, _ in batches(shard, source_of(shard, xs, None), device)]
+        return [_output(replica, batch.x) for batch in batches(shard, source_of(shard, xs, []), device)]
 
 
 def _output(replica: Replica, batch: torch.Tensor) -> NDArray[np.generic]:

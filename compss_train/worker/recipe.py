@@ -16,6 +16,7 @@ from compss_train.losses import BatchFunction
 from compss_train.measures import Measures
 from compss_train.optimizers import OptimizerFactory
 from compss_train.parameters import Parameters
+from compss_train.weights import TrainingLoss
 
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -39,6 +40,8 @@ class Recipe:
     """Applied to each batch of x in the worker, on its device."""
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
+    class_weight: tuple[float, ...] | None = None
+    """Of the loss that is trained on."""
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> Replica:
         """Return a model copy with these parameters, which shares nothing with the recipe."""
@@ -49,7 +52,7 @@ class Recipe:
         if own.memory_format != "contiguous":
             own.net.to(memory_format=MEMORY_FORMATS[own.memory_format])  # type: ignore[call-overload]
         params.load_into(own.net, parameters)
-        return Replica(own, device)
+        return Replica(own, device, TrainingLoss(own.loss, own.class_weight, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Replica:
 
     recipe: Recipe
     device: str
+    loss: TrainingLoss
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs and targets of a batch; without y the transformed batch is its own target."""

@@ -46,7 +46,7 @@ def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]
 
 
 class VisitRows:
-    """The samples of one visit, x and perhaps y, to be copied some at a time in training order."""
+    """The samples of one visit, all columns of them, to be copied some at a time in training order."""
 
     def __init__(self, visit: Visit, shard: Shard, sources: Sequence[Sequence[Block]]) -> None:
         self._samples = visit.samples
@@ -59,7 +59,7 @@ class VisitRows:
 
     @property
     def bytes_per_sample(self) -> int:
-        """Size of a sample, x and y together."""
+        """Size of a sample, all columns together."""
         return sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self._sources)
 
     def load(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:

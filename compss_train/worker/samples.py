@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -22,24 +22,39 @@ from compss_train.worker.rows import take
 from compss_train.worker.shard import Shard
 from compss_train.worker.source import Columns, Source
 
-Batch: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
-Piece: TypeAlias = "tuple[Block, Block | None]"
-"""Some rows of a block of x, and the same rows of y."""
+Piece: TypeAlias = "tuple[Block, ...]"
+"""Some rows of a block of x, and the same rows of y and of weights."""
 
 
-def split_rows(x: Block, y: Block | None, parts: Sequence[NDArray[Any]]) -> tuple[Piece, ...] | Piece:
+class Batch(NamedTuple):
+    """What one loss is computed of."""
+
+    x: torch.Tensor
+    y: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    """One number a sample."""
+
+
+def split_rows(columns: Sequence[Block], parts: Sequence[NDArray[Any]]) -> tuple[Piece, ...] | Piece:
     """Return a piece of a block for each array of row numbers: the task of a total shuffle where data move.
 
-    One piece comes as it is, several as a tuple.
+    ``columns`` are the block of x, and those of y and weights that go with it. One piece comes as it is, several
+    as a tuple.
     """
-    pieces = tuple((take(x, part), None if y is None else take(y, part)) for part in parts)
+    pieces = tuple(tuple(take(block, part) for block in columns) for part in parts)
     return pieces if len(pieces) > 1 else pieces[0]
 
 
 def batches(shard: Shard, source: Source, device: str) -> Iterator[Batch]:
     """Iterate over the batches of a shard, on the device, in training order."""
     for columns in _columns(shard, source, device):
-        yield columns[0], columns[1] if len(columns) > 1 else None
+        yield _batch(columns, weighted=shard.weighted)
+
+
+def _batch(columns: Columns, *, weighted: bool) -> Batch:
+    x, *others = columns
+    weight = others.pop() if weighted else None
+    return Batch(x, others[0] if others else None, weight)
 
 
 def _columns(shard: Shard, source: Source, device: str) -> Iterator[Columns]:

@@ -36,7 +36,7 @@ def train_and_exchange(
     parameters: Parameters,
     state: WorkerState,
     xs: Sequence[Block] | FilePart,
-    ys: Sequence[Block] | None,
+    others: Sequence[Block],
     shard: Shard,
     device: str,
     served: Served,
@@ -48,7 +48,7 @@ def train_and_exchange(
     ``samples`` are those of all workers in the round. Run again after its process died, it is the same client: what
     had arrived is not added twice.
     """
-    trained, after, measured = train(recipe, parameters, state, xs, ys, shard, device)
+    trained, after, measured = train(recipe, parameters, state, xs, others, shard, device)
     with served.connect(shard.name) as server:
         served.exchange.push_change(server, worker, parameters, trained, measured["given"] / samples)
         return served.exchange.pull(server), after, measured

@@ -31,7 +31,7 @@ class Shard:
     name: str = "training"
     """Which round and worker this is, for messages."""
     pieces: bool = False
-    """Whether the task is given pieces of blocks, each with its rows of x and y, instead of blocks."""
+    """Whether the task is given pieces of blocks, each with its rows of all columns, instead of blocks."""
     buffer: BufferSpec | None = None
     """The buffer that samples pass through, ``None`` to train block after block."""
     seed: int = 0
@@ -40,6 +40,8 @@ class Shard:
     """The pools of a partial shuffle, ``None`` for none."""
     file_buffer: int = 2
     """The most files in memory at a time, where the samples are in files."""
+    weighted: bool = False
+    """Whether the last column are weights."""
 
 
 def in_order(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:

@@ -22,7 +22,7 @@ from compss_train.worker.rows import VisitRows, gather
 from compss_train.worker.shard import Shard
 
 Columns: TypeAlias = "tuple[torch.Tensor, ...]"
-"""Rows of x, and of y where there is one."""
+"""Rows of x, and of y and of weights where there are such."""
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough that handing them to another thread costs nothing
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to be still in the core's cache when they are put
@@ -47,22 +47,21 @@ class Source(ABC):
         return {}
 
 
-def source_of(shard: Shard, xs: Sequence[Any] | FilePart, ys: Sequence[Block] | None) -> Source:
-    """Return the source of what a training task is given."""
+def source_of(shard: Shard, xs: Sequence[Any] | FilePart, others: Sequence[Block]) -> Source:
+    """Return the source of what a training task is given: blocks of x, or pieces, or what reads files.
+
+    ``others`` are the blocks of y, and those of weights after them, as far as there are such.
+    """
     if isinstance(xs, FilePart):
         return FileSource(xs, shard.file_buffer, shard.shuffle_seed)
     if shard.pieces:
-        xs, ys = _unzipped(xs)
-    return BlockSource([xs] if ys is None else [xs, ys], shard)
-
-
-def _unzipped(pieces: Sequence[Any]) -> tuple[list[Block], list[Block] | None]:
-    xs, ys = zip(*pieces, strict=True)
-    return list(xs), None if ys[0] is None else list(ys)
+        return BlockSource(list(zip(*xs, strict=True)), shard)
+    blocks = [*xs, *others]
+    return BlockSource([blocks[start : start + len(xs)] for start in range(0, len(blocks), len(xs))], shard)
 
 
 class BlockSource(Source):
-    """Blocks of x, and of y: in memory, or mapped files."""
+    """Blocks of x, of y and of weights: in memory, or mapped files."""
 
     def __init__(self, blocks: Sequence[Sequence[Block]], shard: Shard) -> None:
         self._blocks = blocks

@@ -43,26 +43,26 @@ def train(
     parameters: Parameters,
     state: WorkerState,
     xs: Sequence[Block] | FilePart,
-    ys: Sequence[Block] | None,
+    others: Sequence[Block],
     shard: Shard,
     device: str,
 ) -> tuple[Parameters, WorkerState, dict[str, Any]]:
     """Train a model copy on the shard's batches.
 
-    ``xs`` and ``ys`` are the blocks that the shard names, or ``xs`` is what reads its files. Returns the new
-    parameters and state and the sums of what was measured: ``samples`` and ``batches`` trained, samples ``given``,
-    ``loss`` (a sum over samples), states of ``metrics``, ``started`` (unix seconds) and ``seconds``, and of files
-    what the source tells.
+    ``xs`` are the blocks that the shard names, and ``others`` those of y and of weights, or ``xs`` is what reads
+    its files. Returns the new parameters and state and the sums of what was measured: ``samples`` and ``batches``
+    trained, samples ``given``, ``loss`` (a sum over samples), states of ``metrics``, ``started`` (unix seconds) and
+    ``seconds``, and of files what the source tells.
     """
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = recipe.replica(parameters, device, training=True)
         optimizer = optimizer_of(replica, None if shard.new_optimizer else state.optimizer)
         tally = Tally(replica.recipe.measures)
-        source = source_of(shard, xs, ys)
-        for x, y in batches(shard, source, device):
-            with explained(x, replica):
-                step(replica, optimizer, (x, y), tally)
+        source = source_of(shard, xs, others)
+        for batch in batches(shard, source, device):
+            with explained(batch.x, replica):
+                step(replica, optimizer, batch, tally)
         sums = {**tally.sums(), **source.measured()}
         sums["given"] = sum(visit.size for visit in shard.share) - sums.get("left_out", 0)
         _check_finite(sums, shard.name)
@@ -93,15 +93,15 @@ def step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tally
     """Train on one batch, and add what it measures."""
     optimizer.zero_grad()
     with replica.autocast():
-        output, target = replica.forward(*batch)
-        loss = replica.recipe.loss(output, target)
+        output, target = replica.forward(batch.x, batch.y)
+        loss = replica.loss(output, target, batch.weight)
     if loss.numel() != 1:
         raise ValueError(
             f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
         )
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    tally.add(len(batch[0]), loss, output, target)
+    tally.add(len(batch.x), loss, output, target)
 
 
 def to_cpu(value: Any) -> Any:

@@ -129,5 +129,5 @@ def test_remote_blocks_are_known_without_being_loaded():
 
 def test_an_engine_that_is_not_their_home_gets_remote_blocks_loaded():
     block = Elsewhere(np.ones((4, 2), np.float32))
-    published = PublishedBlocks(engine := SerialEngine(), BlockedTensor([[block]]), None)
+    published = PublishedBlocks(engine := SerialEngine(), BlockedTensor([[block]]))
     assert engine.fetch(published.select([0])[0])[0] is block.block

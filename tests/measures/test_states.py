@@ -168,7 +168,7 @@ def test_the_metric_given_keeps_its_state_and_counts_for_nothing():
 
 
 def test_states_are_no_views_of_what_goes_on_changing():
-    accumulating = Accumulated(of_errors(CatMetric)).start()
+    accumulating = Accumulated.of(of_errors(CatMetric)).start()
     output = torch.ones(2)
     accumulating.add(output, torch.zeros(2), 2)
     before = accumulating.state()

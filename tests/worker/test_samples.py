@@ -33,7 +33,10 @@ def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, work
     for round_ in Schedule(x.sizes, workers, 1, 4, shuffle).rounds():
         for share in round_.shares:
             shard = Shard(share, tuple(range(blocks)), starts, Batching(size=size), shuffle_seed)
-            for batch_x, batch_y in batches(shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu"):
+            for batch_x, batch_y, weight in batches(
+                shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu"
+            ):
+                assert weight is None
                 assert (batch_x.dtype, batch_y.dtype) == (torch.uint8, torch.bfloat16)
                 assert 1 <= len(batch_x) <= size
                 assert torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))
