@@ -25,7 +25,6 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
 from compss_train.measures import Measures, resolve_metrics
-from compss_train.measures.accumulated import Accumulated
 
 CLASSES = 3
 
@@ -167,13 +166,48 @@ def test_the_metric_given_keeps_its_state_and_counts_for_nothing():
     assert given_one.compute() == 1
 
 
-def test_states_are_no_views_of_what_goes_on_changing():
-    accumulating = Accumulated.of(of_errors(CatMetric)).start()
-    output = torch.ones(2)
-    accumulating.add(output, torch.zeros(2), 2)
-    before = accumulating.state()
-    accumulating.add(output, torch.zeros(2), 2)
-    assert [len(state.held["value"][0]) for state in (*before, *accumulating.state())] == [2, 4]
+@pytest.mark.parametrize(
+    "metric", [of_errors(CatMetric), of_errors(SumMetric), MeanOfBatches()], ids=["cat", "sum", "mean"]
+)
+def test_states_are_no_views_of_what_goes_on_changing(metric):
+    measures = resolve_metrics({"it": metric})
+    metrics = measures.start()
+
+    def value():
+        return measures.values([{"samples": 1, "loss": 0, "metrics": states}])["it"]
+
+    metrics.add(torch.ones(2), torch.zeros(2), 2)
+    states = metrics.states()
+    before = value()
+    metrics.add(torch.full((2,), 3.0), torch.zeros(2), 2)
+    assert value() == before
+    states = metrics.states()
+    assert value() != before
+
+
+class Shapes(Metric):
+    """Tells what its state looks like, which has no reduction."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("seen", torch.tensor(-1), None)
+
+    def update(self, output, target):
+        self.seen = torch.tensor(len(output))
+
+    def compute(self):
+        return {"seen": self.seen, "dimensions": torch.tensor(self.seen.dim())}
+
+
+def test_states_without_reduction_are_stacked_where_several_workers_have_seen_something():
+    measures = resolve_metrics(Shapes())
+    one, other, none = (measured(measures, [(torch.rand(n), torch.rand(n))] if n else []) for n in (2, 3, 0))
+    for parts, expected in (
+        ([one], {"seen": 2, "dimensions": 0}),
+        ([none, other, none], {"seen": 3, "dimensions": 0}),
+        ([one, none, other], {"seen": [2, 3], "dimensions": 1}),
+    ):
+        assert measures.values(parts)["shapes"] == expected
 
 
 @pytest.mark.parametrize(
@@ -199,7 +233,7 @@ def test_outputs_and_targets_that_say_the_same_in_other_shapes(output, target, m
 
 
 def test_one_hot_targets_stay_as_they_are():
-    class Shapes(Metric):
+    class ShapesOfBatches(Metric):
         def __init__(self):
             super().__init__()
             self.add_state("shapes", [], None)
@@ -210,7 +244,7 @@ def test_one_hot_targets_stay_as_they_are():
         def compute(self):
             return torch.stack(self.shapes)
 
-    measures = resolve_metrics({"it": Shapes()})
+    measures = resolve_metrics({"it": ShapesOfBatches()})
     one_hot = functional.one_hot(torch.tensor([0, 1, 2]), 3)
     parts = [measured(measures, [(torch.rand(3, 3), one_hot)]), measured(measures, [(torch.rand(2, 3), one_hot)])]
     assert measures.values(parts)["it"] == [[3, 3], [3, 3], [2, 3], [3, 3]]
