@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from compss_train.callbacks import Callback, EarlyStopping
-from compss_train.estimators.checking import checked_pair, checked_samples
+from compss_train.estimators.checking import checked_pair, checked_samples, checked_weights
 from compss_train.estimators.constructor import EstimatorParameters
 from compss_train.estimators.networks import make_network
 from compss_train.estimators.samples import first_sample, in_parts
@@ -42,9 +42,19 @@ class DistributedEstimator(EstimatorParameters):
     def _outputs(self) -> int:
         """Numbers that the network gives for a sample."""
 
-    def _train(self, X: Any, y: Any, encode: Callable[[Any, Any], Any], *, num_epochs: int, go_on: bool) -> Self:
+    def _train(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        encode: Callable[[Any, Any], Any],
+        *,
+        num_epochs: int,
+        go_on: bool,
+    ) -> Self:
         """Train on the samples and on what ``encode(x, y)`` makes of the targets, about which it learns."""
         x, y = checked_pair(self, X, y, reset=not go_on, **self._checks_of_targets)
+        weights = checked_weights(sample_weight)
         if not go_on and hasattr(self, "module_"):
             del self.module_  # should this fit fail, it would not go with what is learnt from now on
         y = encode(x, y)
@@ -53,9 +63,9 @@ class DistributedEstimator(EstimatorParameters):
         net = self.module_ if go_on else make_network(self.net, first, self._outputs, self.hidden, seed)
         workers = min(check_count("num_workers", self.num_workers), x.number_samples if in_parts(x) else len(x))
         trainer = DistributedTrainer(workers, engine=self.engine, seed=seed, threads=self.threads)
-        trainer.build(net, self.optimizer or ADAM, self.loss, self.metric, **self.build_options or {})
+        trainer.build(net, self.optimizer or ADAM, self.loss, self.metric, **self._build_options(x, y))
         self._check_outputs(self._predictor(net).predict(first))
-        options = self._fit_options(x, y, seed)
+        options = self._fit_options(x, y, weights, seed)
         with trainer:
             trainer.fit(**options, num_epochs=num_epochs)
         self._keep(trainer, go_on)
@@ -79,12 +89,16 @@ class DistributedEstimator(EstimatorParameters):
                 "are needed, one for each class or target; change its last layer"
             )
 
-    def _fit_options(self, x: Any, y: Any, seed: int) -> dict[str, Any]:
-        held_out: dict[str, Any] = {}
+    def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
+        """Return the other options of ``build``, for these samples and encoded targets."""
+        return dict(self.build_options or {})
+
+    def _fit_options(self, x: Any, y: Any, sample_weight: Any, seed: int) -> dict[str, Any]:
+        data = {"x": x, "y": y, "sample_weight": sample_weight}
         if self.validation_fraction is not None:
-            x, y, held_out["validation_data"] = self._split(x, y, seed)
+            data = self._split(data, seed)
         own = {name: getattr(self, name) for name in _OF_FIT}
-        others = dict(x=x, y=y, progress=bool(self.verbose), **own, **held_out, **self.fit_options or {})
+        others = dict(**data, progress=bool(self.verbose), **own, **self.fit_options or {})
         return dict(callbacks=self._callbacks(evaluated="validation_data" in others), **others)
 
     def _callbacks(self, *, evaluated: bool) -> list[Callback]:
@@ -93,20 +107,20 @@ class DistributedEstimator(EstimatorParameters):
         monitor = "val_loss" if evaluated else "loss"
         return [*self.callbacks, EarlyStopping(monitor, patience=self.n_iter_no_change)]
 
-    def _split(self, x: Any, y: Any, seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
-        """Return what is trained on and what is held out."""
+    def _split(self, data: dict[str, Any], seed: int) -> dict[str, Any]:
+        """Return what is trained on, and what is held out as ``validation_data``."""
         share = self.validation_fraction
         if not isinstance(share, float) or not 0 < share < 1:
             raise ValueError(f"validation_fraction={share!r}: give a number between 0 and 1, such as 0.1, or None")
-        if in_parts(x):
+        if in_parts(data["x"]):
             raise ValueError(
                 f"validation_fraction={share} is for arrays; give blocks or files to evaluate on in "
                 "fit_options={'validation_data': ...}"
             )
-        x, x_held_out, y, y_held_out = train_test_split(
-            x, y, test_size=share, random_state=seed % 2**32, stratify=self._strata(y)
-        )
-        return x, y, (x_held_out, y_held_out)
+        given = {name: array for name, array in data.items() if array is not None}
+        strata = self._strata(data["y"])
+        cut = train_test_split(*given.values(), test_size=share, random_state=seed % 2**32, stratify=strata)
+        return {**data, **dict(zip(given, cut[::2], strict=True)), "validation_data": (cut[1], cut[3])}
 
     def _strata(self, y: NDArray[Any]) -> NDArray[Any] | None:
         """Return what both parts of a split have alike shares of."""

@@ -37,6 +37,17 @@ def checked_pair(
     return x, y
 
 
+def checked_weights(sample_weight: Any) -> Any:
+    """Return weights of samples as the trainer takes them, which checks the rest."""
+    weights = as_samples(sample_weight)
+    if weights is None or in_parts(weights):
+        return weights
+    array = np.asarray(weights)
+    if not array.any():
+        raise ValueError("sample_weight is zero for every sample, so that there is nothing to learn from")
+    return array
+
+
 def _arrays(estimator: EstimatorParameters, *arrays: Any, reset: bool, **of_targets: bool) -> Any:
     dtype = None if estimator.dtype is None else np.dtype(estimator.dtype)
     own_net = estimator.net is not None

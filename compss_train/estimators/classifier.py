@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.preprocessing import LabelEncoder
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from compss_train.data import BlockedTensor, FileDataset
@@ -28,6 +30,9 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     the metric ``"accuracy"``. With ``categorical_cross_entropy`` the network's outputs are taken for probabilities,
     with ``nn.NLLLoss`` for their logarithms, with other losses for logits.
 
+    ``class_weight`` are weights in the loss: a dict from labels (1 for those that are not in it), ``"balanced"``
+    for such that make up for how many samples each class has (not for files), or ``None``.
+
     y holds labels of any kind, one a sample. Files must hold the numbers 0 to k-1, since workers read them.
 
     ``classes_`` are the labels in the order of the outputs; the other attributes are in ``EstimatorParameters``.
@@ -35,9 +40,12 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     loss: str | BatchFunction = "cross_entropy"
     metric: MetricSpec = "accuracy"
+    class_weight: Mapping[Any, float] | str | None = None
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on samples X (n, features) with the labels y (n,), and return the estimator.
+
+        ``sample_weight`` (n,) are weights in the loss, as ``DistributedTrainer.fit`` takes them.
 
         With ``warm_start``, a second fit goes on, and its labels have to be among those of the first.
 
@@ -46,10 +54,12 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         """
         go_on = self.warm_start and self.__sklearn_is_fitted__()
         encode = partial(self._encoded, classes=self.classes_ if go_on else None)
-        return self._train(X, y, encode, num_epochs=self.num_epochs, go_on=go_on)
+        return self._train(X, y, sample_weight, encode, num_epochs=self.num_epochs, go_on=go_on)
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on these samples. The first call has to name all ``classes``."""
+        if isinstance(self.class_weight, str):
+            raise ValueError(f"class_weight={self.class_weight!r} needs all samples at once; give a dict instead")
         go_on = self.__sklearn_is_fitted__()
         if not go_on and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
@@ -58,7 +68,7 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
                 f"classes={classes!r} are not those of the first call, {self.classes_}; leave them out"
             )
         encode = partial(self._encoded, classes=self.classes_ if go_on else classes)
-        return self._train(X, y, encode, num_epochs=1, go_on=go_on)
+        return self._train(X, y, sample_weight, encode, num_epochs=1, go_on=go_on)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the label of each sample, that of its largest output."""
@@ -98,6 +108,21 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         if isinstance(y, BlockedTensor):
             return mapped(lambda block: labels.transform(np.ravel(block)), y)
         return None if y is None else labels.transform(y)
+
+    def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
+        options = super()._build_options(x, y)
+        if self.class_weight is None:
+            return options
+        return dict(class_weight=self._weights_of_classes(x, y), **options)
+
+    def _weights_of_classes(self, x: Any, y: Any) -> NDArray[Any]:
+        labels = self.classes_
+        if self.class_weight == "balanced":
+            if isinstance(x, FileDataset):
+                raise ValueError("class_weight='balanced' is not for files; give a dict from labels to weights")
+            labels = labels[as_array(y)]
+        weights: NDArray[Any] = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
+        return weights
 
     def _strata(self, y: NDArray[Any]) -> NDArray[Any]:
         return y

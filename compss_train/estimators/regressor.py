@@ -32,18 +32,21 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
 
     _checks_of_targets: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on samples X (n, features) with targets y, (n,) or (n, outputs), and return the estimator.
+
+        ``sample_weight`` (n,) are weights in the loss, as ``DistributedTrainer.fit`` takes them.
 
         Raises what ``DistributedTrainer.fit`` does, and ``ValueError`` for what scikit-learn does not accept and
         for a network that has not an output for each target, before training.
         """
         go_on = self.warm_start and self.__sklearn_is_fitted__()
-        return self._train(X, y, self._encoded, num_epochs=self.num_epochs, go_on=go_on)
+        return self._train(X, y, sample_weight, self._encoded, num_epochs=self.num_epochs, go_on=go_on)
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on these samples."""
-        return self._train(X, y, self._encoded, num_epochs=1, go_on=self.__sklearn_is_fitted__())
+        go_on = self.__sklearn_is_fitted__()
+        return self._train(X, y, sample_weight, self._encoded, num_epochs=1, go_on=go_on)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted targets in the shape of those of the fit: float64 where they were, else float32."""
