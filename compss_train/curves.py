@@ -102,4 +102,5 @@ def _measured_panel(title: str, xs: list[float], measured: list[dict[str, float]
 
 
 def _curve(name: str, xs: list[float], records: Sequence[Mapping[str, Any]]) -> Curve:
-    return Curve(name, xs, [float(record.get(name, math.nan)) for record in records])
+    values = [record.get(name) for record in records]
+    return Curve(name, xs, [float(value) if isinstance(value, int | float) else math.nan for value in values])

@@ -41,8 +41,7 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
         """Write the report."""
-        stopped = getattr(trainer, "stopped", None)
-        self._write(trainer, "complete" if stopped is None else f"stopped: {stopped}")
+        self._write(trainer, "complete" if trainer.stopped is None else f"stopped: {trainer.stopped}")
 
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
         """Write the report, which says what has ended the fit."""

@@ -10,7 +10,8 @@ from tests.apps.test_apps import ROOT, python_blocks, run_blocks
 DOCUMENT = "docs/watching.md"
 
 
-def test_the_examples_run_after_the_readmes_first(tmp_path):
+def test_the_examples_run_after_the_readmes_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "serial")  # saves starting processes
     blocks = python_blocks(DOCUMENT)
     assert len(blocks) >= 4
     printed = run_blocks([python_blocks("README.md")[0], *blocks], tmp_path)

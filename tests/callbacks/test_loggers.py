@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from compss_train import DistributedTrainer
-from compss_train.callbacks import Callback, Csv, JsonLines, TensorBoard
+from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, TensorBoard
 from compss_train.columns import row
 from compss_train.history import History
 from tests.histories import histories, online_record
@@ -29,6 +30,17 @@ def trainer():
 def fit(trainer, *callbacks, epochs=2, **options):
     x, y = classification()
     trainer.fit(*blocked(x, y, 4), num_epochs=epochs, batch_size=10, progress=False, callbacks=callbacks, **options)
+
+
+class Failing(Callback):
+    """Raises at the end of a round."""
+
+    def __init__(self, after=0):
+        self.after = after
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == self.after:
+            raise RuntimeError("enough")
 
 
 def tell(callback, records, resumed_from=None):
@@ -115,6 +127,25 @@ def test_a_resumed_fit_replaces_what_came_after_the_checkpoint(tmp_path, logger,
     assert rounds_of(path) == [*range(6), *range(6), 5]
 
 
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_killed_fit_that_resumes_has_no_round_twice(trainer, tmp_path, position):
+    def callbacks(*more):
+        loggers = [JsonLines(tmp_path / "history.jsonl"), Csv(tmp_path / "history.csv"), *more]
+        loggers.insert(position, Checkpoint(tmp_path / "checkpoints"))
+        return loggers
+
+    with pytest.raises(RuntimeError, match="enough"):
+        fit(trainer, *callbacks(Failing(after=2)), epochs=6)
+    shutil.rmtree(max((tmp_path / "checkpoints").glob("round-*")))  # as if it had not been written yet
+    assert rounds_of(tmp_path / "history.csv") == [0, 1, 2]
+    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as again:
+        again.build(mlp(), SGD, "cross_entropy", "accuracy")
+        fit(again, *callbacks(), epochs=6, resume=tmp_path / "checkpoints")
+        assert [record["round"] for record in again.history] == list(range(6))
+    for name in ("history.jsonl", "history.csv"):
+        assert rounds_of(tmp_path / name) == list(range(6))
+
+
 @pytest.mark.parametrize("logger", FILES)
 def test_a_line_that_was_cut_off_is_removed(tmp_path, logger):
     path = tmp_path / f"history.{'csv' if logger is Csv else 'jsonl'}"
@@ -188,11 +219,6 @@ def test_tensorboard_shows_lists_nan_and_what_a_resumed_fit_trained_again(tmp_pa
     assert [(each.step, each.value) for each in scalars["loss"]] == [(0, 0.5), (1, 1.5), (2, 102.0), (3, 103.0)]
     assert [each.value for each in scalars["val_recall/0"]] == [0.5] * 2
     assert all(math.isnan(each.value) for each in scalars["val_recall/1"])
-
-
-class Failing(Callback):
-    def on_round_end(self, trainer, record):
-        raise RuntimeError("enough")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -57,6 +57,16 @@ def test_reports_are_written_while_a_fit_runs_and_when_it_ends(trainer, tmp_path
     assert list(path.parent.iterdir()) == [path]
 
 
+class Stopping(Callback):
+    def on_round_end(self, trainer, record):
+        trainer.stop("enough")
+
+
+def test_a_fit_that_is_stopped_says_so(trainer, tmp_path):
+    fit(trainer, Report(tmp_path / "report.html"), Stopping())
+    assert "stopped: enough" in PageReader((tmp_path / "report.html").read_text()).texts
+
+
 class Failing(Callback):
     def on_round_end(self, trainer, record):
         if record["round"] == 2:
