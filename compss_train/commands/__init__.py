@@ -1,0 +1,16 @@
+"""The subcommands of ``compss-train``, one module each; those that need torch import it when they run."""
+
+from __future__ import annotations
+
+from compss_train.commands import configure, doctor, send, shard
+from compss_train.commands.base import Command
+
+__all__ = ["COMMANDS", "Command"]
+
+COMMANDS: tuple[Command, ...] = (
+    shard.COMMAND,
+    send.COMMAND,
+    doctor.COMMAND,
+    configure.COMMAND,
+)
+"""In the order of ``compss-train --help``."""
