@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+import traceback
 from collections.abc import Sequence
 
 from compss_train import __version__
@@ -20,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
+        if getattr(options, "traceback", False):
+            traceback.print_exc()
         print(f"compss-train {options.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

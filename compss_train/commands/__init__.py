@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from compss_train.commands import configure, doctor, send, shard
+from compss_train.commands import configure, doctor, fit, send, shard
 from compss_train.commands.base import Command
 
 __all__ = ["COMMANDS", "Command"]
 
 COMMANDS: tuple[Command, ...] = (
+    fit.COMMAND,
     shard.COMMAND,
     send.COMMAND,
     doctor.COMMAND,

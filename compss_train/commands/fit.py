@@ -1,0 +1,101 @@
+"""``compss-train fit``: a training run that a TOML file describes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compss_train.commands.base import Command
+from compss_train.commands.options import add_run_settings, settings_of
+
+if TYPE_CHECKING:
+    from compss_train.runs.training import Training
+
+FAILED = 1
+"""Exit code where training fails after it has begun."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    file = "a TOML file, or the folder of a run"
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help=file)
+    parser.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
+    add_run_settings(parser)
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="for the run's files (output.folder)")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in the folder, where there is one, from its checkpoint",
+    )
+    again.add_argument("--overwrite", action="store_true", help="remove a run that is in the folder")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be done, start nothing"
+    )
+    parser.add_argument("--traceback", action="store_true", help="where something fails, print where in the code")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train; return 0 when that is done, 1 where it has failed."""
+    if options.example:
+        print(files("compss_train.runs").joinpath("example.toml").read_text(encoding="utf-8"), end="")
+        return 0
+    if options.file is None:
+        raise ValueError("name a TOML file; compss-train fit --example prints one to begin with")
+    from compss_train.runs.file import read_run_file  # what follows needs torch, which other commands do without
+    from compss_train.runs.training import read_training
+
+    run_file = read_run_file(options.file, settings_of(options))
+    if options.output is not None:
+        run_file = run_file.with_value("output", "folder", str(options.output.absolute()))
+    with run_file.at_home():
+        training = read_training(run_file, resume=options.resume, overwrite=options.overwrite)
+        return _show(training) if options.dry_run else _train(training, options)
+
+
+def _show(training: Training) -> int:
+    from compss_train.runs.telling import planned
+
+    print(planned(training))
+    return 0
+
+
+def _train(training: Training, options: argparse.Namespace) -> int:
+    from compss_train.runs.problems import RunFileError, describe
+    from compss_train.runs.telling import reached
+    from compss_train.runs.training import train
+
+    try:
+        trainer = train(training)
+    except RunFileError:
+        raise
+    except Exception as error:
+        if options.traceback:
+            traceback.print_exc()
+        told = " ".join([describe(error), *getattr(error, "__notes__", ())])
+        hint = "" if options.traceback else " (--traceback shows where)"
+        print(f"compss-train fit: training failed: {told}{hint}", file=sys.stderr)
+        return FAILED
+    print(reached(trainer, training.folder))
+    return 0
+
+
+COMMAND = Command(
+    "fit",
+    "train a network as a TOML file says",
+    add_arguments,
+    run,
+    examples="""\
+  compss-train fit --example > spirals.toml
+  compss-train fit spirals.toml
+  compss-train fit spirals.toml --dry-run
+  compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set build.optimizer.lr=0.003 --output runs/b
+  compss-train fit spirals.toml --resume
+
+Exit codes: 0 done, 1 training has failed, 2 something is wrong with what was given, 130 after Ctrl-C, 143 after
+SIGTERM. After any of the last four, --resume goes on from the last checkpoint.""",
+)

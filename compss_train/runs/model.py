@@ -1,0 +1,73 @@
+"""The sections ``[trainer]``, ``[network]`` and ``[build]``: a trainer with its network."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from compss_train.runs import objects
+from compss_train.runs.file import RunFile
+from compss_train.runs.options import options_of, read_options
+from compss_train.runs.problems import Problems, WrongValueError
+from compss_train.trainer import DistributedTrainer
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is needed for a trainer that is built."""
+
+    trainer: dict[str, Any]
+    """Arguments of ``DistributedTrainer``; ``num_workers`` and ``seed`` are among them."""
+    net: nn.Module
+    build: dict[str, Any]
+    """Arguments of ``build`` besides the network."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return int(self.trainer["num_workers"])
+
+    def built(self, **changed: Any) -> DistributedTrainer:
+        """Return a trainer, some of its arguments changed; starts nothing."""
+        trainer = DistributedTrainer(**{**self.trainer, **changed})
+        trainer.build(self.net, **self.build)
+        return trainer
+
+
+def read_model(run_file: RunFile, problems: Problems) -> Model | None:
+    """Return what three sections say, or ``None`` after noting what is wrong with them.
+
+    The seed, drawn where the file has none, is torch's before the network is made: initial weights follow from it.
+    """
+    before = len(problems)
+    options = read_options("[trainer]", run_file.section("trainer"), options_of(DistributedTrainer), problems)
+    options.setdefault("seed", secrets.randbits(32))
+    build_options = options_of(DistributedTrainer.build, leave_out=("net",))
+    build = read_options("[build]", run_file.section("build"), build_options, problems)
+    net = _network(run_file.section("network"), options["seed"], problems)
+    if len(problems) > before:
+        return None
+    model = Model(options, net, build)
+    with problems.noting("[trainer]"):
+        options["num_workers"] = DistributedTrainer(**options).num_workers
+        with problems.noting("[build]"):
+            model.built()
+    return model if len(problems) == before else None
+
+
+def _network(table: Mapping[str, Any], seed: Any, problems: Problems) -> Any:
+    with problems.noting("[network]"):
+        if objects.CALLED not in table:
+            raise WrongValueError(
+                'import is missing; give import = "module:name", a class or function that makes the network, and '
+                "its arguments as other keys"
+            )
+        if isinstance(seed, int):
+            torch.manual_seed(seed)
+        return objects.make(table)
+    return None

@@ -1,0 +1,80 @@
+"""The section ``[output]``, and ``early_stopping``: the callbacks of a run, and where their files go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compss_train import callbacks
+from compss_train.callbacks import Callback, JsonLines
+from compss_train.runs.annotations import described, fits
+from compss_train.runs.folder import RunFolder
+from compss_train.runs.options import options_of, read_options
+from compss_train.runs.problems import Problems, WrongValueError, unknown
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
+
+_FILES = {
+    "checkpoint": ("Checkpoint", "checkpoints"),
+    "csv": ("Csv", "table"),
+    "report": ("Report", "report"),
+    "tensorboard": ("TensorBoard", "tensorboard"),
+}
+"""Keys, the callbacks that they stand for, and where in a run's folder these write."""
+
+KEYS = ("folder", *_FILES)
+
+
+class HistoryFile(JsonLines):
+    """The history as lines of JSON; when a fit is resumed, rounds that it repeats are not in it twice."""
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Write the rounds that the trainer has had."""
+        self.path.write_text("", encoding="utf-8")
+        for record in trainer.history:
+            self.on_round_end(trainer, record)
+
+
+def read_output(
+    table: Mapping[str, Any], folder: RunFolder, problems: Problems, *, validated: bool
+) -> list[Callback]:
+    """Return what writes the files that the section asks for, noting what is wrong with it.
+
+    There are checkpoints and a report unless the file says otherwise; the best checkpoint by ``val_loss`` is kept
+    where there are ``validated`` data.
+    """
+    made: list[Callback] = [HistoryFile(folder.history)]
+    defaults = {"checkpoint": {"best": "val_loss"} if validated else True, "report": True}
+    for key in table:
+        if key not in KEYS:
+            problems.add(f"[output] {key}", unknown(key, KEYS))
+    if not isinstance(table.get("folder", ""), str):
+        problems.add("[output] folder", f"{table['folder']!r} is no text")
+    for key, (name, place) in _FILES.items():
+        value = table.get(key, defaults.get(key, False))
+        value = defaults[key] if value is True and key in defaults else value
+        with problems.noting(f"[output] {key}"):
+            made += _callback(f"[output] {key}", name, value, [getattr(folder, place)], problems)
+    return made
+
+
+def early_stopping(value: Any, problems: Problems) -> list[Callback]:
+    """Return the callback that the key ``early_stopping`` asks for, noting what is wrong with it."""
+    with problems.noting("[fit] early_stopping"):
+        return _callback("[fit] early_stopping", "EarlyStopping", value, [], problems)
+    return []
+
+
+def _callback(where: str, name: str, value: Any, places: list[Path], problems: Problems) -> list[Callback]:
+    """Return the callback of this name, with its defaults for true, or a table's options; none for false."""
+    if not fits(value, bool | dict):
+        raise WrongValueError(f"{value!r} does not fit; give {described(bool | dict)}")
+    if value is False or not hasattr(callbacks, name):  # TEMPORARY
+        return []
+    kind = getattr(callbacks, name)
+    before = len(problems)
+    accepted = options_of(kind, leave_out=("folder", "path"))
+    options = read_options(where, {} if value is True else value, accepted, problems)
+    return [kind(*places, **options)] if len(problems) == before else []

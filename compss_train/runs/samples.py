@@ -1,0 +1,51 @@
+"""What a run trains and evaluates on: the sections ``[data]`` and ``[validation]`` together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compss_train.given import as_given
+from compss_train.runs.data import Pair, make_data
+from compss_train.runs.file import RunFile
+from compss_train.runs.model import Model
+from compss_train.runs.problems import Problems, unknown
+from compss_train.runs.split import split
+
+FRACTION = "fraction"
+"""The key of ``[validation]`` that keeps a part of what is in ``[data]``."""
+
+
+def read_data(run_file: RunFile, model: Model | None, problems: Problems) -> tuple[Pair, Pair | None] | None:
+    """Return what is trained on and what is held out, or ``None`` after noting what is wrong with them."""
+    before = len(problems)
+    seed = 0 if model is None else model.trainer["seed"]
+    pair = make_data("[data]", run_file.section("data"), problems)
+    validation = run_file.section("validation")
+    held_out = None
+    if FRACTION in validation:
+        pair, held_out = _kept(pair, validation, seed, problems)
+    elif validation:
+        held_out = make_data("[validation]", validation, problems)
+    _check(pair, "[data]", problems)
+    _check(held_out, "[validation]", problems)
+    return (pair, held_out) if pair is not None and len(problems) == before else None
+
+
+def _kept(
+    pair: Pair | None, table: Mapping[str, Any], seed: int, problems: Problems
+) -> tuple[Pair | None, Pair | None]:
+    for key in table:
+        if key != FRACTION:
+            problems.add(f"[validation] {key}", f"{unknown(key, (FRACTION,))}, as {FRACTION} takes from [data]")
+    if pair is not None:
+        with problems.noting("[validation]"):
+            return split(pair, table[FRACTION], seed)
+    return pair, None
+
+
+def _check(pair: Pair | None, where: str, problems: Problems) -> None:
+    """Note what cannot be trained on, such as x and y of different lengths."""
+    if pair is not None:
+        with problems.noting(where):
+            as_given(*pair, num_workers=1)

@@ -1,0 +1,143 @@
+"""A run: all that its file says, made and checked, and the fit itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compss_train import parameters
+from compss_train.callbacks import Callback
+from compss_train.replacing import replacing
+from compss_train.runs import toml
+from compss_train.runs.checking import check_fit, fit
+from compss_train.runs.data import Pair
+from compss_train.runs.file import HOME, RunFile, read_run_file
+from compss_train.runs.folder import RunFolder
+from compss_train.runs.model import Model, read_model
+from compss_train.runs.options import options_of, read_options
+from compss_train.runs.output import early_stopping, read_output
+from compss_train.runs.problems import Problems, RunFileError, describe, made
+from compss_train.runs.samples import read_data
+from compss_train.trainer import DistributedTrainer
+
+_ELSEWHERE = ("x", "y", "validation_data", "resume")
+"""Options of ``fit`` that other sections, or the command line, give."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that can begin."""
+
+    file: RunFile
+    model: Model
+    data: Pair
+    held_out: Pair | None
+    fit: dict[str, Any]
+    """Options of ``fit``, the callbacks among them."""
+    folder: RunFolder
+    resume: bool
+
+
+def output_folder(run_file: RunFile) -> Path:
+    """Return where a run's files go: where the file says, or a folder of its name below ``runs``."""
+    named = run_file.section("output").get("folder")
+    return run_file.home / (named if isinstance(named, str) else Path("runs", run_file.name))
+
+
+def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> Training:
+    """Return the run that a file describes; raise ``RunFileError`` that tells all that is wrong with it.
+
+    A folder that holds a run is refused unless that one is to be resumed or overwritten. Starts nothing.
+    """
+    problems = Problems(str(run_file.path))
+    run_file.check_sections(problems)
+    folder = RunFolder(output_folder(run_file))
+    if folder.holds_run and not (resume or overwrite):
+        hint = "--resume goes on with it, --overwrite removes it, --output names another"
+        problems.add("[output] folder", f"{folder.path} holds a run: {hint}")
+    if resume:
+        run_file = _with_seed_of(folder, run_file)
+    model = read_model(run_file, problems)
+    data = read_data(run_file, model, problems)
+    options = _read_fit(run_file, folder, problems)
+    if model is not None and data is not None and options is not None:
+        with problems.noting("[fit]"):
+            check_fit(model.num_workers, *data, options)
+    problems.check()
+    train_on, held_out = made(data)
+    return Training(run_file, made(model), train_on, held_out, made(options), folder, resume)
+
+
+def _with_seed_of(folder: RunFolder, run_file: RunFile) -> RunFile:
+    """Return the file with the seed that an earlier run has drawn, where it has none itself."""
+    if "seed" in run_file.section("trainer") or not folder.configuration.exists():
+        return run_file
+    seed = read_run_file(folder.configuration).section("trainer").get("seed")
+    return run_file.with_value("trainer", "seed", seed)
+
+
+def _read_fit(run_file: RunFile, folder: RunFolder, problems: Problems) -> dict[str, Any] | None:
+    """Return the options of ``fit`` with all callbacks, or ``None`` after noting what is wrong with them."""
+    before = len(problems)
+    section = run_file.section("fit")
+    stopping = early_stopping(section.pop("early_stopping", False), problems)
+    options = read_options("[fit]", section, options_of(DistributedTrainer.fit, _ELSEWHERE), problems)
+    written = read_output(run_file.section("output"), folder, problems, validated=run_file.is_validated)
+    options["callbacks"] = [*written, *stopping, *options.get("callbacks", ())]
+    return options if len(problems) == before else None
+
+
+def train(training: Training) -> DistributedTrainer:
+    """Train, and return the trainer with its history; the files are in the folder then, whatever ends the fit.
+
+    Raises ``RunFileError`` for what the fit itself finds wrong before it begins.
+    """
+    with training.model.built() as trainer:
+        begun = _Begun(training)
+        callbacks = [begun, *training.fit["callbacks"], begun.last]
+        resume = {"resume": True} if training.resume else {}
+        try:
+            fit(trainer, training.data, training.held_out, {**training.fit, **resume, "callbacks": callbacks})
+        except Exception as error:
+            if begun.last.told:
+                raise
+            raise RunFileError(f"{training.file.path}: {describe(error)}") from error
+        finally:
+            if begun.last.told and trainer.history:
+                save(training.folder, trainer)
+    return trainer
+
+
+def save(folder: RunFolder, trainer: DistributedTrainer) -> None:
+    """Write the parameters into a run's folder."""
+    with replacing(folder.parameters) as path:
+        parameters.save(path, trainer.get_parameters())
+
+
+class _Told(Callback):
+    """Knows whether a fit has begun: the last of its callbacks to be told so."""
+
+    told = False
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Take note."""
+        self.told = True
+
+
+class _Begun(Callback):
+    """Prepares the folder of a run when a fit begins, which is when all has been found to be right."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self.last = _Told()
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Make the folder and describe the run in it; what is there of another goes unless it is resumed."""
+        folder, run_file = self._training.folder, self._training.file
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if not self._training.resume:
+            folder.clear()
+        own = run_file.with_value("trainer", "seed", trainer.seed).with_value("output", "folder", str(folder.path))
+        with replacing(folder.configuration) as path:
+            path.write_text(toml.dumps({HOME: str(run_file.home), **own.table}), encoding="utf-8")
