@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the subcommand that the arguments name (by default those of this process); return its exit code."""
     options = make_parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        return int(options.perform(options))
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if getattr(options, "traceback", False):
             traceback.print_exc()
@@ -53,4 +53,4 @@ def _add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], comman
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    parser.set_defaults(run=command.run)
+    parser.set_defaults(perform=command.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from compss_train.checks import check_network, check_optimizer, check_picklable
 from compss_train.describe import described_build, described_machine, versions
 from compss_train.engines import Engine, Ref, engine_class
 from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
+from compss_train.export import export
 from compss_train.given import Given, as_given
 from compss_train.history import History
 from compss_train.inference import EVALUATION_BATCH, Inference, tell_skipped
@@ -213,6 +215,16 @@ class Coordinator:
             "versions": versions(),
             "machine": described_machine(),
         }
+
+    def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
+        """Write the global parameters to a ``.safetensors`` or ``.npz`` file, or the network to an ``.onnx`` one.
+
+        An ONNX file (extra ``onnx``) has the ``transform`` of ``build`` in it, and takes any number of samples as
+        ``x``; ``example`` is a batch of x, such as ``x[:2]``, which shows it what a sample looks like. The file is
+        complete or not there. Raises ``ValueError`` for other suffixes, and a network that ONNX cannot hold.
+        """
+        transform = copy.deepcopy(self._require_built().recipe.transform)
+        export(path, self.model(), example, transform=transform)
 
     def close(self) -> None:
         """End the worker processes; the trainer can be used again and would start new ones."""

@@ -22,6 +22,9 @@ from torch.nn.parameter import is_lazy
 
 Parameters = dict[str, NDArray[Any]]
 
+FORMATS = (".npz", ".safetensors")
+"""How names of files of parameters end."""
+
 _NOT_IN_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from compss_train.commands import configure, doctor, fit, send, shard
+from compss_train.commands import configure, doctor, evaluate, export, fit, predict, send, shard
 from compss_train.commands.base import Command
 
 __all__ = ["COMMANDS", "Command"]
 
 COMMANDS: tuple[Command, ...] = (
     fit.COMMAND,
+    evaluate.COMMAND,
+    predict.COMMAND,
+    export.COMMAND,
     shard.COMMAND,
     send.COMMAND,
     doctor.COMMAND,

@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything, say what would be done, start nothing"
     )
-    parser.add_argument("--traceback", action="store_true", help="where something fails, print where in the code")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+
+ENGINES = ("auto", "serial", "local", "compss")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the run that a command is about, and which of its parameters."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run: output of compss-train fit")
+    parser.add_argument("--best", action="store_true", help="the parameters of its best checkpoint (the last ones)")
 
 
 def add_run_settings(parser: argparse.ArgumentParser) -> None:
     """Add what changes values of a run file."""
-    setting = "another value of a key in the file; VALUE as TOML has it, texts also without quotes; may be repeated"
+    setting = "another value of a key in the file, as TOML has it; texts need no quotes; may be repeated"
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings", help=setting
     )
     parser.add_argument("--workers", type=int, metavar="N", help="model copies (trainer.num_workers)")
-    engines = ("auto", "serial", "local", "compss")
-    parser.add_argument("--engine", choices=engines, help="where tasks run (trainer.engine)")
+    parser.add_argument("--engine", choices=ENGINES, help="where tasks run (trainer.engine)")
+    parser.add_argument("--traceback", action="store_true", help="where something fails, print where in the code")
 
 
 def settings_of(options: argparse.Namespace) -> list[str]:

@@ -32,6 +32,17 @@ def read_data(run_file: RunFile, model: Model | None, problems: Problems) -> tup
     return (pair, held_out) if pair is not None and len(problems) == before else None
 
 
+def read_held_out(run_file: RunFile, model: Model | None, problems: Problems) -> Pair | None:
+    """Return what is held out, or ``None`` after noting what is wrong with it; other data are left alone."""
+    validation = run_file.section("validation")
+    if not validation:
+        problems.add("[validation]", "the run has none, so there is nothing to evaluate on; give --data")
+        return None
+    if FRACTION in validation:
+        return (read_data(run_file, model, problems) or (None, None))[1]
+    return make_data("[validation]", validation, problems)
+
+
 def _kept(
     pair: Pair | None, table: Mapping[str, Any], seed: int, problems: Problems
 ) -> tuple[Pair | None, Pair | None]:

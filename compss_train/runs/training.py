@@ -136,7 +136,9 @@ class _Begun(Callback):
         """Make the folder and describe the run in it; what is there of another goes unless it is resumed."""
         folder, run_file = self._training.folder, self._training.file
         folder.path.mkdir(parents=True, exist_ok=True)
-        if not self._training.resume:
+        if self._training.resume:
+            folder.parameters.unlink(missing_ok=True)  # until there are newer ones, checkpoints are
+        else:
             folder.clear()
         own = run_file.with_value("trainer", "seed", trainer.seed).with_value("output", "folder", str(folder.path))
         with replacing(folder.configuration) as path:
