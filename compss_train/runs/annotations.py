@@ -80,6 +80,8 @@ def _described_one(annotation: Any) -> list[str]:
         return [
             f'"{choice}"' if isinstance(choice, str) else str(choice).lower() for choice in get_args(annotation)
         ]
+    if kind is Any:
+        return ["a value"]
     if kind in _NAMES or kind is None:
         return [_NAMES[NoneType if kind is None else kind]]
     if kind is Callable:
@@ -89,4 +91,4 @@ def _described_one(annotation: Any) -> list[str]:
     if isinstance(kind, type) and (issubclass(kind, Mapping) or hasattr(kind, "__dataclass_fields__")):
         return ["a table"]
     name = getattr(kind, "__name__", str(kind))
-    return [f'{{ import = "module:name" }} of a {name}']
+    return [f'{{ import = "module:name" }} for a {name}']

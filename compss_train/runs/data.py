@@ -69,7 +69,7 @@ def load_array(value: Any, role: str) -> Any:
 
     A ``.npy`` file is mapped. Of files with several arrays it is the one called ``key``, by default ``role``.
     """
-    if isinstance(value, dict) and "file" in value:
+    if isinstance(value, dict) and "file" in value and objects.CALLED not in value:
         if wrong := [key for key in value if key not in ("file", "key")]:
             raise WrongValueError(unknown(wrong[0], ("file", "key")))
         return _read(value["file"], value.get("key", role))

@@ -7,14 +7,13 @@ same call still to be made. In both, ``arguments`` holds more: an array of posit
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compss_train.runs.problems import WrongValueError, describe
+from compss_train.runs.problems import WrongValueError, describe, nearest
 
 PREFIX = "import:"
 CALLED, PREPARED, ARGUMENTS = "import", "partial", "arguments"
@@ -44,9 +43,7 @@ def load(name: object) -> Any:
     found = _module(module_name)
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            near = difflib.get_close_matches(attribute, dir(found), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise WrongValueError(f"{name!r}: {module_name} has no {attribute}{hint}")
+            raise WrongValueError(f"{name!r}: {module_name} has no {attribute}{nearest(attribute, dir(found))}")
         found = getattr(found, attribute)
     return found
 
@@ -89,8 +86,10 @@ def _arguments(table: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         raise WrongValueError(f"{ARGUMENTS} = {given!r}: give an array of values, or a table of keywords")
     if twice := [key for key in own if key in given] if isinstance(given, dict) else []:
         raise WrongValueError(f"{twice[0]} is given twice, also in {ARGUMENTS}")
-    resolved = resolve(given)
-    return ([], {**resolve(own), **resolved}) if isinstance(given, dict) else (resolved, resolve(own))
+    keywords = {key: resolve(value) for key, value in own.items()}
+    if isinstance(given, list):
+        return resolve(given), keywords
+    return [], {**keywords, **{key: resolve(value) for key, value in given.items()}}
 
 
 def _check_arguments(
@@ -109,8 +108,7 @@ def _check_arguments(
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     for keyword in () if takes_any else prepared.keywords:
         if keyword not in accepted:
-            near = difflib.get_close_matches(keyword, accepted, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(accepted) or 'none'}"
+            hint = nearest(keyword, accepted) or f"; it takes {', '.join(accepted) or 'none'}"
             raise WrongValueError(f"{name} has no argument {keyword}{hint}")
     try:
         bind = signature.bind if complete else signature.bind_partial

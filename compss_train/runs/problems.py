@@ -80,6 +80,11 @@ def describe(error: BaseException) -> str:
 
 def unknown(name: str, accepted: Collection[str]) -> str:
     """Return what to say about a name that is not among the accepted ones: the nearest, and all."""
-    near = difflib.get_close_matches(name, accepted, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ";"
-    return f"there is no such key{hint} The keys are {', '.join(accepted)}"
+    return f"there is no such key{nearest(name, accepted) or ';'} The keys are {', '.join(accepted)}"
+
+
+def nearest(name: str, accepted: Collection[str]) -> str:
+    """Return the question whether the most similar name was meant, nothing where none is similar."""
+    by_lower = {key.lower(): key for key in accepted}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
