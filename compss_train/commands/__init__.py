@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compss_train.commands import configure, doctor, evaluate, export, fit, predict, send, shard
+from compss_train.commands import completion, configure, doctor, evaluate, export, fit, predict, send, shard
 from compss_train.commands.base import Command
 
 __all__ = ["COMMANDS", "Command"]
@@ -16,5 +16,6 @@ COMMANDS: tuple[Command, ...] = (
     send.COMMAND,
     doctor.COMMAND,
     configure.COMMAND,
+    completion.COMMAND,
 )
 """In the order of ``compss-train --help``."""

@@ -16,9 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--hosts", type=names, metavar="HOST,...", help="one worker on each of these machines")
     parser.add_argument("--units", type=int, help="CPU units of a worker (its share of the physical cores)")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of a worker (0)")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where the two files go (here)")
-    parser.add_argument("--install-dir", type=Path, help="where COMPSs is on the workers (as here)")
-    parser.add_argument("--working-dir", type=Path, help="where workers keep files (a folder of yours in /tmp)")
+    parser.add_argument(
+        "--folder", type=Path, metavar="FOLDER", default=Path(), help="where the two files go (here)"
+    )
+    parser.add_argument(
+        "--install-dir", type=Path, metavar="FOLDER", help="where COMPSs is on the workers (as here)"
+    )
+    parser.add_argument(
+        "--working-dir", type=Path, metavar="FOLDER", help="where workers keep files (a folder of yours in /tmp)"
+    )
     parser.add_argument("--first-port", type=int, help="of the first worker (here: free ones; hosts: 44001)")
 
 

@@ -12,8 +12,10 @@ from compss_train.commands.base import Command, names
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--project", type=Path, help="the project.xml that runcompss will be given")
-    parser.add_argument("--resources", type=Path, help="the resources.xml that runcompss will be given")
+    parser.add_argument("--project", type=Path, metavar="FILE", help="the project.xml that runcompss will be given")
+    parser.add_argument(
+        "--resources", type=Path, metavar="FILE", help="the resources.xml that runcompss will be given"
+    )
     parser.add_argument(
         "--nodes",
         type=names,
@@ -21,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST,...",
         help="hosts to look at (those of --project)",
     )
-    parser.add_argument("--python", default=sys.executable, help="the Python of the nodes (this one)")
+    parser.add_argument(
+        "--python", metavar="FILE", default=sys.executable, help="the Python of the nodes (this one)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
 
 

@@ -65,22 +65,32 @@ def _show(training: Training) -> int:
 
 def _train(training: Training, options: argparse.Namespace) -> int:
     from compss_train.runs.problems import RunFileError, describe
-    from compss_train.runs.telling import reached
+    from compss_train.runs.telling import left, reached
     from compss_train.runs.training import train
 
     try:
         trainer = train(training)
     except RunFileError:
         raise
+    except (KeyboardInterrupt, SystemExit):
+        print(f"compss-train fit: {left(training.folder)}", file=sys.stderr)
+        raise
     except Exception as error:
         if options.traceback:
             traceback.print_exc()
-        told = " ".join([describe(error), *getattr(error, "__notes__", ())])
-        hint = "" if options.traceback else " (--traceback shows where)"
-        print(f"compss-train fit: training failed: {told}{hint}", file=sys.stderr)
+        hint = left(training.folder) + ("" if options.traceback else "; --traceback shows where it failed")
+        notes = [*getattr(error, "__notes__", ()), *_where_workers_look(error, training)]
+        told = "\n  ".join([describe(error), *notes, hint])
+        print(f"compss-train fit: training failed: {told}", file=sys.stderr)
         return FAILED
     print(reached(trainer, training.folder))
     return 0
+
+
+def _where_workers_look(error: Exception, training: Training) -> list[str]:
+    if not isinstance(error, ModuleNotFoundError):
+        return []
+    return [f"Workers of COMPSs need to be told of modules: runcompss --pythonpath={training.file.home}"]
 
 
 COMMAND = Command(

@@ -49,7 +49,7 @@ class RunFile:
         """Note unknown sections, and keys outside of all."""
         for name, value in self.table.items():
             if name not in SECTIONS and name != HOME:
-                problems.add(f"[{name}]" if isinstance(value, dict) else name, _unknown_section(name))
+                problems.add(f"[{name}]" if isinstance(value, dict) else name, unknown(name, SECTIONS, "section"))
             elif (name == HOME) is isinstance(value, dict):
                 problems.add(name, f"{value!r} is no section; write [{name}] and its keys below")
 
@@ -62,10 +62,6 @@ class RunFile:
                 yield
         finally:
             sys.path.remove(str(self.home))
-
-
-def _unknown_section(name: str) -> str:
-    return unknown(name, [f"[{section}]" for section in SECTIONS]).replace("key", "section")
 
 
 def read_run_file(path: Path, settings: Iterable[str] = ()) -> RunFile:

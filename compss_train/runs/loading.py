@@ -59,7 +59,10 @@ def open_run(path: Path, settings: Iterable[str] = ()) -> Iterator[OpenRun]:
     run_file = read_run_file(path, settings)
     with run_file.at_home():
         problems = Problems(str(run_file.path))
-        yield OpenRun(run_file, read_model(run_file, problems), problems)
+        model = read_model(run_file, problems)
+        if model is not None:
+            model.check(problems)
+        yield OpenRun(run_file, model, problems)
 
 
 def _restore(folder: RunFolder, trainer: DistributedTrainer, *, best: bool) -> None:

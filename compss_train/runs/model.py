@@ -32,9 +32,14 @@ class Model:
         """How many workers there are."""
         return int(self.trainer["num_workers"])
 
-    def built(self, **changed: Any) -> DistributedTrainer:
-        """Return a trainer, some of its arguments changed; starts nothing."""
-        trainer = DistributedTrainer(**{**self.trainer, **changed})
+    def check(self, problems: Problems) -> None:
+        """Note what the trainer itself finds wrong."""
+        with problems.noting("[build]"):
+            self.built()
+
+    def built(self) -> DistributedTrainer:
+        """Return a trainer; starts nothing."""
+        trainer = DistributedTrainer(**self.trainer)
         trainer.build(self.net, **self.build)
         return trainer
 
@@ -52,12 +57,10 @@ def read_model(run_file: RunFile, problems: Problems) -> Model | None:
     net = _network(run_file.section("network"), options["seed"], problems)
     if len(problems) > before:
         return None
-    model = Model(options, net, build)
     with problems.noting("[trainer]"):
         options["num_workers"] = DistributedTrainer(**options).num_workers
-        with problems.noting("[build]"):
-            model.built()
-    return model if len(problems) == before else None
+        return Model(options, net, build)
+    return None
 
 
 def _network(table: Mapping[str, Any], seed: Any, problems: Problems) -> Any:

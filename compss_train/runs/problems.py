@@ -78,9 +78,9 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def unknown(name: str, accepted: Collection[str]) -> str:
+def unknown(name: str, accepted: Collection[str], kind: str = "key") -> str:
     """Return what to say about a name that is not among the accepted ones: the nearest, and all."""
-    return f"there is no such key{nearest(name, accepted) or ';'} The keys are {', '.join(accepted)}"
+    return f"there is no such {kind}{nearest(name, accepted) or ';'} The {kind}s are {', '.join(accepted)}"
 
 
 def nearest(name: str, accepted: Collection[str]) -> str:

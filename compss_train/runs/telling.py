@@ -63,10 +63,19 @@ def reached(trainer: DistributedTrainer, folder: RunFolder) -> str:
     if trainer.history:
         last = trainer.history[-1]
         lines.append(f"{_done(trainer)}: {measured(last)}")
-    if (reason := getattr(trainer, "stopped", None)) is not None:
+    if (reason := trainer.stopped) is not None:
         lines.append(f"stopped: {reason}")
     names = ", ".join(path.name for path in folder.existing())
     return "\n".join([*lines, f"in {_shown(folder.path)}: {names}"])
+
+
+def left(folder: RunFolder) -> str:
+    """Return where the files of a run that has ended early are, and how to go on with it."""
+    if not folder.holds_run:
+        return "no round had ended"
+    there = any(folder.checkpoints.glob("round-*"))
+    how = "--resume goes on from the last checkpoint" if there else "there is no checkpoint to go on from"
+    return f"{_shown(folder.path)} has what was reached; {how}"
 
 
 def measured(record: dict[str, Any]) -> str:

@@ -61,6 +61,8 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
     model = read_model(run_file, problems)
     data = read_data(run_file, model, problems)
     options = _read_fit(run_file, folder, problems)
+    if model is not None:
+        model.check(problems)
     if model is not None and data is not None and options is not None:
         with problems.noting("[fit]"):
             check_fit(model.num_workers, *data, options)

@@ -13,7 +13,7 @@ plain = st.one_of(texts, st.booleans(), st.integers(), st.floats(allow_nan=False
 values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=4)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.dictionaries(texts, st.dictionaries(texts, values) | values))
 def test_what_is_written_is_read_again(table):
     assert tomllib.loads(toml.dumps(table)) == table

@@ -1,0 +1,52 @@
+"""What run files of the tests name by import path."""
+
+import os
+import signal
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train.callbacks import Callback
+from tests.models import classification
+
+
+def data(samples: int = 60, double: bool = False):
+    x, y = classification(samples)
+    return (x.astype(np.float64) if double else x), y
+
+
+def to_float(x):
+    return x.float()
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        raise RuntimeError("the network is broken here")
+
+
+class Terminate(Callback):
+    """Lets the system end the process after a round."""
+
+    def __init__(self, after: int, how: str = "SIGTERM") -> None:
+        self.after, self.how = after, how
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == self.after:
+            if self.how == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                raise KeyboardInterrupt
+
+
+class RefuseToBegin(Callback):
+    def on_fit_start(self, trainer, total_samples):
+        raise ValueError("not today")
+
+
+def half(outputs, targets):
+    return torch.tensor(0.5)

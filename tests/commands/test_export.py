@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+
+from compss_train import parameters
+from tests.commands.parts import data
+from tests.models import assert_same_bits
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_parameters_are_those_of_the_run(fitted, command, suffix):
+    command("export", fitted, "-o", f"new/model{suffix}")
+    ours, theirs = parameters.load(f"new/model{suffix}"), parameters.load(fitted / "parameters.safetensors")
+    assert_same_bits({name: ours[name] for name in sorted(ours)}, {name: theirs[name] for name in sorted(theirs)})
+
+
+def test_onnx_takes_what_the_run_was_trained_on(run_file, command):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    command(
+        "fit",
+        run_file,
+        "--set",
+        "data.double=true",
+        "--set",
+        "build.transform=import:tests.commands.parts:to_float",
+    )
+    command("export", "runs/small", "-o", "model.onnx")
+    np.save("x.npy", data(40, double=True)[0])
+    command("predict", "runs/small", "--input", "x.npy", "--output", "y.npy")
+    session = onnxruntime.InferenceSession("model.onnx")
+    assert np.allclose(session.run(None, {"x": np.load("x.npy")})[0], np.load("y.npy"), atol=1e-5)
+
+
+def test_other_suffixes_are_refused(fitted, command, tmp_path):
+    assert "ends in .npz, .safetensors, .onnx" in command("export", fitted, "-o", "model.pth", code=2).err
+    assert not (tmp_path / "model.pth").exists()

@@ -1,0 +1,256 @@
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compss_train import BlockedTensor, DistributedTrainer, checkpoints, parameters
+from compss_train.runs.split import split
+from tests.commands.parts import data
+from tests.models import SGD, assert_same_bits, mlp
+
+NETWORK = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+PARTS = "tests.commands.parts"
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def saved(folder):
+    arrays = parameters.load(folder / "parameters.safetensors")
+    return {name: arrays[name] for name in sorted(arrays)}
+
+
+def test_a_run_is_what_the_same_calls_of_the_library_are(run_file, command):
+    done = command("fit", run_file)
+    folder = run_file.parent / "runs" / "small"
+    x, y = (BlockedTensor.from_array(part, (4, 1)) for part in data())
+    train, held_out = split((x, y), 0.25, seed=3)
+    with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
+        trainer.fit(*train, num_epochs=3, batch_size=8, validation_data=held_out, progress=False)
+        expected = trainer.get_parameters()
+        measured = trainer.evaluate(*held_out)
+    assert_same_bits(saved(folder), {name: expected[name] for name in sorted(expected)})
+    records = history(folder)
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert records[-1]["val_accuracy"] == measured["accuracy"]
+    assert f"val accuracy {measured['accuracy']:.4f}" in done.out
+    assert "3 epochs in 3 rounds, 2 workers" in done.out
+    assert "in runs/small: parameters.safetensors, history.jsonl" in done.out
+    assert done.err.count("round ") == 3
+
+
+def test_the_run_file_in_the_folder_makes_the_same_run_from_anywhere(run_file, command, tmp_path, monkeypatch):
+    command("fit", run_file, "--set", "fit.num_epochs=2", "--set", "build.optimizer.lr=0.1", "--workers", 1)
+    folder = tmp_path / "runs" / "small"
+    table = tomllib.loads((folder / "config.toml").read_text())
+    assert table["fit"]["num_epochs"] == 2
+    assert table["build"]["optimizer"] == {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+    assert table["trainer"]["num_workers"] == 1
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    command("fit", folder, "--output", "again")
+    assert_same_bits(saved(elsewhere / "again"), saved(folder))
+
+
+def test_a_seed_that_was_drawn_is_written_down(run_file, command, tmp_path):
+    run_file.write_text(run_file.read_text().replace("seed = 3\n", ""))
+    command("fit", run_file)
+    seed = tomllib.loads((tmp_path / "runs" / "small" / "config.toml").read_text())["trainer"]["seed"]
+    assert isinstance(seed, int)
+    command("fit", tmp_path / "runs" / "small", "--output", "again")
+    assert_same_bits(saved(tmp_path / "again"), saved(tmp_path / "runs" / "small"))
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_modules_and_files_next_to_the_run_file_are_found(run_file, command, tmp_path, monkeypatch, engine):
+    x, y = data()
+    np.save("x.npy", x)
+    np.save("y.npy", y)
+    Path(f"network_of_{engine}.py").write_text(NETWORK)
+    text = run_file.read_text().replace("tests.models:mlp", f"network_of_{engine}:Net")
+    run_file.write_text(text.replace(f'import = "{PARTS}:data"', 'x = "x.npy"\ny = "y.npy"'))
+    monkeypatch.chdir("/")
+    command("fit", run_file, "--engine", engine, "--workers", 1)
+    assert (tmp_path / "runs" / "small" / "parameters.safetensors").exists()
+    assert Path.cwd() == Path("/")
+
+
+def test_every_option_of_build_and_fit_can_be_given(run_file, command):
+    command(
+        *("fit", run_file),
+        *("--set", "data.double=true", "--set", f"build.transform=import:{PARTS}:to_float"),
+        *("--set", "build.loss={import='torch.nn:CrossEntropyLoss', label_smoothing=0.1}"),
+        *("--set", "build.optimizer={optimizer='import:torch.optim:AdamW', lr=0.01}"),
+        *("--set", f"build.metric=import:{PARTS}:half", "--set", "fit.shuffle=none"),
+        *("--set", "fit.buffer={type='FIRO', size=40}", "--set", "fit.merge=commutative"),
+        *("--set", "output.folder=other", "--set", "output.checkpoint=false"),
+    )
+    assert history(Path("other"))[-1]["half"] == 0.5
+    assert not Path("other/checkpoints").exists()
+
+
+def test_best_checkpoints_are_kept_where_there_is_validation(fitted):
+    path, _ = checkpoints.newest(fitted / "checkpoints")
+    assert path.name == "round-000002"
+    assert len(list((fitted / "checkpoints").glob("round-*"))) in (2, 3)
+
+
+def test_early_stopping_is_told(run_file, command):
+    stop = "fit.early_stopping={patience=1, min_delta=100}"
+    done = command("fit", run_file, "--set", "fit.num_epochs=9", "--set", stop)
+    assert "stopped: val_loss has not improved for 1 rounds" in done.out
+    assert "2 epochs in 2 rounds" in done.out
+
+
+@pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("interrupt", 130)])
+def test_a_run_that_is_ended_goes_on_as_if_it_had_not_been(run_file, command, how, code, tmp_path):
+    command("fit", run_file, "--output", "whole")
+    end = f"fit.callbacks=[{{import='{PARTS}:Terminate', after=1, how='{how}'}}]"
+    told = command("fit", run_file, "--output", "ended", "--set", end, code=code)
+    assert "ended has what was reached; --resume goes on" in told.err
+    assert len(history(tmp_path / "ended")) < 3
+    command("fit", run_file, "--output", "ended", "--resume")
+    assert [record["round"] for record in history(tmp_path / "ended")] == [0, 1, 2]
+    assert_same_bits(saved(tmp_path / "ended"), saved(tmp_path / "whole"))
+
+
+def test_resume_begins_where_there_is_nothing_and_goes_further_than_before(run_file, command, tmp_path):
+    command("fit", run_file, "--resume", "--set", "fit.num_epochs=2")
+    command("fit", run_file, "--resume")
+    command("fit", run_file, "--output", "whole")
+    assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
+
+
+def test_a_run_is_not_replaced_unless_that_is_asked_for(run_file, fitted, command):
+    before = saved(fitted)
+    (fitted / "notes.txt").write_text("mine")
+    told = command("fit", run_file, "--set", "trainer.seed=4", code=2)
+    assert "runs/small holds a run: --resume goes on with it, --overwrite removes it" in told.err
+    assert_same_bits(saved(fitted), before)
+    command("fit", run_file, "--set", "trainer.seed=4", "--overwrite")
+    assert any((saved(fitted)[name] != before[name]).any() for name in before)
+    assert [record["round"] for record in history(fitted)] == [0, 1, 2]
+    assert (fitted / "notes.txt").read_text() == "mine"
+
+
+def test_dry_run_checks_tells_and_leaves_nothing(run_file, command, tmp_path):
+    told = command("fit", run_file, "--dry-run").out
+    for text in (
+        "45 samples in 4 blocks",
+        "15 samples in 2 blocks",
+        "2 (serial)",
+        "num_epochs=3",
+        "Sequential, 163",
+    ):
+        assert text in told
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+    command("fit", run_file, "--dry-run", "--set", "fit.batch_size=0", code=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("fti.num_epochs=1", "[fti]: there is no such section; did you mean fit?"),
+        ("fit.num_epoch=1", "[fit] num_epoch: there is no such key; did you mean num_epochs?"),
+        ("fit.validation_data=1", "[fit] validation_data: there is no such key"),
+        ("fit.num_epochs=0", "[fit]: num_epochs=0: give an integer of at least 1"),
+        ("fit.batch_size=none", "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one"),
+        ("fit.merge=sync", '[fit] merge: "sync" does not fit; give "synchronous" or'),
+        ("fit.shuffle=total", None),
+        (
+            "fit.early_stopping={patient=1}",
+            "[fit] early_stopping patient: there is no such key; did you mean patience",
+        ),
+        ("build.loss=entropy", "[build]: unknown loss 'entropy'; choose one of mean_squared_error"),
+        ("build.optimizer.lr=-1", "[build]: Invalid learning rate: -1"),
+        (
+            "network.import=tests.models:mpl",
+            "[network]: 'tests.models:mpl': tests.models has no mpl; did you mean mlp?",
+        ),
+        ("network.input=3", "[network]: tests.models:mlp has no argument input; did you mean inputs?"),
+        ("trainer.engine=cloud", "[trainer]: engine='cloud' is no engine; choose one of auto"),
+        ("trainer.num_workers=0", "[trainer]: num_workers=0: give an integer of at least 1"),
+        ("validation.fraction=2", "[validation]: fraction = 2: give a number between 0 and 1"),
+        ("validation.seed=2", "[validation] seed: there is no such key"),
+        ("data.blocks=99", "[data]: blocks=(99, 1) makes 99 blocks of 60 samples"),
+        ("output.checkpoint=3", "[output] checkpoint: 3 does not fit; give true or false or a table"),
+        ("output.checkpoint={evry=3}", "[output] checkpoint evry: there is no such key; did you mean every?"),
+        ("output.where=x", "[output] where: there is no such key"),
+        ("output.folder=3", "[output] folder: 3 is no text"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_done(run_file, command, tmp_path, setting, message):
+    if message is None:
+        command("fit", run_file, "--dry-run", "--set", setting)
+        return
+    told = command("fit", run_file, "--set", setting, code=2).err
+    assert told.startswith(f"compss-train fit: {run_file}: ")
+    assert message in told
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+def test_all_that_is_wrong_is_told_at_once(run_file, command):
+    wrong = [
+        "fit.epochs=1",
+        "fit.pools=7",
+        "build.loss=entropy",
+        "network.import=no:thing",
+        "validation.fraction=7",
+    ]
+    told = command("fit", run_file, *(part for setting in wrong for part in ("--set", setting)), code=2).err
+    for section in ("[fit] epochs", "[network]", "[validation]"):
+        assert section in told
+    wrong = ["fit.pools=7", "build.loss=entropy"]
+    told = command("fit", run_file, *(part for setting in wrong for part in ("--set", setting)), code=2).err
+    assert "[fit]: " in told
+    assert "[build]: " in told
+
+
+def test_keys_outside_of_sections_are_told(run_file, command):
+    run_file.write_text("fit = 3\nnum_epochs = 3\n")
+    told = command("fit", run_file, code=2).err
+    assert "fit: 3 is no section; write [fit] and its keys below" in told
+    assert "num_epochs: there is no such section" in told
+
+
+def test_a_fit_that_refuses_to_begin_is_wrong_input_and_leaves_no_run(run_file, command):
+    refuse = f"fit.callbacks=[{{import='{PARTS}:RefuseToBegin'}}]"
+    told = command("fit", run_file, "--set", refuse, code=2).err
+    assert "not today" in told
+    command("fit", run_file)
+
+
+def test_training_that_fails_is_told_in_a_line_and_its_traceback_on_request(run_file, command):
+    broken = ("--set", f"network.import={PARTS}:Broken")
+    told = command("fit", run_file, *broken, code=1).err
+    assert "training failed: RuntimeError: the network is broken here " in told
+    assert "no round had ended; --traceback shows where" in told
+    assert "Traceback" not in told
+    assert "in forward" in command("fit", run_file, *broken, "--traceback", code=1).err
+
+
+def test_a_file_is_needed(command):
+    assert "name a TOML file; compss-train fit --example prints one" in command("fit", code=2).err
+    assert "cannot read" in command("fit", "none.toml", code=2).err
+
+
+def test_the_example_trains_as_it_is(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("spirals.toml").write_text(command("fit", "--example").out)
+    command("fit", "spirals.toml", "--engine", "serial")
+    assert history(Path("runs/spirals"))[-1]["val_accuracy"] > 0.9
