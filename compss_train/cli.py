@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compss-train",
         description="Train PyTorch models with many workers, on this machine or on a cluster of COMPSs.",
-        epilog="compss-train COMMAND --help tells more of each.",
+        epilog="compss-train COMMAND --help tells more of each. To begin with: compss-train fit --example",
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from compss_train.commands import completion, configure, doctor, evaluate, export, fit, predict, send, shard
+from compss_train.commands import (
+    completion,
+    configure,
+    doctor,
+    evaluate,
+    export,
+    fit,
+    plot,
+    predict,
+    report,
+    send,
+    shard,
+)
 from compss_train.commands.base import Command
 
 __all__ = ["COMMANDS", "Command"]
@@ -11,6 +23,8 @@ COMMANDS: tuple[Command, ...] = (
     fit.COMMAND,
     evaluate.COMMAND,
     predict.COMMAND,
+    report.COMMAND,
+    plot.COMMAND,
     export.COMMAND,
     shard.COMMAND,
     send.COMMAND,

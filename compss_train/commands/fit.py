@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file = "a TOML file, or the folder of a run"
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help=file)
     parser.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
+    parser.add_argument("--keys", action="store_true", help="print the keys of the sections, with their defaults")
     add_run_settings(parser)
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="for the run's files (output.folder)")
     again = parser.add_mutually_exclusive_group()
@@ -43,9 +44,11 @@ def run(options: argparse.Namespace) -> int:
     if options.example:
         print(files("compss_train.runs").joinpath("example.toml").read_text(encoding="utf-8"), end="")
         return 0
+    if options.keys:
+        return _show_keys()
     if options.file is None:
         raise ValueError("name a TOML file; compss-train fit --example prints one to begin with")
-    from compss_train.runs.file import read_run_file  # what follows needs torch, which other commands do without
+    from compss_train.runs.file import read_run_file
     from compss_train.runs.training import read_training
 
     run_file = read_run_file(options.file, settings_of(options))
@@ -54,6 +57,13 @@ def run(options: argparse.Namespace) -> int:
     with run_file.at_home():
         training = read_training(run_file, resume=options.resume, overwrite=options.overwrite)
         return _show(training) if options.dry_run else _train(training, options)
+
+
+def _show_keys() -> int:
+    from compss_train.runs.keys import told_keys  # it needs torch, which other commands do without
+
+    print(told_keys())
+    return 0
 
 
 def _show(training: Training) -> int:
@@ -106,5 +116,5 @@ COMMAND = Command(
   compss-train fit spirals.toml --resume
 
 Exit codes: 0 done, 1 training has failed, 2 something is wrong with what was given, 130 after Ctrl-C, 143 after
-SIGTERM. After any of the last four, --resume goes on from the last checkpoint.""",
+SIGTERM. After 1, 130 and 143, --resume goes on from the last checkpoint.""",
 )

@@ -15,9 +15,15 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="the parameters of its best checkpoint (the last ones)")
 
 
+def add_history(parser: argparse.ArgumentParser) -> None:
+    """Add what has a history."""
+    what = "the folder of a run, or a file of JSON lines: history.jsonl, or of the callback JsonLines"
+    parser.add_argument("run", type=Path, metavar="RUN", help=what)
+
+
 def add_run_settings(parser: argparse.ArgumentParser) -> None:
     """Add what changes values of a run file."""
-    setting = "another value of a key in the file, as TOML has it; texts need no quotes; may be repeated"
+    setting = "give a key of the file another value, written as in TOML, texts also without quotes; may be repeated"
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings", help=setting
     )

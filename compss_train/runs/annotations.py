@@ -6,7 +6,7 @@ Anything fits an annotation of a kind that is not known here, such as a protocol
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -61,7 +61,7 @@ def _fits_one(value: Any, annotation: Any) -> bool:
         return isinstance(value, str | PathLike)
     if kind is Callable:
         return callable(value)
-    if kind in (tuple, list) or kind is Sequence:
+    if kind in (tuple, list, Sequence):
         return isinstance(value, list | tuple)
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return isinstance(value, Mapping)
@@ -86,9 +86,11 @@ def _described_one(annotation: Any) -> list[str]:
         return [_NAMES[NoneType if kind is None else kind]]
     if kind is Callable:
         return ['"import:module:name"']
-    if kind in (tuple, list) or kind is Sequence:
+    if kind is PathLike:
+        return ["a text"]
+    if kind in (tuple, list, Sequence, Iterable, Collection):
         return ["an array"]
     if isinstance(kind, type) and (issubclass(kind, Mapping) or hasattr(kind, "__dataclass_fields__")):
         return ["a table"]
     name = getattr(kind, "__name__", str(kind))
-    return [f'{{ import = "module:name" }} for a {name}']
+    return [f'{{ import = "module:name" }} of class {name}']

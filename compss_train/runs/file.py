@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,8 @@ class RunFile:
             with chdir(self.home):
                 yield
         finally:
-            sys.path.remove(str(self.home))
+            with suppress(ValueError):  # what ran may have changed it
+                sys.path.remove(str(self.home))
 
 
 def read_run_file(path: Path, settings: Iterable[str] = ()) -> RunFile:

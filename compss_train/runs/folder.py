@@ -21,6 +21,11 @@ class RunFolder:
         return self.path / CONFIGURATION
 
     @property
+    def described(self) -> Path:
+        """``trainer.configuration`` when the fit began: all options, versions and the machine."""
+        return self.path / "configuration.json"
+
+    @property
     def history(self) -> Path:
         """One line of JSON a round."""
         return self.path / "history.jsonl"
@@ -69,5 +74,6 @@ class RunFolder:
                 path.unlink()
 
     def _all(self) -> list[Path]:
-        files = [self.parameters, self.history, self.table, self.report, self.configuration]
+        files = [self.parameters, self.history, self.table, self.report]
+        files += [self.configuration, self.described]
         return [*files, self.checkpoints, self.tensorboard]

@@ -12,7 +12,8 @@ from torch import nn
 
 from compss_train.runs import objects
 from compss_train.runs.file import RunFile
-from compss_train.runs.options import options_of, read_options
+from compss_train.runs.keys import build_options, trainer_options
+from compss_train.runs.options import read_options
 from compss_train.runs.problems import Problems, WrongValueError
 from compss_train.trainer import DistributedTrainer
 
@@ -50,10 +51,9 @@ def read_model(run_file: RunFile, problems: Problems) -> Model | None:
     The seed, drawn where the file has none, is torch's before the network is made: initial weights follow from it.
     """
     before = len(problems)
-    options = read_options("[trainer]", run_file.section("trainer"), options_of(DistributedTrainer), problems)
+    options = read_options("[trainer]", run_file.section("trainer"), trainer_options(), problems)
     options.setdefault("seed", secrets.randbits(32))
-    build_options = options_of(DistributedTrainer.build, leave_out=("net",))
-    build = read_options("[build]", run_file.section("build"), build_options, problems)
+    build = read_options("[build]", run_file.section("build"), build_options(), problems)
     net = _network(run_file.section("network"), options["seed"], problems)
     if len(problems) > before:
         return None

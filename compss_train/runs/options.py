@@ -21,7 +21,13 @@ class Option:
 
     name: str
     annotation: Any
-    required: bool
+    default: Any
+    """``inspect.Parameter.empty`` where there is none."""
+
+    @property
+    def required(self) -> bool:
+        """Whether it has to be given."""
+        return self.default is inspect.Parameter.empty
 
 
 def options_of(function: Callable[..., Any], leave_out: Collection[str] = ()) -> dict[str, Option]:
@@ -31,7 +37,7 @@ def options_of(function: Callable[..., Any], leave_out: Collection[str] = ()) ->
         callee = callee.__init__
     left_out = {"self", *leave_out}
     return {
-        name: Option(name, annotation_of(callee, parameter), parameter.default is parameter.empty)
+        name: Option(name, annotation_of(callee, parameter), parameter.default)
         for name, parameter in inspect.signature(callee).parameters.items()
         if name not in left_out and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
@@ -57,12 +63,17 @@ def read_options(
 def _value(where: str, value: Any, annotation: Any, problems: Problems) -> Any:
     parts = alternatives(annotation)
     resolved = objects.resolve(value)
-    if resolved == NONE and any(fits(None, part) for part in parts) and Any not in parts:
+    if (
+        isinstance(resolved, str)
+        and resolved == NONE
+        and any(fits(None, part) for part in parts)
+        and Any not in parts
+    ):
         return None
     if isinstance(resolved, dict) and (kind := _table_class(parts)) is not None:
         return _made(where, kind, resolved, problems)
     if not fits(resolved, annotation):
-        problems.add(where, f"{_shown(value)} does not fit; give {described(annotation)}")
+        problems.add(where, f"{shown(value)} does not fit; give {described(annotation)}")
     return resolved
 
 
@@ -77,7 +88,10 @@ def _made(where: str, kind: type, table: Mapping[str, Any], problems: Problems) 
     return kind(**arguments) if len(problems) == before else None
 
 
-def _shown(value: Any) -> str:
-    return (
-        f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
-    )
+def shown(value: Any) -> str:
+    """Return a value as a run file has it."""
+    if value is None:
+        return f'"{NONE}"'
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else repr(list(value) if value == () else value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,13 @@ from compss_train.runs.checking import check_fit, fit
 from compss_train.runs.data import Pair
 from compss_train.runs.file import HOME, RunFile, read_run_file
 from compss_train.runs.folder import RunFolder
+from compss_train.runs.keys import fit_options
 from compss_train.runs.model import Model, read_model
-from compss_train.runs.options import options_of, read_options
+from compss_train.runs.options import read_options
 from compss_train.runs.output import early_stopping, read_output
 from compss_train.runs.problems import Problems, RunFileError, describe, made
 from compss_train.runs.samples import read_data
 from compss_train.trainer import DistributedTrainer
-
-_ELSEWHERE = ("x", "y", "validation_data", "resume")
-"""Options of ``fit`` that other sections, or the command line, give."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def _read_fit(run_file: RunFile, folder: RunFolder, problems: Problems) -> dict[
     before = len(problems)
     section = run_file.section("fit")
     stopping = early_stopping(section.pop("early_stopping", False), problems)
-    options = read_options("[fit]", section, options_of(DistributedTrainer.fit, _ELSEWHERE), problems)
+    options = read_options("[fit]", section, fit_options(), problems)
     written = read_output(run_file.section("output"), folder, problems, validated=run_file.is_validated)
     options["callbacks"] = [*written, *stopping, *options.get("callbacks", ())]
     return options if len(problems) == before else None
@@ -145,3 +144,5 @@ class _Begun(Callback):
         own = run_file.with_value("trainer", "seed", trainer.seed).with_value("output", "folder", str(folder.path))
         with replacing(folder.configuration) as path:
             path.write_text(toml.dumps({HOME: str(run_file.home), **own.table}), encoding="utf-8")
+        with replacing(folder.described) as path:
+            path.write_text(json.dumps(trainer.configuration, indent=1), encoding="utf-8")

@@ -244,6 +244,18 @@ def test_training_that_fails_is_told_in_a_line_and_its_traceback_on_request(run_
     assert "in forward" in command("fit", run_file, *broken, "--traceback", code=1).err
 
 
+def test_all_keys_are_shown_with_their_defaults(command):
+    told = command("fit", "--keys").out
+    for line in (
+        "  num_epochs (needed) ",
+        '  merge = "synchronous" ',
+        '  precision = "fp32" ',
+        "  num_workers = 10 ",
+    ):
+        assert line in told
+    assert "validation_data" not in told
+
+
 def test_a_file_is_needed(command):
     assert "name a TOML file; compss-train fit --example prints one" in command("fit", code=2).err
     assert "cannot read" in command("fit", "none.toml", code=2).err

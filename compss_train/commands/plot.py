@@ -1,0 +1,43 @@
+"""``compss-train plot``: curves of a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from compss_train.commands.base import Command
+from compss_train.commands.options import add_history
+
+AXES = ("round", "epoch", "samples", "seconds")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_history(parser)
+    where = "a .png, .svg or .pdf file (plot.png beside the history)"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
+    parser.add_argument("--against", choices=AXES, default=AXES[0], help="what the curves are drawn over (round)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw, and print where."""
+    from compss_train.replacing import replacing
+    from compss_train.runs.past import read_history
+
+    path, history = read_history(options.run)
+    output = options.output or path.with_name("plot.png")
+    with replacing(output) as temporary:
+        history.plot(temporary, against=options.against)
+    print(f"{len(history)} rounds drawn in {output}")
+    return 0
+
+
+COMMAND = Command(
+    "plot",
+    "draw losses, metrics, samples/s and what the workers spent their time on",
+    add_arguments,
+    run,
+    examples="""\
+  compss-train plot runs/spirals
+  compss-train plot history.jsonl -o curves.svg --against epoch""",
+)

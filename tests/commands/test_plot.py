@@ -1,0 +1,20 @@
+import pytest
+
+
+def test_runs_and_histories_are_drawn(fitted, command, tmp_path):
+    pytest.importorskip("matplotlib")
+    told = command("plot", fitted).out
+    assert told == f"3 rounds drawn in {fitted / 'plot.png'}\n"
+    assert (fitted / "plot.png").read_bytes().startswith(b"\x89PNG")
+    command("plot", fitted / "history.jsonl", "-o", "new/curves.svg", "--against", "epoch")
+    assert "<svg" in (tmp_path / "new" / "curves.svg").read_text()
+
+
+def test_what_cannot_be_drawn_is_told(fitted, command, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    assert "empty.jsonl has no round yet" in command("plot", "empty.jsonl", code=2).err
+    assert "No such file" in command("plot", "nowhere", code=2).err
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    assert "holds no record of a round in line 1" in command("plot", "other.jsonl", code=2).err
+    command("plot", fitted, "-o", "plot.docx", code=2)
+    assert not list(tmp_path.glob("*plot*"))
