@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from compss_train import parameters
 from compss_train.data.block import as_block, as_tensor
 from compss_train.extras import need
-from compss_train.replacing import replacing
+from compss_train.whole_files import replacing
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -51,15 +52,21 @@ def export(
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"cannot export to {path.name!r}; use a name that ends in {', '.join(FORMATS)}")
-    if path.suffix == ONNX:
-        batch = _batch(example)
-        for package in ("onnx", "onnxscript"):
-            need(package, extra="onnx", by="export to ONNX")
-        with replacing(path) as temporary:
-            _export_onnx(temporary, _Whole(net, transform).eval(), batch)
-    else:
-        with replacing(path) as temporary:
-            parameters.save(temporary, parameters.from_module(net))
+    write = _onnx_writer(net, example, transform) if path.suffix == ONNX else partial(_write_parameters, net)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished:
+        write(unfinished)
+
+
+def _write_parameters(net: nn.Module, path: Path) -> None:
+    parameters.save(path, parameters.from_module(net))
+
+
+def _onnx_writer(net: nn.Module, example: Any, transform: Transform | None) -> Callable[[Path], None]:
+    batch = _batch(example)
+    for package in ("onnx", "onnxscript"):
+        need(package, extra="onnx", by="export to ONNX")
+    return partial(_write_onnx, _Whole(net, transform).eval(), batch)
 
 
 class _Whole(nn.Module):
@@ -84,7 +91,7 @@ def _batch(example: Any) -> Tensor:
     return batch[:2] if len(batch) > 1 else torch.cat([batch, batch])
 
 
-def _export_onnx(path: Path, net: nn.Module, batch: Tensor) -> None:
+def _write_onnx(net: nn.Module, batch: Tensor, path: Path) -> None:
     samples = torch.export.Dim("samples", min=1)
     with _silence():
         try:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a name in the same folder, with the same suffix, of a file that then takes the place of ``path``.
+
+    Where the block raises, what was written is removed and ``path`` is as it was.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file under another name, and rename it when it is complete."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:

@@ -21,11 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Draw, and print where."""
-    from compss_train.replacing import replacing
     from compss_train.runs.past import read_history
+    from compss_train.whole_files import replacing
 
     path, history = read_history(options.run)
     output = options.output or path.with_name("plot.png")
+    output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output) as temporary:
         history.plot(temporary, against=options.against)
     print(f"{len(history)} rounds drawn in {output}")

@@ -48,8 +48,9 @@ def run(options: argparse.Namespace) -> int:
 def _write(target: Path, output: NDArray[Any]) -> None:
     import numpy as np
 
-    from compss_train.replacing import replacing
+    from compss_train.whole_files import replacing
 
+    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as path:
         if target.suffix == ".npy":
             np.save(path, output)

@@ -18,13 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the page, and print where."""
-    from compss_train import report
+    from compss_train.report import write
     from compss_train.runs.past import read_configuration, read_history
 
     path, history = read_history(options.run)
     output = options.output or path.with_name("report.html")
     output.parent.mkdir(parents=True, exist_ok=True)
-    report.write(output, history, read_configuration(path.parent))
+    write(output, history, read_configuration(path.parent))
     print(f"{len(history)} rounds reported in {output}")
     return 0
 

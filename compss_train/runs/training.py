@@ -9,7 +9,6 @@ from typing import Any
 
 from compss_train import parameters
 from compss_train.callbacks import Callback
-from compss_train.replacing import replacing
 from compss_train.runs import toml
 from compss_train.runs.checking import check_fit, fit
 from compss_train.runs.data import Pair
@@ -22,6 +21,7 @@ from compss_train.runs.output import early_stopping, read_output
 from compss_train.runs.problems import Problems, RunFileError, describe, made
 from compss_train.runs.samples import read_data
 from compss_train.trainer import DistributedTrainer
+from compss_train.whole_files import replacing, write_whole
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,5 @@ class _Begun(Callback):
         else:
             folder.clear()
         own = run_file.with_value("trainer", "seed", trainer.seed).with_value("output", "folder", str(folder.path))
-        with replacing(folder.configuration) as path:
-            path.write_text(toml.dumps({HOME: str(run_file.home), **own.table}), encoding="utf-8")
-        with replacing(folder.described) as path:
-            path.write_text(json.dumps(trainer.configuration, indent=1), encoding="utf-8")
+        write_whole(folder.configuration, toml.dumps({HOME: str(run_file.home), **own.table}))
+        write_whole(folder.described, json.dumps(trainer.configuration, indent=1))

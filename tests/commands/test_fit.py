@@ -104,6 +104,15 @@ def test_every_option_of_build_and_fit_can_be_given(run_file, command):
     assert not Path("other/checkpoints").exists()
 
 
+def test_tables_and_tensorboard_are_written_where_they_are_asked_for(run_file, command, tmp_path):
+    pytest.importorskip("tensorboard")
+    told = command("fit", run_file, "--set", "output.csv=true", "--set", "output.tensorboard=true").out
+    folder = tmp_path / "runs" / "small"
+    assert "history.csv" in told
+    assert len((folder / "history.csv").read_text().splitlines()) == 4
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+
+
 def test_best_checkpoints_are_kept_where_there_is_validation(fitted):
     path, _ = checkpoints.newest(fitted / "checkpoints")
     assert path.name == "round-000002"

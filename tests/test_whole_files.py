@@ -1,10 +1,10 @@
 import pytest
 
-from compss_train.replacing import replacing
+from compss_train.whole_files import replacing
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path):
-    path = tmp_path / "new" / "file.txt"
+    path = tmp_path / "file.txt"
     for text in ("first", "second"):
         with replacing(path) as temporary:
             assert temporary.suffix == ".txt"
