@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     with open_run(options.run, settings_of(options)) as run:
         pair = read_pair(files, run.file) if files else run.held_out()
         with run.trainer(best=options.best) as trainer:
-            result = trainer.evaluate(*pair)
+            result = trainer.evaluate(*pair[:2])
     print(json.dumps(result) if options.json else measured(result))
     return 0
 

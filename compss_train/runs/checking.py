@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from compss_train.callbacks import Callback
+from compss_train.data import FileDataset
 from compss_train.trainer import DistributedTrainer
 
 if TYPE_CHECKING:
-    from compss_train.runs.data import Pair
+    from compss_train.runs.data import Samples
 
 
 class _WouldBeginError(Exception):
@@ -27,21 +28,25 @@ class _Before(Callback):
         raise _WouldBeginError
 
 
-def check_fit(num_workers: int, pair: Pair, held_out: Pair | None, options: Mapping[str, Any]) -> None:
+def check_fit(num_workers: int, samples: Samples, held_out: Samples | None, options: Mapping[str, Any]) -> None:
     """Raise what ``fit`` raises for these options and data; the network has no part in that."""
     trainer = DistributedTrainer(num_workers, engine="serial", seed=0, threads=1)
     trainer.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 1.0}, "mse")
     with warnings.catch_warnings(), trainer:
         warnings.simplefilter("ignore")  # the fit itself warns
         try:
-            fit(trainer, pair, held_out, {**options, "callbacks": [_Before()], "progress": False})
+            fit(trainer, samples, held_out, {**options, "callbacks": [_Before()], "progress": False})
         except _WouldBeginError:
             return
 
 
-def fit(trainer: DistributedTrainer, pair: Pair, held_out: Pair | None, options: Mapping[str, Any]) -> None:
-    """Fit a trainer to x and y, where y may be ``None``, evaluating what is held out."""
-    x, y = pair
+def fit(
+    trainer: DistributedTrainer, samples: Samples, held_out: Samples | None, options: Mapping[str, Any]
+) -> None:
+    """Fit a trainer to samples, evaluating those that are held out."""
+    options = dict(options)
     if held_out is not None:
-        options = {**options, "validation_data": held_out[0] if held_out[1] is None else held_out}
-    trainer.fit(x, y, **options)
+        options["validation_data"] = held_out.x if isinstance(held_out.x, FileDataset) else held_out[:2]
+    if samples.weight is not None:
+        options["sample_weight"] = samples.weight
+    trainer.fit(samples.x, samples.y, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,51 +16,59 @@ from compss_train.runs.problems import Problems, WrongValueError, unknown
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
 
-Pair = tuple[Any, Any]
-"""What a fit takes as x and y; files hold both, so that y is ``None``."""
+
+class Samples(NamedTuple):
+    """What is trained or evaluated on."""
+
+    x: Any
+    """Arrays, blocked tensors, or files, which hold the others, too."""
+    y: Any = None
+    weight: Any = None
+    """Of each sample in the loss that is trained on."""
 
 
-def make_data(where: str, table: Mapping[str, Any], problems: Problems) -> Pair | None:
+def make_data(where: str, table: Mapping[str, Any], problems: Problems) -> Samples | None:
     """Return what a section names, or ``None`` after noting what is wrong with it."""
     before = len(problems)
-    pair = None
+    samples = None
     with problems.noting(where):
         if "files" in table:
             options = read_options(where, table, options_of(FileDataset), problems)
-            pair = (FileDataset(**options), None) if len(problems) == before else None
+            samples = Samples(FileDataset(**options)) if len(problems) == before else None
         elif objects.CALLED in table:
             own = {key: value for key, value in table.items() if key != "blocks"}
-            pair = _in_blocks(_as_pair(objects.make(own), table[objects.CALLED]), table.get("blocks"))
+            samples = _in_blocks(_as_samples(objects.make(own), table[objects.CALLED]), table.get("blocks"))
         elif "x" in table:
-            pair = _arrays(where, table, problems)
+            samples = _arrays(where, table, problems)
         else:
             raise WrongValueError(f"it names no samples; {FORMS}")
-    return pair if len(problems) == before else None
+    return samples if len(problems) == before else None
 
 
-def _as_pair(made: Any, name: str) -> Pair:
-    """Return x and y of what a function has returned."""
-    if isinstance(made, tuple | list):
-        if len(made) != 2:
-            raise WrongValueError(f"{name} returned {len(made)} values; it should be x and y, or x alone")
-        return made[0], made[1]
-    return made, None
+def _as_samples(made: Any, name: str) -> Samples:
+    """Return x, y and weights of what a function has returned."""
+    if not isinstance(made, tuple | list):
+        return Samples(made)
+    if len(made) not in (2, 3):
+        raise WrongValueError(f"{name} returned {len(made)} values; give x and y, x alone, or x, y and weights")
+    return Samples(*made)
 
 
-def _arrays(where: str, table: Mapping[str, Any], problems: Problems) -> Pair | None:
-    keys = ("x", "y", "blocks")
+def _arrays(where: str, table: Mapping[str, Any], problems: Problems) -> Samples | None:
+    before = len(problems)
+    keys = (*Samples._fields, "blocks")
     for key in table:
         if key not in keys:
             problems.add(f"{where} {key}", unknown(key, keys))
-    loaded: dict[str, Any] = {"x": None, "y": None}
-    for role in loaded:
+    loaded = {}
+    for role in Samples._fields:
         if role in table:
             with problems.noting(f"{where} {role}"):
                 loaded[role] = load_array(table[role], role)
-    if loaded["x"] is None or (loaded["y"] is None and "y" in table):
+    if len(problems) > before:
         return None
     with problems.noting(f"{where} blocks"):
-        return _in_blocks((loaded["x"], loaded["y"]), table.get("blocks"))
+        return _in_blocks(Samples(**loaded), table.get("blocks"))
     return None
 
 
@@ -87,12 +95,15 @@ def _read(name: Any, key: str) -> Any:
     return read_whole([name], names[0] if len(names) == 1 else key)[0]
 
 
-def _in_blocks(pair: Pair, blocks: Any) -> Pair:
-    """Return x and y cut into a grid of blocks, where the file gives one."""
+def _in_blocks(samples: Samples, blocks: Any) -> Samples:
+    """Return all cut into a grid of blocks, where the file gives one."""
     if blocks is None:
-        return pair
-    grid = (blocks, 1) if isinstance(blocks, int) else blocks
-    if any(isinstance(part, FileDataset | BlockedTensor) for part in pair):
+        return samples
+    if any(isinstance(part, FileDataset | BlockedTensor) for part in samples):
         raise WrongValueError("these samples are in blocks or files already; leave blocks out")
-    x, y = (None if part is None else BlockedTensor.from_array(part, grid) for part in pair)
-    return x, y
+    return in_grid(samples, (blocks, 1) if isinstance(blocks, int) else blocks)
+
+
+def in_grid(samples: Samples, grid: tuple[int, int]) -> Samples:
+    """Return arrays cut into a grid of blocks."""
+    return Samples(*(None if part is None else BlockedTensor.from_array(part, grid) for part in samples))

@@ -11,7 +11,7 @@ from compss_train.data.block import Block
 from compss_train.data.files import file_names
 from compss_train.data.remote import loaded
 from compss_train.given import as_blocked
-from compss_train.runs.data import Pair, load_array
+from compss_train.runs.data import Samples, load_array
 from compss_train.runs.file import RunFile
 from compss_train.runs.problems import WrongValueError
 
@@ -21,13 +21,13 @@ def absolute(names: Sequence[str]) -> list[str]:
     return [name if "://" in name else os.path.abspath(name) for name in names]
 
 
-def read_pair(names: Sequence[str], run_file: RunFile) -> Pair:
+def read_pair(names: Sequence[str], run_file: RunFile) -> Samples:
     """Return x and y: two ``.npy`` files, or files that hold both under the names that ``[data]`` has for them."""
     if all(name.endswith(".npy") for name in names) and len(names) > 1:
         if len(names) > 2:
             raise WrongValueError(f"{len(names)} .npy files: give two, samples and targets")
-        return load_array(names[0], "x"), load_array(names[1], "y")
-    return _dataset(names, run_file), None
+        return Samples(load_array(names[0], "x"), load_array(names[1], "y"))
+    return Samples(_dataset(names, run_file))
 
 
 def read_samples(names: Sequence[str], run_file: RunFile) -> FileDataset:

@@ -7,7 +7,7 @@ from compss_train.runs.annotations import described
 from compss_train.runs.options import Option, options_of, shown
 from compss_train.trainer import DistributedTrainer
 
-_ELSEWHERE = ("x", "y", "validation_data", "resume")
+_ELSEWHERE = ("x", "y", "validation_data", "sample_weight", "resume")
 """Arguments of ``fit`` that other sections, or the command line, give."""
 
 

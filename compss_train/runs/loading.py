@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compss_train import parameters
-from compss_train.runs.data import Pair
+from compss_train.runs.data import Samples
 from compss_train.runs.file import RunFile, read_run_file
 from compss_train.runs.folder import RunFolder
 from compss_train.runs.model import Model, read_model
@@ -26,13 +26,13 @@ class OpenRun:
     model: Model | None
     problems: Problems
 
-    def data(self) -> Pair:
+    def data(self) -> Samples:
         """Return what it trained on; raises ``RunFileError`` for all that is wrong with its file."""
         pairs = read_data(self.file, self.model, self.problems)
         self.problems.check()
         return made(pairs)[0]
 
-    def held_out(self) -> Pair:
+    def held_out(self) -> Samples:
         """Return its validation data; raises ``RunFileError`` for all that is wrong with its file."""
         pair = read_held_out(self.file, self.model, self.problems)
         self.problems.check()

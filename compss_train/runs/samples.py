@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compss_train.given import as_given
-from compss_train.runs.data import Pair, make_data
+from compss_train.runs.data import Samples, make_data
 from compss_train.runs.file import RunFile
 from compss_train.runs.model import Model
 from compss_train.runs.problems import Problems, unknown
@@ -16,23 +16,23 @@ FRACTION = "fraction"
 """The key of ``[validation]`` that keeps a part of what is in ``[data]``."""
 
 
-def read_data(run_file: RunFile, model: Model | None, problems: Problems) -> tuple[Pair, Pair | None] | None:
+def read_data(run_file: RunFile, model: Model | None, problems: Problems) -> tuple[Samples, Samples | None] | None:
     """Return what is trained on and what is held out, or ``None`` after noting what is wrong with them."""
     before = len(problems)
     seed = 0 if model is None else model.trainer["seed"]
-    pair = make_data("[data]", run_file.section("data"), problems)
+    samples = make_data("[data]", run_file.section("data"), problems)
     validation = run_file.section("validation")
     held_out = None
     if FRACTION in validation:
-        pair, held_out = _kept(pair, validation, seed, problems)
+        samples, held_out = _kept(samples, validation, seed, problems)
     elif validation:
         held_out = make_data("[validation]", validation, problems)
-    _check(pair, "[data]", problems)
+    _check(samples, "[data]", problems)
     _check(held_out, "[validation]", problems)
-    return (pair, held_out) if pair is not None and len(problems) == before else None
+    return (samples, held_out) if samples is not None and len(problems) == before else None
 
 
-def read_held_out(run_file: RunFile, model: Model | None, problems: Problems) -> Pair | None:
+def read_held_out(run_file: RunFile, model: Model | None, problems: Problems) -> Samples | None:
     """Return what is held out, or ``None`` after noting what is wrong with it; other data are left alone."""
     validation = run_file.section("validation")
     if not validation:
@@ -44,19 +44,19 @@ def read_held_out(run_file: RunFile, model: Model | None, problems: Problems) ->
 
 
 def _kept(
-    pair: Pair | None, table: Mapping[str, Any], seed: int, problems: Problems
-) -> tuple[Pair | None, Pair | None]:
+    samples: Samples | None, table: Mapping[str, Any], seed: int, problems: Problems
+) -> tuple[Samples | None, Samples | None]:
     for key in table:
         if key != FRACTION:
             problems.add(f"[validation] {key}", f"{unknown(key, (FRACTION,))}, as {FRACTION} takes from [data]")
-    if pair is not None:
+    if samples is not None:
         with problems.noting("[validation]"):
-            return split(pair, table[FRACTION], seed)
-    return pair, None
+            return split(samples, table[FRACTION], seed)
+    return samples, None
 
 
-def _check(pair: Pair | None, where: str, problems: Problems) -> None:
+def _check(samples: Samples | None, where: str, problems: Problems) -> None:
     """Note what cannot be trained on, such as x and y of different lengths."""
-    if pair is not None:
+    if samples is not None:
         with problems.noting(where):
-            as_given(*pair, num_workers=1)
+            as_given(samples.x, samples.y, num_workers=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,27 +10,26 @@ from numpy.typing import NDArray
 
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
-from compss_train.runs.data import Pair
+from compss_train.runs.data import Samples, in_grid
 from compss_train.runs.problems import WrongValueError
 
 
-def split(pair: Pair, fraction: Any, seed: int) -> tuple[Pair, Pair]:
+def split(samples: Samples, fraction: Any, seed: int) -> tuple[Samples, Samples]:
     """Return what is left to train on, and the fraction that is kept: samples at random, or whole files.
 
     The same seed keeps the same samples. Raises ``WrongValueError`` for a fraction that leaves one of them empty.
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise WrongValueError(f"fraction = {fraction!r}: give a number between 0 and 1")
-    x = pair[0]
+    x = samples.x
     if isinstance(x, FileDataset):
         kept, left = _chosen(len(x.files), fraction, seed, "files")
-        return (_files(x, left), None), (_files(x, kept), None)
-    parts: list[Any] = [None if part is None else _whole(part) for part in pair]
-    if len({len(part) for part in parts if part is not None}) > 1:
-        raise WrongValueError(f"x has {len(parts[0])} samples, y {len(parts[1])}; they go in pairs")
-    kept, left = _chosen(len(parts[0]), fraction, seed, "samples")
-    grid = x.shape if isinstance(x, BlockedTensor) else None
-    return _rows(parts, left, grid), _rows(parts, kept, None)
+        return Samples(_files(x, left)), Samples(_files(x, kept))
+    whole = Samples(*(None if part is None else _whole(part) for part in samples))
+    _check_lengths(whole)
+    kept, left = _chosen(len(whole.x), fraction, seed, "samples")
+    train = _rows(whole, left)
+    return in_grid(train, x.shape) if isinstance(x, BlockedTensor) else train, _rows(whole, kept)
 
 
 def _chosen(number: int, fraction: float, seed: int, unit: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -44,21 +44,20 @@ def _whole(part: Any) -> Any:
     return part.collect() if isinstance(part, BlockedTensor) else as_block(part)
 
 
-def _rows(parts: list[Any], rows: NDArray[np.intp], grid: tuple[int, int] | None) -> Pair:
-    x, y = (None if part is None else part[rows] for part in parts)
-    if grid is None:
-        return x, y
-    return tuple(None if part is None else BlockedTensor.from_array(part, grid) for part in (x, y))  # type: ignore[return-value]
+def _check_lengths(samples: Samples) -> None:
+    lengths = {name: len(part) for name, part in samples._asdict().items() if part is not None}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise WrongValueError(f"these have different lengths: {told}")
+
+
+def _rows(samples: Samples, rows: NDArray[np.intp]) -> Samples:
+    return Samples(*(None if part is None else part[rows] for part in samples))
 
 
 def _files(dataset: FileDataset, numbers: NDArray[np.intp]) -> FileDataset:
-    names = [dataset.files[number] for number in numbers]
-    return FileDataset(
-        names,
-        dataset.reader,
-        {name: dataset.files_len[name] for name in names},
-        keys=dataset.keys,
-        x=dataset.x,
-        y=dataset.y,
-        on_bad_file=dataset.on_bad_file,
-    )
+    """Return a data set of some of the files, read in the same way."""
+    chosen = copy.copy(dataset)
+    chosen.files = [dataset.files[number] for number in numbers]
+    chosen.files_len = {name: dataset.files_len[name] for name in chosen.files}
+    return chosen

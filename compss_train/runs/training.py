@@ -11,7 +11,7 @@ from compss_train import parameters
 from compss_train.callbacks import Callback
 from compss_train.runs import toml
 from compss_train.runs.checking import check_fit, fit
-from compss_train.runs.data import Pair
+from compss_train.runs.data import Samples
 from compss_train.runs.file import HOME, RunFile, read_run_file
 from compss_train.runs.folder import RunFolder
 from compss_train.runs.keys import fit_options
@@ -30,8 +30,8 @@ class Training:
 
     file: RunFile
     model: Model
-    data: Pair
-    held_out: Pair | None
+    data: Samples
+    held_out: Samples | None
     fit: dict[str, Any]
     """Options of ``fit``, the callbacks among them."""
     folder: RunFolder

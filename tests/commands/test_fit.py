@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compss_train import BlockedTensor, DistributedTrainer, checkpoints, parameters
+from compss_train.runs.data import Samples
 from compss_train.runs.split import split
 from tests.commands.parts import data
 from tests.models import SGD, assert_same_bits, mlp
@@ -37,12 +38,12 @@ def test_a_run_is_what_the_same_calls_of_the_library_are(run_file, command):
     done = command("fit", run_file)
     folder = run_file.parent / "runs" / "small"
     x, y = (BlockedTensor.from_array(part, (4, 1)) for part in data())
-    train, held_out = split((x, y), 0.25, seed=3)
+    train, held_out = split(Samples(x, y), 0.25, seed=3)
     with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
-        trainer.fit(*train, num_epochs=3, batch_size=8, validation_data=held_out, progress=False)
+        trainer.fit(train.x, train.y, num_epochs=3, batch_size=8, validation_data=held_out[:2], progress=False)
         expected = trainer.get_parameters()
-        measured = trainer.evaluate(*held_out)
+        measured = trainer.evaluate(*held_out[:2])
     assert_same_bits(saved(folder), {name: expected[name] for name in sorted(expected)})
     records = history(folder)
     assert [record["round"] for record in records] == [0, 1, 2]

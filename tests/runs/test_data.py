@@ -21,7 +21,11 @@ def single():
 
 
 def triple():
-    return X, Y, X
+    return X, Y, Y / 20
+
+
+def many():
+    return X, Y, Y, Y
 
 
 def made(**table):
@@ -55,28 +59,35 @@ def folder(tmp_path, monkeypatch):
     ids=str,
 )
 def test_every_way_to_name_arrays_gives_the_same(table):
-    x, y = made(**table)
+    x, y, weight = made(**table)
     assert np.array_equal(x, X)
     assert np.array_equal(y, Y)
-    x, y = made(**table, blocks=4)
+    assert weight is None
+    x, y, _ = made(**table, blocks=4)
     assert isinstance(x, BlockedTensor)
     assert (x.shape, y.shape) == ((4, 1), (4, 1))
     assert np.array_equal(x.collect(), X)
 
 
 def test_npy_files_are_mapped_not_read():
-    x, _ = made(x="x.npy")
-    assert isinstance(x, np.memmap)
+    assert isinstance(made(x="x.npy").x, np.memmap)
 
 
 def test_samples_may_be_their_own_targets():
-    assert made(x="x.npy")[1] is None
-    assert made(**{"import": f"{__name__}:single"})[1] is None
+    assert made(x="x.npy").y is None
+    assert made(**{"import": f"{__name__}:single"}).y is None
+
+
+def test_samples_may_have_weights():
+    np.save("w.npy", Y / 20)
+    for table in ({"x": "x.npy", "y": "y.npy", "weight": "w.npy"}, {"import": f"{__name__}:triple"}):
+        assert np.array_equal(made(**table).weight, Y / 20)
+        assert np.array_equal(made(**table, blocks=4).weight.collect(), Y / 20)
 
 
 def test_files_are_a_data_set_with_its_options():
     write_files("train", {"a": X, "b": Y}, rows=6)
-    x, y = made(files="train/*.npz", x="a", y="b", index="index.json")
+    x, y, _ = made(files="train/*.npz", x="a", y="b", index="index.json")
     assert isinstance(x, FileDataset)
     assert (x.sizes, x.x, x.y, y) == ((6, 6, 6, 2), "a", "b", None)
     assert Path("index.json").exists()
@@ -99,7 +110,10 @@ def test_files_are_a_data_set_with_its_options():
         ({"files": "x.npy", "blocks": 3}, "[data] blocks: there is no such key"),
         ({"files": "none/*.npz"}, "[data]: files='none/*.npz': there are no such files"),
         ({"files": "x.npy", "on_bad_file": "shout"}, '"shout" does not fit; give "raise" or "skip"'),
-        ({"import": f"{__name__}:triple"}, "triple returned 3 values; it should be x and y, or x alone"),
+        (
+            {"import": f"{__name__}:many"},
+            "many returned 4 values; give x and y, x alone, or x, y and weights",
+        ),
         ({"import": f"{__name__}:pair", "n": 3}, "pair has no argument n; it takes none"),
     ],
     ids=str,
@@ -111,7 +125,7 @@ def test_what_is_wrong_with_data_is_told(table, message):
     data = make_data("[data]", table, problems)
     if data is not None:
         with problems.noting("[data] x"):
-            as_given(*data, num_workers=1)
+            as_given(data.x, data.y, num_workers=1)
     with pytest.raises(RunFileError) as error:
         problems.check()
     assert message in str(error.value)
