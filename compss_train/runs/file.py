@@ -11,7 +11,7 @@ from typing import Any
 
 from compss_train.runs import toml
 from compss_train.runs.folder import CONFIGURATION
-from compss_train.runs.problems import Problems, unknown
+from compss_train.runs.problems import Problems, RunFileError, unknown
 
 SECTIONS = ("trainer", "network", "data", "validation", "build", "fit", "output")
 HOME = "home"
@@ -27,9 +27,19 @@ class RunFile:
     table: toml.Table
 
     @property
-    def name(self) -> str:
-        """What the run is called: as the file, or as the folder of an earlier run."""
-        return self.path.parent.name if self.path.name == CONFIGURATION else self.path.stem
+    def output(self) -> Path:
+        """Where a run's files go: where the file says, else where a run's own file is, else below ``runs``."""
+        named = self.section("output").get("folder")
+        if isinstance(named, str):
+            return self.home / named
+        is_of_run = self.path.name == CONFIGURATION and HOME in self.table
+        return self.path.parent if is_of_run else self.home / "runs" / self.path.stem
+
+    def as_kept(self, seed: int) -> toml.Table:
+        """Return what is kept in the folder of a run: what makes the same run there, from wherever that is."""
+        kept = self.with_value("trainer", "seed", seed)
+        output = {key: value for key, value in self.section("output").items() if key != "folder"}
+        return {**kept.table, "output": output, HOME: str(self.home)}
 
     def section(self, name: str) -> dict[str, Any]:
         """Return what a section holds, nothing where there is none."""
@@ -69,5 +79,8 @@ def read_run_file(path: Path, settings: Iterable[str] = ()) -> RunFile:
     """Read a TOML file, or that of the run in a folder; raise ``RunFileError`` for one that cannot be read."""
     path = (path / CONFIGURATION if path.is_dir() else path).absolute()
     table = toml.with_settings(toml.read(path), settings)
-    home = table.get(HOME)
-    return RunFile(path, path.parent / home if isinstance(home, str) else path.parent, table)
+    named = table.get(HOME, "")
+    home = path.parent / named if isinstance(named, str) else path.parent
+    if not home.is_dir():
+        raise RunFileError(f"{path}: there is no folder {home}, where this file was; write another {HOME} into it")
+    return RunFile(path, home, table)

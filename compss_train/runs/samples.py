@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compss_train.given import as_given
+from compss_train.given import GivenBlocks, as_given
 from compss_train.runs.data import Samples, make_data
 from compss_train.runs.file import RunFile
 from compss_train.runs.model import Model
@@ -27,8 +27,9 @@ def read_data(run_file: RunFile, model: Model | None, problems: Problems) -> tup
         samples, held_out = _kept(samples, validation, seed, problems)
     elif validation:
         held_out = make_data("[validation]", validation, problems)
-    _check(samples, "[data]", problems)
-    _check(held_out, "[validation]", problems)
+    workers = 1 if model is None else model.num_workers
+    samples = _checked(samples, "[data]", workers, problems)
+    held_out = _checked(held_out, "[validation]", workers, problems)
     return (samples, held_out) if samples is not None and len(problems) == before else None
 
 
@@ -55,8 +56,11 @@ def _kept(
     return samples, None
 
 
-def _check(samples: Samples | None, where: str, problems: Problems) -> None:
-    """Note what cannot be trained on, such as x and y of different lengths."""
-    if samples is not None:
-        with problems.noting(where):
-            as_given(samples.x, samples.y, num_workers=1)
+def _checked(samples: Samples | None, where: str, num_workers: int, problems: Problems) -> Samples | None:
+    """Return samples as a trainer takes them without another copy, noting what it does not take."""
+    if samples is None:
+        return None
+    with problems.noting(where):
+        given = as_given(samples.x, samples.y, num_workers)
+        return Samples(given.x, given.y, samples.weight) if isinstance(given, GivenBlocks) else samples
+    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from compss_train import parameters
@@ -12,7 +11,7 @@ from compss_train.callbacks import Callback
 from compss_train.runs import toml
 from compss_train.runs.checking import check_fit, fit
 from compss_train.runs.data import Samples
-from compss_train.runs.file import HOME, RunFile, read_run_file
+from compss_train.runs.file import RunFile, read_run_file
 from compss_train.runs.folder import RunFolder
 from compss_train.runs.keys import fit_options
 from compss_train.runs.model import Model, read_model
@@ -38,12 +37,6 @@ class Training:
     resume: bool
 
 
-def output_folder(run_file: RunFile) -> Path:
-    """Return where a run's files go: where the file says, or a folder of its name below ``runs``."""
-    named = run_file.section("output").get("folder")
-    return run_file.home / (named if isinstance(named, str) else Path("runs", run_file.name))
-
-
 def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> Training:
     """Return the run that a file describes; raise ``RunFileError`` that tells all that is wrong with it.
 
@@ -51,7 +44,7 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
     """
     problems = Problems(str(run_file.path))
     run_file.check_sections(problems)
-    folder = RunFolder(output_folder(run_file))
+    folder = RunFolder(run_file.output)
     if folder.holds_run and not (resume or overwrite):
         hint = "--resume goes on with it, --overwrite removes it, --output names another"
         problems.add("[output] folder", f"{folder.path} holds a run: {hint}")
@@ -100,7 +93,7 @@ def train(training: Training) -> DistributedTrainer:
         resume = {"resume": True} if training.resume else {}
         try:
             fit(trainer, training.data, training.held_out, {**training.fit, **resume, "callbacks": callbacks})
-        except Exception as error:
+        except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
             if begun.last.told:
                 raise
             raise RunFileError(f"{training.file.path}: {describe(error)}") from error
@@ -141,6 +134,5 @@ class _Begun(Callback):
             folder.parameters.unlink(missing_ok=True)  # until there are newer ones, checkpoints are
         else:
             folder.clear()
-        own = run_file.with_value("trainer", "seed", trainer.seed).with_value("output", "folder", str(folder.path))
-        write_whole(folder.configuration, toml.dumps({HOME: str(run_file.home), **own.table}))
+        write_whole(folder.configuration, toml.dumps(run_file.as_kept(trainer.seed)))
         write_whole(folder.described, json.dumps(trainer.configuration, indent=1))

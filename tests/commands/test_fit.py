@@ -68,6 +68,18 @@ def test_the_run_file_in_the_folder_makes_the_same_run_from_anywhere(run_file, c
     assert_same_bits(saved(elsewhere / "again"), saved(folder))
 
 
+def test_a_run_goes_on_in_its_folder_wherever_that_is_now(run_file, command, tmp_path):
+    command("fit", run_file, "--set", "fit.num_epochs=2", "--output", "first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert "moved holds a run" in command("fit", "moved", code=2).err
+    command("fit", "moved", "--resume", "--set", "fit.num_epochs=3")
+    assert [record["round"] for record in history(tmp_path / "moved")] == [0, 1, 2]
+    assert not (tmp_path / "first").exists()
+    config = tmp_path / "moved" / "config.toml"
+    config.write_text(config.read_text().replace(f'home = "{tmp_path}"', 'home = "/nowhere/at/all"'))
+    assert "there is no folder /nowhere/at/all" in command("fit", "moved", "--resume", code=2).err
+
+
 def test_a_seed_that_was_drawn_is_written_down(run_file, command, tmp_path):
     run_file.write_text(run_file.read_text().replace("seed = 3\n", ""))
     command("fit", run_file)
