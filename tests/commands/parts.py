@@ -16,6 +16,11 @@ def data(samples: int = 60, double: bool = False):
     return (x.astype(np.float64) if double else x), y
 
 
+def weighted():
+    x, y = data()
+    return x, y, np.linspace(0, 2, len(x))
+
+
 def to_float(x):
     return x.float()
 

@@ -1,5 +1,6 @@
 import json
 import tomllib
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from compss_train import BlockedTensor, DistributedTrainer, checkpoints, parameters
 from compss_train.runs.data import Samples
 from compss_train.runs.split import split
-from tests.commands.parts import data
+from tests.commands.parts import data, weighted
 from tests.models import SGD, assert_same_bits, mlp
 
 NETWORK = """
@@ -52,6 +53,18 @@ def test_a_run_is_what_the_same_calls_of_the_library_are(run_file, command):
     assert "3 epochs in 3 rounds, 2 workers" in done.out
     assert "in runs/small: parameters.safetensors, history.jsonl" in done.out
     assert done.err.count("round ") == 3
+
+
+@pytest.mark.skipif("sample_weight" not in signature(DistributedTrainer.fit).parameters, reason="no weights yet")
+def test_weights_of_samples_are_trained_with_and_split_with_them(run_file, command, tmp_path):
+    weights = ("--set", f"data.import={PARTS}:weighted", "--set", "build.class_weight=[1, 2, 0.5]")
+    command("fit", run_file, *weights)
+    train, _ = split(Samples(*(BlockedTensor.from_array(part, (4, 1)) for part in weighted())), 0.25, seed=3)
+    with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy", class_weight=[1, 2, 0.5])
+        trainer.fit(train.x, train.y, num_epochs=3, batch_size=8, sample_weight=train.weight, progress=False)
+        expected = trainer.get_parameters()
+    assert_same_bits(saved(tmp_path / "runs" / "small"), {name: expected[name] for name in sorted(expected)})
 
 
 def test_the_run_file_in_the_folder_makes_the_same_run_from_anywhere(run_file, command, tmp_path, monkeypatch):
