@@ -1,6 +1,5 @@
 import json
 import tomllib
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,6 @@ def test_a_run_is_what_the_same_calls_of_the_library_are(run_file, command):
     assert done.err.count("round ") == 3
 
 
-@pytest.mark.skipif("sample_weight" not in signature(DistributedTrainer.fit).parameters, reason="no weights yet")
 def test_weights_of_samples_are_trained_with_and_split_with_them(run_file, command, tmp_path):
     weights = ("--set", f"data.import={PARTS}:weighted", "--set", "build.class_weight=[1, 2, 0.5]")
     command("fit", run_file, *weights)
