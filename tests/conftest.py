@@ -1,12 +1,20 @@
-"""Fixtures for all tests: the engines, and small networks and data."""
+"""Fixtures for all tests: the engines, and small networks and data.
 
+Nothing at its top imports torch: the process that only hands out tests to others has no use for it.
+"""
+
+from __future__ import annotations
+
+import gc
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from compss_train import Engine, LocalEngine, SerialEngine
-from compss_train.engines import CompssEngine
+if TYPE_CHECKING:
+    from compss_train import Engine
+    from tests.lasting import Lasting
 
 ENGINES = ("serial", "local")
 
@@ -24,6 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
 
 
+def pytest_configure() -> None:
+    """Look for no garbage while tests are imported, which takes a quarter of that time: what they make stays."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, in what is made from now on."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what takes long unless it is asked for."""
     for item in items:
@@ -39,15 +58,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_local() -> Iterator[LocalEngine]:
-    """One local engine for all tests that leave it working: starting processes takes seconds."""
-    with LocalEngine(processes=2) as engine:
-        yield engine
+def shared_local() -> Iterator[Lasting]:
+    """One local engine, of at least two processes, for all tests: starting processes takes seconds."""
+    from tests.lasting import Lasting
+
+    engine = Lasting(processes=2)
+    yield engine
+    engine.end()
 
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Every engine in turn."""
+    from compss_train import SerialEngine
+    from compss_train.engines import CompssEngine
+
     if request.param == "serial":
         return SerialEngine()
     return CompssEngine() if request.param == "compss" else request.getfixturevalue("shared_local")

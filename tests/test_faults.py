@@ -122,8 +122,7 @@ def test_the_serial_engine_leaves_exceptions_as_they_are():
 
 def test_types_that_do_not_fit_are_explained(engine):
     x, y = classification()
-    own = LocalEngine(1) if isinstance(engine, LocalEngine) else "serial"
-    trainer = DistributedTrainer(1, engine=own, seed=1)
+    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(RuntimeError) as caught:
         trainer.fit(x.astype(np.float64), y, num_epochs=1, batch_size=30)
@@ -151,18 +150,11 @@ def test_nan_is_never_merged_into_the_parameters_of_others(shared_local):
     """The bad block comes in the second round: what the first made is kept, also where merging is commutative."""
     x, y = classification()
     x[50:] = np.nan
-    with LocalEngine(2) as engine:
-        trainer = DistributedTrainer(2, engine=engine, seed=1)
-        trainer.build(mlp(), SGD, "cross_entropy")
-        with pytest.raises(DivergedError, match="round 2 on worker 1"):
-            trainer.fit(
-                *blocked(x, y, 6),
-                num_epochs=1,
-                batch_size=5,
-                merge="commutative",
-                merge_unit="blocks",
-                shuffle=None,
-            )
+    options = {"num_epochs": 1, "batch_size": 5, "merge": "commutative", "merge_unit": "blocks", "shuffle": None}
+    trainer = DistributedTrainer(2, engine=shared_local, seed=1, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(DivergedError, match="round 2 on worker 1"):
+        trainer.fit(*blocked(x, y, 6), **options)
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
 
 
@@ -199,17 +191,17 @@ SCRIPT = textwrap.dedent(
 
     x = BlockedTensor.from_array(np.ones((2000, 2000), np.float32), (4, 1))
     y = BlockedTensor.from_array(np.zeros(2000, np.int64), (4, 1))
-    trainer = DistributedTrainer(2, engine="local", seed=0)
+    trainer = DistributedTrainer({workers}, engine="local", seed=0, threads=1)
     trainer.build(Net(), {{"optimizer": "adam", "lr": 0.01}}, "cross_entropy", transform=tell)
-    trainer.fit(x, y, num_epochs={epochs}, batch_size=100)
+    trainer.fit(x, y, num_epochs={epochs}, batch_size=100, progress=False)
     print("finished", trainer.history[-1]["samples"])
     """
 )
 
 
-def start(tmp_path: Path, pause: float, epochs: int) -> subprocess.Popen:
+def start(tmp_path: Path, pause: float, epochs: int, workers: int = 1) -> subprocess.Popen:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(pause=pause, epochs=epochs))
+    script.write_text(SCRIPT.format(pause=pause, epochs=epochs, workers=workers))
     return subprocess.Popen(
         [sys.executable, str(script), str(tmp_path / "training")],
         start_new_session=True,
@@ -249,7 +241,7 @@ def test_a_script_without_a_main_guard_trains_and_leaves_nothing(tmp_path):
 
 
 def test_ctrl_c_ends_everything_within_two_seconds(tmp_path):
-    process = start(tmp_path, pause=0.1, epochs=1000)
+    process = start(tmp_path, pause=0.1, epochs=1000, workers=2)
     wait_until((tmp_path / "training").exists, 60)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the coordinator and all workers
     took = wait_until(lambda: process.poll() is not None and not session(process.pid), 10)

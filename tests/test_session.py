@@ -9,7 +9,7 @@ from tests.models import SGD, classification, mlp
 def test_own_engines_start_when_needed_and_can_be_closed_and_started_again(monkeypatch):
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "local")
     x, y = classification()
-    with DistributedTrainer(2, seed=0) as trainer:
+    with DistributedTrainer(1, seed=0) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy")
         assert trainer._engine is None
         trainer.fit(x, y, num_epochs=1, batch_size=5)

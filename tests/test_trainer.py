@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, SerialEngine
+from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
 from tests.models import (
     ADAM,
@@ -282,8 +282,7 @@ def test_a_callback_that_raises_ends_the_fit_and_keeps_the_last_complete_round(e
             errors.append(error)
 
     x, y = classification()
-    own = SerialEngine() if isinstance(engine, SerialEngine) else LocalEngine(2)
-    trainer = built(own, 2)
+    trainer = built(engine, 2)
     with pytest.raises(StopIteration, match="enough"):
         trainer.fit(x, y, num_epochs=5, batch_size=5, callbacks=[Stop()])
     assert [type(error) for error in errors] == [StopIteration]
@@ -375,8 +374,7 @@ def test_a_loss_of_one_element_will_do_and_one_of_many_is_an_error(engine):
     trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
     trainer.build(mlp(), SGD, lambda output, target: nn.functional.cross_entropy(output, target).reshape(1))
     trainer.fit(x, y, num_epochs=1, batch_size=5)
-    own = SerialEngine() if isinstance(engine, SerialEngine) else "local"
-    trainer = DistributedTrainer(1, engine=own, seed=0, threads=1)
+    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
     trainer.build(mlp(), SGD, nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(ValueError, match=r"loss must be one number a batch, this one has shape \(5,\)"):
         trainer.fit(x, y, num_epochs=1, batch_size=5)

@@ -12,15 +12,14 @@ import signal
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compss_train import parameters
+from tests.apps.conftest import ROOT, python_blocks
 from tests.apps.idx_files import idx
 
-ROOT = Path(__file__).parents[2]
 QUICK = ("--epochs", "2", "--engine", "serial")
 INTERRUPTED = 130
 
@@ -182,7 +181,8 @@ def test_more_workers_than_blocks_is_a_warning_of_one_line(here):
 
 
 def test_ctrl_c_ends_with_a_short_message(tmp_path):
-    command = [sys.executable, str(ROOT / "apps" / "digits.py"), "--epochs", "100000", "--output", str(tmp_path)]
+    options = ("--epochs", "100000", "--workers", "1", "--threads", "1", "--output", str(tmp_path))
+    command = [sys.executable, str(ROOT / "apps" / "digits.py"), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         for line in process.stdout:
@@ -203,34 +203,22 @@ def test_help_lists_the_options_with_their_defaults(here):
     assert "/usr/share/datasets/fashion-mnist" in text
 
 
-def python_blocks(document):
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
-
-
-def run_blocks(blocks, folder):
-    (folder / "example.py").write_text("\n".join(blocks))
-    command = [sys.executable, "-W", "error", "example.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_readme_examples_run_as_printed(tmp_path):
+def test_readme_examples_run_as_printed(run_blocks):
     blocks = python_blocks("README.md")
     assert len(blocks) >= 5
-    assert "'accuracy'" in run_blocks(blocks, tmp_path)
+    assert "'accuracy'" in run_blocks(blocks)
 
 
-def test_the_examples_of_buffers_run_after_the_readmes_first(tmp_path):
+def test_the_examples_of_buffers_run_after_the_readmes_first(run_blocks):
     blocks = python_blocks("docs/buffers.md")
     assert len(blocks) >= 3
-    assert re.search(r"\[ *0 +\d+", run_blocks([python_blocks("README.md")[0], *blocks], tmp_path))
+    assert re.search(r"\[ *0 +\d+", run_blocks([python_blocks("README.md")[0], *blocks]))
 
 
-def test_the_examples_of_parameter_servers_run(tmp_path):
+def test_the_examples_of_parameter_servers_run(run_blocks):
     blocks = python_blocks("docs/parameter-server.md")
     assert len(blocks) >= 3
-    printed = run_blocks(blocks, tmp_path).splitlines()
+    printed = run_blocks(blocks).splitlines()
     assert printed == ["[array([1., 1., 1.])]", str([0.8999999761581421] * 2), "10.0"]
 
 

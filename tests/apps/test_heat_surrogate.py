@@ -68,8 +68,8 @@ def rows(text):
     return {cells[0]: cells[1:] for cells in table if len(cells) == 8}
 
 
-def test_all_methods_are_compared(tmp_path):
-    done = subprocess.run(command(*SMALL, "--output", tmp_path), capture_output=True, text=True, timeout=55)
+def test_all_methods_are_compared(app, tmp_path):
+    done = app(*SMALL, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     methods = ["offline", "FIFO", "FIRO", "Reservoir"]

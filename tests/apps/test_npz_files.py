@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.apps.test_apps import assert_wrong_option, python_blocks, run_blocks
+from tests.apps.conftest import python_blocks
+from tests.apps.test_apps import assert_wrong_option
 
 OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer", 50)
 
@@ -55,7 +56,7 @@ def test_wrong_options_are_told(here, tmp_path, option, value, message):
     )
 
 
-def test_the_examples_of_files_run_as_printed(tmp_path):
+def test_the_examples_of_files_run_as_printed(run_blocks):
     blocks = python_blocks("docs/files.md")
     assert len(blocks) >= 3
-    assert "'accuracy'" in run_blocks(blocks, tmp_path)
+    assert "'accuracy'" in run_blocks(blocks)

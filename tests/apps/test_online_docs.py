@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.apps.test_apps import ROOT, python_blocks, run_blocks
+from tests.apps.conftest import ROOT, python_blocks
 
 DOCUMENT = ROOT / "docs/online.md"
 
@@ -24,14 +24,14 @@ def free_address():
         return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_the_examples_run(tmp_path):
-    loss, repetitions = map(float, run_blocks(python_blocks("docs/online.md"), tmp_path).split())
+def test_the_examples_run(run_blocks):
+    loss, repetitions = map(float, run_blocks(python_blocks("docs/online.md")).split())
     assert loss < 0.3
     assert repetitions >= 1
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_a_solver_in_c_and_one_in_python_send_samples_side_by_side(tmp_path):
+def test_a_solver_in_c_and_one_in_python_send_samples_side_by_side(run_blocks, tmp_path):
     address = free_address()
     (tmp_path / "solver.c").write_text(blocks("c")[0])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
@@ -46,6 +46,6 @@ def test_a_solver_in_c_and_one_in_python_send_samples_side_by_side(tmp_path):
     sender = subprocess.Popen([sys.executable, "send.py"], cwd=tmp_path)
     begun = python_blocks("docs/online.md")[0].partition("parameters =")[0]
     ended = "print(trainer.history[-1]['received'], trainer.history[-1]['repetitions'][0])"
-    printed = run_blocks([begun, fit.replace("senders=1", "senders=2"), ended], tmp_path)
+    printed = run_blocks([begun, fit.replace("senders=1", "senders=2"), ended])
     assert printed.split() == ["1200", "0"]
     assert (solver.wait(20), sender.wait(20)) == (0, 0)

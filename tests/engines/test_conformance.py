@@ -256,7 +256,8 @@ def test_after_shutdown_every_call_is_an_error(make):
             call()
 
 
-def test_foreign_references_are_errors(engine):
-    other = SerialEngine() if not isinstance(engine, SerialEngine) else LocalEngine(1)
-    with other, pytest.raises(TypeError, match="not a reference of the"):
+def test_foreign_references_are_errors(engine, request):
+    serial = isinstance(engine, SerialEngine)
+    other = request.getfixturevalue("shared_local") if serial else SerialEngine()
+    with pytest.raises(TypeError, match="not a reference of the"):
         engine.fetch([other.publish(1)])

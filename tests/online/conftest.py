@@ -1,10 +1,12 @@
-"""One local engine for all tests that leave it working."""
+"""The engine of online fits."""
 
 import pytest
 
-from tests.online.simulations import the_engine
+from compss_train.engines import Resources
 
 
-@pytest.fixture(scope="package")
-def local():
-    yield from the_engine()
+@pytest.fixture
+def local(shared_local):
+    """The shared engine, with processes for two workers and two simulations."""
+    shared_local.reserve([Resources()] * 4)
+    return shared_local

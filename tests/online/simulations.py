@@ -7,16 +7,13 @@ on: what was lost, or trained on twice, can be read off the parameters.
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
-
-from compss_train import LocalEngine
 
 COUNTING = {"optimizer": "sgd", "lr": 1.0}
 
@@ -149,31 +146,6 @@ def fail() -> None:
 
 def kill() -> None:
     os.kill(os.getpid(), 9)
-
-
-class Lasting(LocalEngine):
-    """An engine that fits which fail cannot end, so that tests share it: only counts how often they want to."""
-
-    ends = 0
-
-    def shutdown(self, *, kill: bool = False) -> None:
-        assert kill, "nobody but a fit that fails is to end it"
-        self.ends += 1
-
-    def end(self) -> None:
-        super().shutdown(kill=True)
-
-
-@cache
-def _lasting() -> Lasting:
-    return Lasting(processes=4, threads=1)
-
-
-def the_engine() -> Iterator[Lasting]:
-    """The engine of all these tests, for a fixture: starting processes takes seconds."""
-    engine = _lasting()
-    yield engine
-    engine.end()
 
 
 def free_port() -> int:
