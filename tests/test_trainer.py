@@ -1,6 +1,5 @@
 """Laws 5 and 6, and what the trainer offers besides fitting."""
 
-import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -38,7 +37,8 @@ def test_every_engine_gives_the_same_bits_in_every_synchronous_mode(engine, work
     if isinstance(engine, SerialEngine):
         pytest.skip("the others are compared with the serial engine")
     x, y = classification(samples=57)
-    for mode, rows in itertools.product(MODES, [True, False]):
+    for number, mode in enumerate(MODES):
+        rows = (number + workers) % 2 == 0  # each way in every mode, with other workers
         options = {"num_epochs": 3, "batch_size": 4, "shuffle": shuffle, "shuffle_block_data": rows, **mode}
         trained, measured = [], []
         for one in (SerialEngine(), engine):
@@ -287,7 +287,7 @@ def test_a_callback_that_raises_ends_the_fit_and_keeps_the_last_complete_round(e
         trainer.fit(x, y, num_epochs=5, batch_size=5, callbacks=[Stop()])
     assert [type(error) for error in errors] == [StopIteration]
     assert len(trainer.history) == 2
-    assert_close(trainer.get_parameters(), built(engine, 2).fit(x, y, num_epochs=2, batch_size=5))
+    assert_close(trainer.get_parameters(), built(SerialEngine(), 2).fit(x, y, num_epochs=2, batch_size=5))
 
 
 def test_callbacks_see_the_parameters_of_their_round(engine):
