@@ -1,0 +1,148 @@
+"""The task of a simulation: what it sends, and what it says of its end."""
+
+import itertools
+import re
+import threading
+from types import SimpleNamespace
+
+import cloudpickle
+import pytest
+import torch
+
+from compss_train.online import sender as sending
+from compss_train.online.connection import Connection
+from compss_train.online.simulation import simulate_and_send
+from tests.buffers.kinds import DEADLINE, Thread
+from tests.online.parts import fit, nothing_left
+from tests.online.streams import ENDS, nothing_open
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+
+def run(running, simulate, given_=None, number=0, limit=None):
+    picked = simulate if isinstance(simulate, bytes) else cloudpickle.dumps(simulate)
+    simulate_and_send(picked, cloudpickle.dumps(given_), number, running.coordinator.address, limit)
+
+
+def test_a_simulation_sends_all_samples_and_says_so():
+    with fit(2) as running:
+        run(running, lambda n: ((torch.tensor([float(i)]),) for i in range(n)), 5)
+        assert running.coordinator.until_heard("finished") == [5]
+        assert [place.drained() for place in running.places] == [[0, 2, 4], [1, 3]]
+        run(running, lambda n: iter([]), 5, number=1)
+        assert running.coordinator.until_heard("finished", 2) == [5, 0]
+
+
+def raising(error):
+    def simulate(_):
+        yield 1.0
+        yield 2.0
+        raise error
+
+    return simulate
+
+
+def not_iterable(_):
+    return 5
+
+
+@pytest.mark.parametrize(
+    ("simulate", "sent", "reason"),
+    [
+        (raising(ZeroDivisionError("oh")), 2, "ZeroDivisionError: oh"),
+        (raising(SystemExit(3)), 2, "SystemExit: 3"),
+        (raising(FileNotFoundError("gone")), 2, "FileNotFoundError: gone"),
+        (not_iterable, 0, "TypeError: 'int' object is not iterable"),
+        (lambda _: [(1, 2, 3, 4)], 0, "TypeError: the simulation gave a tuple of 4; a sample is"),
+        (lambda _: [1.0, ()], 1, "TypeError: the simulation gave a tuple of 0; a sample is"),
+        (lambda _: [1.0, object()], 1, "RuntimeError: .*object"),
+        (
+            lambda _: [1.0, torch.zeros(1, dtype=torch.uint16)],
+            1,
+            "TypeError: arrays of torch.uint16 cannot be sent",
+        ),
+        (b"no pickle", 0, "UnpicklingError"),
+    ],
+    ids=["raises", "exits", "no file", "not iterable", "four", "empty", "object", "uint16", "pickle"],
+)
+def test_what_goes_wrong_in_a_simulation_is_told_and_not_raised(simulate, sent, reason):
+    with fit() as running:
+        run(running, simulate)
+        [failed] = running.coordinator.until_heard("failed")
+        assert re.match(reason, failed)
+        assert running.places[0].buffer.samples_put == sent  # it waits until they are there: there may be no others
+        assert running.coordinator.headers("traceback")[0].startswith("Traceback")
+        assert running.coordinator.headers("finished") == []
+
+
+def test_a_paired_simulation_gives_steps():
+    with fit(paired=True) as running:
+        run(running, lambda _: [(step, torch.ones(2), torch.zeros(1)) for step in range(3)])
+        assert running.coordinator.until_heard("finished") == [3]
+        run(running, lambda _: [(torch.ones(2), torch.zeros(1))], number=1)
+        assert (
+            "a sample is (step, x, y), as the buffer pairs time steps"
+            in running.coordinator.until_heard("failed")[0]
+        )
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_a_simulation_that_is_wanted_no_more_is_closed_and_says_nothing(end):
+    closed, gave = threading.Event(), threading.Event()
+    running_forever = SimpleNamespace(closed=closed, gave=gave)
+
+    def simulate(_):
+        try:
+            for number in itertools.count():
+                gave.set()
+                yield float(number)
+        finally:
+            closed.set()
+
+    with fit(capacity=3) as running, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "compss_train.online.simulation.pickle.loads", lambda what: simulate if what == b"s" else what
+        )
+        simulating = Thread(simulate_and_send, b"s", b"", 0, running.coordinator.address, None)
+        assert running_forever.gave.wait(DEADLINE)
+        ENDS[end](running)
+        simulating.result()
+        assert closed.is_set()
+        assert running.coordinator.headers("failed") == running.coordinator.headers("finished") == []
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_simulation_that_lost_a_worker_says_that_it_was_interrupted():
+    with fit(2) as running, pytest.MonkeyPatch.context() as patch:
+        running.places[1].die()
+        patch.setattr(sending, "_RETRY_SECONDS", 0.01)
+        run(running, lambda _: itertools.repeat(1.0))
+        assert running.coordinator.until_heard("interrupted")[0].startswith("worker 1 is gone")
+        assert running.coordinator.headers("failed") == []
+
+
+def test_a_simulation_without_a_coordinator_or_that_is_not_wanted_does_nothing():
+    with nothing_left(), nothing_open():
+        with fit() as running:
+            address = running.coordinator.address
+            running.coordinator.reception.welcome = lambda peer, number: peer.tell({"go": False})
+            run(running, b"never loaded")
+            assert running.coordinator.headers("failed") == []
+        simulate_and_send(b"", b"", 0, address, None)
+
+
+def test_a_simulation_that_runs_again_sends_only_what_is_missing():
+    with fit(2) as running:
+        sent, send = [], Connection.send
+
+        def keep(connection, header, arrays=()):
+            sent.extend([header["sample"]] if "sample" in header else [])
+            send(connection, header, arrays)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Connection, "send", keep)
+            for stop in (3, 7, 2):
+                run(running, lambda n: [torch.tensor([float(i)]) for i in range(n)], stop)
+        assert running.coordinator.until_heard("finished", 3) == [3, 7, 2]
+        assert sent == list(range(7))
+        assert [place.drained() for place in running.places] == [[0, 2, 4, 6], [1, 3, 5]]
