@@ -29,7 +29,7 @@ def ours(engine: str, blocks: int, samples: int, epochs: int, seed: int) -> Outc
             trainer.build(network("MLP", seed), optimizer, "cross_entropy")
             x, y = (BlockedTensor.from_array(array[part], grid) for array in (images.x, images.y))
             began = time.perf_counter()
-            trainer.fit(x, y, num_epochs=epochs, batch_size=BATCH)
+            trainer.fit(x, y, num_epochs=epochs, batch_size=BATCH, progress=False)
             return time.perf_counter() - began
 
         fit(slice(WARM_UP_SAMPLES), (WARM_UP_BLOCKS, 1), WARM_UP_EPOCHS)

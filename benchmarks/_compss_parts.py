@@ -51,7 +51,7 @@ def _rounds(engine: str, case: Case, number: int) -> list[float]:
     )
     with DistributedTrainer(workers, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(Lookup(megabytes), {"optimizer": "sgd", "lr": 0.01}, "cross_entropy")
-        trainer.fit(x, y, num_epochs=number, num_batches_per_worker=1)
+        trainer.fit(x, y, num_epochs=number, num_batches_per_worker=1, progress=False)
         return [record["seconds"] for record in trainer.history]
 
 

@@ -40,7 +40,9 @@ def coordinate(case: Case, workers: int, rounds: int) -> tuple[list[float], floa
         trainer.build(nn.Linear(4, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
         began = time.perf_counter()
         with patch("compss_train.fleet.train", empty_train):
-            trainer.fit(x, y, num_epochs=rounds, num_batches_per_worker=1, merge=merge, shuffle=shuffle)
+            trainer.fit(
+                x, y, num_epochs=rounds, num_batches_per_worker=1, merge=merge, shuffle=shuffle, progress=False
+            )
         whole = time.perf_counter() - began
         each = [1e6 * record["seconds"] / workers for record in trainer.history]
     return each, 1e6 * whole / (workers * rounds)

@@ -182,9 +182,11 @@ def trained_per_second(
     """Return samples/s of a fit with a warm engine."""
     with DistributedTrainer(WORKERS, engine="local", seed=seed, threads=1) as trainer:
         trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
-        trainer.fit(images.x[:10_000], images.y[:10_000], num_epochs=1, batch_size=100)
+        trainer.fit(images.x[:10_000], images.y[:10_000], num_epochs=1, batch_size=100, progress=False)
         trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
-        seconds = seconds_of(lambda: trainer.fit(*data, num_epochs=epochs, batch_size=100, **fit_options))
+        seconds = seconds_of(
+            lambda: trainer.fit(*data, num_epochs=epochs, batch_size=100, **fit_options, progress=False)
+        )
     return epochs * len(images.y) / seconds
 
 

@@ -36,11 +36,13 @@ def trained_per_second(samples: int, epochs: int, seed: int, buffer: BufferSpec 
     with DistributedTrainer(WORKERS, engine="local", seed=seed, threads=1) as trainer:
         build = partial(trainer.build, network("MLP", seed), OPTIMIZER, "cross_entropy")
         build()
-        trainer.fit(images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES], num_epochs=1, batch_size=BATCH)
+        trainer.fit(
+            images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES], num_epochs=1, batch_size=BATCH, progress=False
+        )
         build()
         x, y = BlockedTensor.from_array(images.x, BLOCKS), BlockedTensor.from_array(images.y, BLOCKS)
         began = time.perf_counter()
-        trainer.fit(x, y, num_epochs=epochs, batch_size=BATCH, buffer=buffer)
+        trainer.fit(x, y, num_epochs=epochs, batch_size=BATCH, buffer=buffer, progress=False)
         seconds = time.perf_counter() - began
         trained = sum(worker["samples"] for record in trainer.history for worker in record["workers"])
     return trained / seconds

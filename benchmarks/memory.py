@@ -120,9 +120,15 @@ def ours(workers: int, megabytes: float, epochs: int) -> Usage:
         trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
         trainer.build(nn.Linear(FEATURES, 10), {"optimizer": "sgd", "lr": 0.001}, "cross_entropy")
         # Processes first, without the data: the samples are of training and not of the start.
-        trainer.fit(np.zeros((800, FEATURES), np.float32), np.zeros(800, np.int64), num_epochs=2, batch_size=BATCH)
+        trainer.fit(
+            np.zeros((800, FEATURES), np.float32),
+            np.zeros(800, np.int64),
+            num_epochs=2,
+            batch_size=BATCH,
+            progress=False,
+        )
         with Sampler(sorted(folders)) as sampler:
-            trainer.fit(x, y, num_epochs=epochs, batch_size=BATCH)
+            trainer.fit(x, y, num_epochs=epochs, batch_size=BATCH, progress=False)
     return sampler.usage()
 
 

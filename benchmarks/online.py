@@ -141,6 +141,7 @@ def online(trainer: DistributedTrainer, size: int, batches: int) -> float:
         merge_every_batches=100,
         max_batches=batches,
         record_every=0.5,
+        progress=False,
     )
     records = trainer.history[1:-1] or trainer.history  # the first one has the start in it
     return sum(record["batches"] for record in records) / sum(record["seconds"] for record in records)

@@ -40,7 +40,7 @@ def ours(samples: int, folder: str) -> Start:
     with DistributedTrainer(WORKERS, engine="local", seed=0, threads=1) as trainer:
         trainer.build(network("MLP", 0), optimizer, "cross_entropy", transform=stamp)
         began = time.perf_counter()
-        trainer.fit(x, y, num_epochs=1, batch_size=BATCH)
+        trainer.fit(x, y, num_epochs=1, batch_size=BATCH, progress=False)
     return _since(began, stamp)
 
 

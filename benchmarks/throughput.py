@@ -63,11 +63,13 @@ def run_ours(task: Task, blocks: tuple[int, int], *, fast: bool) -> Ours:
             **modes,
         )
         build()
-        trainer.fit(images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES], num_epochs=2, batch_size=BATCH)
+        trainer.fit(
+            images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES], num_epochs=2, batch_size=BATCH, progress=False
+        )
         build()
         x, y = BlockedTensor.from_array(images.x, blocks), BlockedTensor.from_array(images.y, blocks)
         began = time.perf_counter()
-        trainer.fit(x, y, num_epochs=task.epochs, batch_size=BATCH)
+        trainer.fit(x, y, num_epochs=task.epochs, batch_size=BATCH, progress=False)
         seconds = time.perf_counter() - began
         reached = accuracy(trainer.predict(images.test_x), images.test_y)
         return _outcome(task, seconds, reached, trainer.history)
