@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 	fi
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/compss
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/compss
 	$(BIN)/python -m pytest tests/compss
 
 lint: $(VENV)/installed
