@@ -203,10 +203,18 @@ def test_help_lists_the_options_with_their_defaults(here):
     assert "/usr/share/datasets/fashion-mnist" in text
 
 
-def test_readme_examples_run_as_printed(run_blocks):
-    blocks = python_blocks("README.md")
-    assert len(blocks) >= 5
+@pytest.mark.parametrize(
+    ("document", "least"), {"README.md": 1, "docs/quick-start.md": 1, "docs/training.md": 5}.items()
+)
+def test_the_examples_of_a_first_training_run_as_printed(run_blocks, document, least):
+    blocks = python_blocks(document)
+    assert len(blocks) >= least
     assert "'accuracy'" in run_blocks(blocks)
+
+
+def test_the_example_of_long_runs_runs_and_has_nothing_left_to_do_when_it_runs_again(run_blocks):
+    blocks = python_blocks("docs/long-runs.md")
+    assert [run_blocks(blocks) for _ in range(2)] == ["None None\n", "None run/checkpoints/round-000009\n"]
 
 
 def test_the_examples_of_buffers_run_after_the_readmes_first(run_blocks):
@@ -222,9 +230,9 @@ def test_the_examples_of_parameter_servers_run(run_blocks):
     assert printed == ["[array([1., 1., 1.])]", str([0.8999999761581421] * 2), "10.0"]
 
 
-def test_the_examples_of_metrics_run(tmp_path):
+def test_the_examples_of_metrics_run(run_blocks):
     blocks = python_blocks("docs/metrics.md")
     assert len(blocks) >= 2
-    printed = run_blocks(blocks, tmp_path)
+    printed = run_blocks(blocks)
     assert "'confidence'" in printed
     assert float(printed.splitlines()[-1].split()[0]) > 0.5
