@@ -17,7 +17,7 @@ from compss_train.data.files import file_names
 from compss_train.data.layout import Field
 from compss_train.data.readers import CustomReader, NpzReader
 from compss_train.data.stretches import Stretch
-from tests.data.readers.test_readers import names
+from tests.data.readers.checks import names
 from tests.models import named
 
 

@@ -12,7 +12,7 @@ from compss_train.data.layout import Field, UnfitFileError
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart, layout_of, naming
 from compss_train.data.stretches import Stretch
-from tests.data.readers.test_readers import names
+from tests.data.readers.checks import names
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
 

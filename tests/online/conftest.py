@@ -1,9 +1,12 @@
-"""The engine of online fits, and waits that are short."""
+"""The engine of online fits, threads that must end with them, and waits that are short."""
+
+import threading
 
 import pytest
 
 from compss_train.engines import Resources
 from compss_train.online import sender, watchdog
+from tests.test_faults import wait_until
 
 
 @pytest.fixture
@@ -24,3 +27,15 @@ def short_waits(monkeypatch):
 def short_pauses(monkeypatch):
     """Where training does not end, whoever loses a worker need not wait to see whether it has."""
     monkeypatch.setattr("compss_train.online.stream._PAUSE", 0.01)
+
+
+@pytest.fixture
+def no_threads_are_left():
+    """Whatever happens, everything of the coordinator's ends."""
+    before = set(threading.enumerate())
+    yield
+    wait_until(lambda: not [t for t in threading.enumerate() if t not in before and is_of_a_fit(t)], 5)
+
+
+def is_of_a_fit(thread):
+    return thread.name in ("listener", "connection", "parameter-server", "stream-control")

@@ -1,0 +1,208 @@
+"""The user's own readers, and which reader a file has."""
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import FileDataset
+from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpzReader, Reader, TorchReader, as_reader
+from compss_train.data.stretches import Stretch
+from tests.data.readers.checks import X, Y, names, same
+from tests.data.readers.formats import read_bin, read_file
+
+
+class Shifted(NpzReader):
+    """Gives other rows than it was asked for."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def read(self, path, start, stop, keys=None):
+        arrays, rows = super().read(path, 0, 7, keys)
+        return {**arrays, "y": arrays["y"][: self.rows]}, rows
+
+
+@pytest.mark.parametrize("rows", [0, 2, 4, 7])
+def test_a_reader_that_gives_other_rows_than_it_was_asked_for_is_an_error_that_names_the_file(tmp_path, rows):
+    np.savez(path := tmp_path / "f.npz", x=X[:, 0], y=Y)
+    part = FileDataset(path, Shifted(rows), keys=["y"]).part([0])
+    with names(path, "was read wrongly: 'y' has not the rows 2 to 5"):
+        part.read(Stretch(0, 2, 5))
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [None, 3.0, "3", {}, ({"x": X}, 7), True, np.bool_(True), [7], np.zeros(1), torch.tensor(7)],
+    ids=repr,
+)
+def test_a_number_that_is_no_integer_is_an_error(tmp_path, returned):
+    path = tmp_path / "f"
+    path.touch()
+    with names(path, f"has no number of samples: the reader returned a {type(returned).__name__}, not an integer"):
+        FileDataset(path, lambda filename, get_data=False: returned)
+
+
+@pytest.mark.parametrize("number", [0, -1, np.int64(-5)])
+def test_a_number_below_one_is_an_error(tmp_path, number):
+    path = tmp_path / "f"
+    path.write_text("content")
+    with names(path, f"holds no samples: the reader returned {number}"):
+        FileDataset(path, lambda filename, get_data=False: number)
+
+
+@pytest.mark.parametrize("number", [7, np.int64(7), np.uint8(7)])
+def test_any_integer_is_a_number(tmp_path, number):
+    (tmp_path / "f").touch()
+    dataset = FileDataset(tmp_path / "f", lambda filename, get_data=False: number)
+    assert dataset.sizes == (7,)
+    assert all(type(size) is int for size in dataset.sizes)
+    assert dataset.layout is None
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, r"must return \(dict of arrays, number\)"),
+        ({"x": X}, r"must return \(dict of arrays, number\)"),
+        (7, r"must return \(dict of arrays, number\)"),
+        ((X, 7), r"must return \(dict of arrays, number\)"),
+        (({"x": X}, 7, 7), r"must return \(dict of arrays, number\)"),
+        ([{"x": X}, 7], r"must return \(dict of arrays, number\)"),
+        (({"x": X, "y": Y[:5]}, 7), "different lengths: 'x' 7, 'y' 5"),
+        (({"x": X}, 6), "has 7 rows in its arrays, but the reader says 6"),
+        (({"x": X}, None), "has 7 rows in its arrays, but the reader says None"),
+        (({"x": X[:6]}, 6), "has 6 samples, 7 were expected"),
+        (({}, 7), "holds no arrays"),
+        (({"x": X[:0]}, 0), "holds no samples"),
+        (({3: X}, 7), "has an array under 3; names must be strings"),
+        (({"x": 3.0}, 7), "holds a single value in 'x'"),
+        (({"x": torch.tensor(3)}, 7), "holds a single value in 'x'"),
+        (({"x": None}, 7), "holds a single value in 'x'"),
+        (({"x": [object()] * 7}, 7), "holds Python objects in 'x'"),
+        (({"x": [[1], [2, 3]] * 3}, 7), "cannot be read: ValueError"),
+    ],
+)
+def test_what_is_not_arrays_and_their_number_is_an_error(tmp_path, returned, reason):
+    path = tmp_path / "f"
+    path.write_text("content")
+    with names(path, reason):
+        read_file(path, lambda filename, get_data=False: returned if get_data else 7)
+
+
+def test_tensors_and_lists_are_arrays_too(tmp_path):
+    (tmp_path / "f").touch()
+    returned = {"t": torch.ones(3, requires_grad=True), "list": [[1, 2]] * 3, "n": np.arange(3)}
+    arrays = read_file(tmp_path / "f", lambda filename, get_data=False: (returned, 3) if get_data else 3)
+    assert isinstance(arrays["t"], torch.Tensor)
+    assert not arrays["t"].requires_grad
+    assert arrays["list"].tolist() == [[1, 2]] * 3
+    same(arrays["n"], np.arange(3))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["counting", "reading"])
+@pytest.mark.parametrize("kind", [ValueError, OSError, ZeroDivisionError, StopIteration])
+def test_what_a_reader_raises_is_the_cause_of_an_error_that_names_the_file(tmp_path, kind, fails):
+    def reader(filename, get_data=False):
+        if get_data == fails:
+            raise error
+        return 3
+
+    (tmp_path / "f").write_text("content")
+    error = kind("boom")
+    with names(tmp_path / "f", f"cannot be read: {kind.__name__}: boom") as caught:
+        read_file(tmp_path / "f", reader)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), KeyboardInterrupt()])
+def test_lack_of_memory_and_interrupts_are_no_fault_of_the_file(tmp_path, error):
+    def reader(filename, get_data=False):
+        if get_data:
+            raise error
+        return 3
+
+    (tmp_path / "f").touch()
+    with pytest.raises(type(error)) as caught:
+        read_file(tmp_path / "f", reader)
+    assert caught.value is error
+
+
+def test_lack_of_memory_while_counting_is_not_skipped(tmp_path):
+    def reader(filename, get_data=False):
+        raise MemoryError("full")
+
+    (tmp_path / "f").touch()
+    with pytest.raises(MemoryError):
+        FileDataset(tmp_path / "f", reader, on_bad_file="skip")
+
+
+def test_names_of_another_kind_reach_the_reader_as_they_are(tmp_path, monkeypatch):
+    asked = []
+
+    def reader(filename, get_data=False):
+        asked.append((filename, get_data))
+        return ({"x": X}, 7) if get_data else 7
+
+    monkeypatch.chdir(tmp_path)
+    same(read_file("store://bucket/f", reader)["x"], X)
+    assert asked == [("store://bucket/f", False), ("store://bucket/f", True)]
+
+
+def test_a_built_in_reader_without_a_store_says_that_the_file_does_not_exist():
+    with names("store://bucket/f.npz", "does not exist"):
+        FileDataset(["store://bucket/f.npz"])
+
+
+def test_a_reader_gets_absolute_names(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f").touch()
+    FileDataset("f", lambda filename, get_data=False: asked.append(filename) or 3)
+    assert asked == [str(tmp_path / "f")]
+
+
+def test_get_data_is_passed_by_name(tmp_path):
+    class Own:
+        def __call__(self, filename, *, get_data):
+            return ({"x": X}, 7) if get_data else 7
+
+    (tmp_path / "f").touch()
+    same(read_file(tmp_path / "f", Own())["x"], X)
+
+
+@pytest.mark.parametrize("suffix", READERS)
+@pytest.mark.parametrize("change", [str, str.upper, lambda suffix: f".backup{suffix}"])
+def test_the_end_of_a_name_tells_the_reader(suffix, change):
+    assert type(as_reader(None, [f"a/b{change(suffix)}", f"c{suffix}"])) is READERS[suffix]
+
+
+def test_ends_of_the_same_format_go_together():
+    assert type(as_reader(None, ["a.pt", "b.pth"])) is TorchReader
+    assert type(as_reader(None, ["a.h5", "b.hdf5", "c.H5"])) is Hdf5Reader
+
+
+@pytest.mark.parametrize(
+    "files", [["a.npz", "b.npy"], ["a.pt", "b.h5"], ["a.npz", "b.csv"], ["a.csv"], ["a"], [".npz"], ["npz"], []]
+)
+def test_ends_that_are_unknown_or_differ_are_errors(files):
+    with pytest.raises(ValueError, match=r"give files of one kind, \.npz, .*, or a reader"):
+        as_reader(None, files)
+
+
+def test_a_reader_that_is_given_is_taken_for_any_names(tmp_path):
+    reader = NpzReader()
+    assert as_reader(reader, ["a.csv", "b"]) is reader
+    own = as_reader(read_bin, ["a.csv", "b.npz"])
+    assert isinstance(own, CustomReader)
+    assert isinstance(own, Reader)
+    assert own.function is read_bin
+    np.savez(tmp_path / "f.npz", x=X)
+    (tmp_path / "f.npz").rename(tmp_path / "f.dat")
+    same(read_file(tmp_path / "f.dat", reader)["x"], X)
+    same(read_file(tmp_path / "f.dat", NpzReader)["x"], X)  # the class does, too
+
+
+@pytest.mark.parametrize("reader", [3, "npz", {"x": 1}])
+def test_what_cannot_be_called_is_no_reader(reader):
+    with pytest.raises(TypeError, match=r"give a function reader\(filename, get_data=False\), or None"):
+        as_reader(reader, ["a.npz"])

@@ -1,0 +1,94 @@
+"""The reader of HDF5."""
+
+import os
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from compss_train import FileDataset
+from tests.data.readers.checks import X, Y, names, overwritten, same
+from tests.data.readers.formats import read_file, save_hdf5
+
+
+def test_data_sets_in_groups_are_called_by_their_path(tmp_path):
+    save_hdf5(path := str(tmp_path / "f.h5"), **{"a/b/x": X, "y": Y})
+    arrays = read_file(path)
+    assert set(arrays) == {"a/b/x", "y"}
+    same(arrays["a/b/x"], X)
+
+
+def test_compressed_data_sets_are_read(tmp_path):
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        file.create_dataset("x", data=X, compression="gzip", shuffle=True, fletcher32=True)
+    same(read_file(path)["x"], X)
+
+
+def test_the_checksum_of_a_data_set_that_has_one_is_checked(tmp_path):
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        file.create_dataset("x", data=X, fletcher32=True)
+    overwritten(path, X)
+    assert FileDataset(path).sizes == (7,)
+    with names(path):
+        read_file(path)
+
+
+def test_a_file_is_closed_again(tmp_path):
+    save_hdf5(path := str(tmp_path / "f.h5"), x=X)
+    read_file(path)
+    with h5py.File(path, "r+") as file:  # which HDF5 would not open while someone reads it
+        file["x"][0] = 0
+
+
+def test_strings_in_hdf5_are_an_error(tmp_path):
+    save_hdf5(path := str(tmp_path / "f.h5"), x=["a", "b"])
+    with names(path, "holds Python objects in 'x'"):
+        FileDataset(path)
+
+
+def test_a_data_set_without_a_shape_is_an_error(tmp_path):
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        file["x"] = h5py.Empty("f4")
+    with names(path):
+        FileDataset(path)
+
+
+def test_named_types_and_data_sets_without_a_shape_are_no_arrays(tmp_path):
+    save_hdf5(path := str(tmp_path / "f.h5"), x=X)
+    with h5py.File(path, "a") as file:
+        file["kind"] = np.dtype("f4")
+        file["group/kind"] = np.dtype("i4")
+        file["nothing"] = h5py.Empty("f4")
+    assert list(read_file(path)) == ["x"]
+    for key in ("kind", "nothing", "group"):
+        with names(path, f"has no array '{key}'; it has 'x'"):
+            FileDataset(path, keys=[key])
+
+
+def test_links_at_the_top_of_an_hdf5_file_are_followed_and_broken_ones_are_no_arrays(tmp_path):
+    save_hdf5(other := str(tmp_path / "other.h5"), **{"a/z": X + 1})
+    save_hdf5(path := str(tmp_path / "f.h5"), **{"a/x": X})
+    with h5py.File(path, "a") as file:
+        file["soft"] = h5py.SoftLink("/a/x")
+        file["hard"] = file["a/x"]
+        file["external"] = h5py.ExternalLink("other.h5", "/a/z")
+        file["broken"] = h5py.SoftLink("/nowhere")
+        file["gone"] = h5py.ExternalLink("none.h5", "/z")
+        file["group"] = h5py.SoftLink("/a")
+    arrays = read_file(path, keys=["soft", "hard", "external"])
+    for key, expected in {"soft": X, "hard": X, "external": X + 1}.items():
+        same(arrays[key], expected)
+    assert {"soft", "hard", "external"} < set(read_file(path)) <= {"soft", "hard", "external", "a/x"}
+    os.remove(other)
+    with names(path, "has no array 'external'"):
+        read_file(path, keys=["external"])
+
+
+def test_without_h5py_the_error_names_the_extra(tmp_path, monkeypatch):
+    save_hdf5(path := str(tmp_path / "f.h5"), x=X)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    for on_bad_file in ("raise", "skip"):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'compss_train\[hdf5\]'") as caught:
+            FileDataset(path, on_bad_file=on_bad_file)
+        assert caught.value.name == "h5py"
