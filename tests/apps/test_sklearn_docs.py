@@ -1,12 +1,12 @@
 """What docs/scikit-learn.md prints works as printed."""
 
-from tests.apps.test_apps import python_blocks, run_blocks
+from tests.apps.conftest import python_blocks
 
 
-def test_the_examples_run(tmp_path):
+def test_the_examples_run(run_blocks):
     blocks = python_blocks("docs/scikit-learn.md")
     assert len(blocks) == 4
-    score, *shapes, best, in_blocks = run_blocks(blocks, tmp_path).splitlines()
+    score, *shapes, best, in_blocks = run_blocks(blocks).splitlines()
     assert float(score) > 0.94
     assert shapes == ["(3, 10)", "(450, 64)"]
     assert best == "{'num_epochs': 8, 'optimizer': {'optimizer': 'adam', 'lr': 0.01}}"
