@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -29,11 +29,13 @@ from compss_train.online.fitting import OnlineFit
 from compss_train.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameters import Parameters
 from compss_train.rounds import Rounds
+from compss_train.schedules import LrSchedule, ScheduleSpec, make_schedule
 from compss_train.session import Session
 from compss_train.validation import check_choice, check_count, check_seed
 from compss_train.weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.worker import Recipe, WorkerState
 from compss_train.worker.recipe import MEMORY_FORMATS, PRECISIONS, MemoryFormat, Precision
+from compss_train.worker.stepping import OnNan, Stepping
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Built:
 
     recipe: Recipe
     num_gpu: int
+    schedule: ScheduleSpec | None = None
+    """As it was given."""
+    lr_schedule: LrSchedule | None = field(default=None, repr=False)
 
 
 class Coordinator:
@@ -90,6 +95,11 @@ class Coordinator:
         precision: Precision = "fp32",
         memory_format: MemoryFormat = "contiguous",
         class_weight: ClassWeight | None = None,
+        schedule: ScheduleSpec | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        on_nan: OnNan = "raise",
     ) -> None:
         """Say what is trained and how. Starts nothing; a second call starts over with the new network.
 
@@ -116,6 +126,19 @@ class Coordinator:
         class_weight:
             A weight for each class, in a sequence or a dict from indices, for the loss that is trained on (not for
             evaluation): docs/training-options.md. ``None`` (default) for no such weights.
+        schedule:
+            Of the learning rate, by the epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
+            factor, or what makes a torch scheduler of an optimizer, such as
+            ``functools.partial(StepLR, step_size=10)``; docs/training-options.md. ``None`` (default) for none.
+        clip_norm, clip_value:
+            The largest norm of all gradients together, or the largest size of each element; one of them at most.
+            ``None`` (default) clips nothing.
+        accumulate:
+            Batches of a step, 1 by default: their gradients are averaged over the samples. The last step of an
+            epoch, and the last one before workers merge, may have fewer.
+        on_nan:
+            Where a loss is NaN or infinite: ``"raise"`` (default) ends the fit; ``"skip"`` makes no step of a batch
+            whose loss or gradients are not finite, and counts it; ``"ignore"`` trains on.
 
         Raises ``ValueError`` for unknown names, optimizer parameters, a network without trainable parameters, and
         GPUs that are not there; ``TypeError`` for what is of another kind, or cannot be pickled.
@@ -128,6 +151,7 @@ class Coordinator:
         check_count("num_nodes", num_nodes, least=0)
         check_choice("precision", precision, PRECISIONS)
         check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
+        stepping = Stepping(clip_norm, clip_value, accumulate, on_nan)
         weights = check_class_weight(class_weight)
         if weights is not None:
             check_weightable(loss_function)
@@ -138,8 +162,11 @@ class Coordinator:
         own = copy.deepcopy(net).cpu()
         check_optimizer(own, factory)
         self._parameters = params.copy_of(params.from_module(own))
-        recipe = Recipe(own, factory, loss_function, measures, transform, precision, memory_format, weights)
-        self._built = Built(recipe, num_gpu)
+        lr_schedule = None if schedule is None else make_schedule(schedule, own, factory)
+        recipe = Recipe(
+            own, factory, loss_function, measures, transform, precision, memory_format, weights, stepping
+        )
+        self._built = Built(recipe, num_gpu, schedule, lr_schedule)
         self._epochs, self._carried, self._last_fit, self.history = 0, None, None, History()
         if self._session is not None:
             self._session.close()

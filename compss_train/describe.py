@@ -92,7 +92,7 @@ def described_build(built: Built) -> dict[str, Any]:
     recipe = described_fields(built.recipe)
     count = sum(parameter.numel() for parameter in built.recipe.net.parameters())
     others = {name: value for name, value in described_fields(built).items() if name != "recipe"}
-    return {"net": recipe.pop("net"), "parameters": count, **recipe, **others}
+    return {"net": recipe.pop("net"), "parameters": count, **recipe.pop("stepping"), **recipe, **others}
 
 
 def described_fit(method: str, options: object, callbacks: Sequence[Callback], **data: object) -> dict[str, Any]:

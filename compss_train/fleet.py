@@ -18,6 +18,7 @@ from compss_train.data.schedule import Round, Share
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.published import Published
 from compss_train.samplers import Pools
+from compss_train.schedules import LrSchedule
 from compss_train.worker import Shard, WorkerState, split_rows, train
 
 Rows: TypeAlias = "NDArray[Any]"
@@ -69,6 +70,8 @@ class Fleet:
     states: list[WorkerState | Ref]
     """Each worker's state, replaced by the reference to the new one whenever it trains. The one before is kept
     until ``free_states``: a fit that stops goes back to it."""
+    schedule: LrSchedule | None = None
+    """What is set in the optimizers epoch by epoch."""
     _cut: tuple[Round | None, dict[int, Supply]] = field(default=(None, {}), repr=False)
     """The round whose blocks have been cut into pieces, and what each worker gets of them."""
 
@@ -94,6 +97,7 @@ class Fleet:
             self.pools,
             self.file_buffer,
             weighted=self.data.weighted,
+            hyperparameters=self.schedule.of(visit.epoch for visit in supply.share) if self.schedule else {},
         )
         trained, state, measured = self.engine.submit(
             task,

@@ -71,6 +71,11 @@ class Inference:
         return np.concatenate(outputs)
 
 
+def skipped_batches(number: int) -> dict[str, int]:
+    """Return how many batches were skipped, for the history; nothing where none was."""
+    return {"skipped_batches": number} if number else {}
+
+
 def tell_skipped(sums: Sequence[dict[str, Any]], told: dict[str, str]) -> None:
     """Warn of each file that tasks have left out, unless it is among those told; add it to them."""
     for file, reason in chain.from_iterable(part.get("skipped", {}).items() for part in sums):

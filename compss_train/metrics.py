@@ -50,7 +50,7 @@ METRICS: dict[str, BatchFunction] = {
 
 BOOKKEEPING = (
     *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
-    *("files", "skipped", "fit_started", "started", "ended", "merge"),
+    *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
     *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
 )
 """Names in a record of the history that are no losses or metrics."""

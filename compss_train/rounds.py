@@ -15,7 +15,7 @@ from compss_train.data.schedule import Position, Round
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.fleet import Fleet, States, values_of
-from compss_train.inference import Inference, tell_skipped
+from compss_train.inference import Inference, skipped_batches, tell_skipped
 from compss_train.measures import Measures
 from compss_train.merging import Merge, Submitted
 from compss_train.options import FitOptions
@@ -118,6 +118,8 @@ class Rounds:
         if not self._pending:
             return True
         last = self._pending[-1][0].round.number
+        if self.fleet.schedule is not None and self.fleet.schedule.waits:
+            return False
         if not self.engine.asynchronous or (not self.merge.by_rounds and self.told.needs_state(last)):
             return False
         return len(self._pending) <= self.merge.rounds_ahead
@@ -164,6 +166,8 @@ class Rounds:
         record = self._record(submitted.round, measured)
         if validation:
             record |= self.measures.values(values[len(measured) :], "val_")
+        if self.fleet.schedule is not None:
+            self.fleet.schedule.observe(record)
         self.stopping.after_round(record["seconds"])
         self.on_record(record)
 
@@ -199,10 +203,12 @@ class Rounds:
             "ended": time.time(),
             "merge": self.merge.name,
             **({"skipped": list(self._skipped)} if self._skipped else {}),
+            **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured.values())),
+            **({"lr": self.fleet.schedule.lr(round_.epoch - 1)} if self.fleet.schedule else {}),
             "workers": [
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
                 | self.measures.values([sums])
-                | {name: sums[name] for name in ("started", "files") if name in sums}
+                | {name: sums[name] for name in ("started", "files", "skipped_batches") if name in sums}
                 for worker, sums in measured.items()
             ],
         }

@@ -13,6 +13,7 @@ from compss_train.given import Given
 from compss_train.inference import Inference
 from compss_train.options import FitOptions
 from compss_train.parameters import Parameters
+from compss_train.schedules import LrSchedule
 from compss_train.worker import Recipe, WorkerState
 
 
@@ -34,7 +35,7 @@ class Session:
                 self.engine.delete([before])
             self.states[worker] = state if device != "cpu" else state.on_cpu()
 
-    def fleet(self, data: Given, options: FitOptions, seed: int) -> Fleet:
+    def fleet(self, data: Given, options: FitOptions, seed: int, schedule: LrSchedule | None = None) -> Fleet:
         """Publish samples to train on."""
         return Fleet(
             self.engine,
@@ -50,6 +51,7 @@ class Session:
             resources=self.resources,
             devices=self.devices,
             states=self.states,
+            schedule=schedule,
         )
 
     def inference(self, data: Given, batch_size: int) -> Inference:

@@ -176,6 +176,8 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         held_out = None if validation_data is None else self._held_out(validation_data)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
         course = self._resume(resume, options, data.sizes, told)
+        if built.lr_schedule is not None:
+            built.lr_schedule.prepare(course.first_epoch + num_epochs)
         params.check_finite(self._parameters)
         data.warn_of_idle_workers(self.num_workers, shuffle)
         self._last_fit = described_fit("fit", options, told.callbacks, data=data, validation_data=held_out)
@@ -201,7 +203,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         stopping: Stopping,
         told: Telling,
     ) -> None:
-        fleet = session.fleet(data, course.options, self.seed)
+        fleet = session.fleet(data, course.options, self.seed, self._require_built().lr_schedule)
         validation = None if held_out is None else session.inference(held_out, EVALUATION_BATCH)
         buffers = [name for name, _ in session.net.named_buffers()]
         merge = make_merge(course.options, session.engine, self._parameters, self.num_workers, buffers)
@@ -321,6 +323,11 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit_online")
+        if built.lr_schedule is not None:
+            raise ValueError(
+                "fit_online has no epochs, which a schedule goes by; build without schedule=, with the learning "
+                "rate for all of it"
+            )
         stopping, told = Stopping(max_time), self._telling(callbacks, progress)
         held_out = None if validation_data is None else self._held_out(validation_data)
         params.check_finite(self._parameters)

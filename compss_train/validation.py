@@ -22,6 +22,13 @@ def check_integer(name: str, value: Any) -> int:
     return int(value)
 
 
+def check_positive(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r}: give a number above 0, or None")
+    return float(value)
+
+
 def check_seed(value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is one that torch's generators take."""
     if check_count("seed", value, least=0) >= 2**63:

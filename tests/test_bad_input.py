@@ -154,6 +154,18 @@ def loss(output, target):
         ({"precision": "fp16"}, ValueError, "precision='fp16': choose one of 'fp32', 'bf16'"),
         ({"memory_format": "nhwc"}, ValueError, "choose one of 'contiguous', 'channels_last'"),
         ({"num_gpu": -1}, ValueError, "num_gpu=-1"),
+        ({"clip_norm": 0}, ValueError, "clip_norm=0: give a number above 0, or None"),
+        ({"clip_norm": float("inf")}, ValueError, "clip_norm=inf: give a number above 0"),
+        ({"clip_value": "1"}, ValueError, "clip_value='1': give a number above 0"),
+        ({"clip_value": True}, ValueError, "clip_value=True: give a number above 0"),
+        (
+            {"clip_norm": 1.0, "clip_value": 0.5},
+            ValueError,
+            "clip_norm=1.0 and clip_value=0.5: give one",
+        ),
+        ({"accumulate": 0}, ValueError, "accumulate=0: give an integer of at least 1"),
+        ({"accumulate": 2.0}, ValueError, "accumulate=2.0: give an integer of at least 1"),
+        ({"on_nan": "stop"}, ValueError, "on_nan='stop': choose one of 'raise', 'skip', 'ignore'"),
     ],
 )
 def test_build(changes, error, message):

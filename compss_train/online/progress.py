@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from compss_train.inference import skipped_batches
 from compss_train.measures import Measures
 
 Report = Mapping[str, Any]
@@ -23,6 +24,7 @@ class Progress:
         self._measures = measures
         self._since: list[list[Report]] = [[] for _ in range(num_workers)]
         self._kept_back: list[list[Report]] = [[] for _ in range(num_workers)]
+        self._skipped = [0] * num_workers
         self._buffers: list[Report] = [{} for _ in range(num_workers)]
         self._clock = time.perf_counter()
         self._began = time.time()
@@ -30,6 +32,7 @@ class Progress:
     def report(self, worker: int, report: Report) -> None:
         """Take a worker's report."""
         self._buffers[worker] = report
+        self._skipped[worker] += report.get("skipped_batches", 0)
         if report["batches"]:
             self._add(worker)
             self._kept_back[worker] = [report]
@@ -58,6 +61,7 @@ class Progress:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         since, self._since = self._since, [[] for _ in self._since]
+        skipped, self._skipped = self._skipped, [0] * len(since)
         together = list(chain.from_iterable(since))
         counts = _counts(together)
         return {
@@ -71,8 +75,12 @@ class Progress:
             "fit_started": self._began,
             "ended": time.time(),
             **self._buffered(),
+            **skipped_batches(sum(skipped)),
             "simulations": simulations,
-            "workers": [self._of_worker(worker, reports) for worker, reports in enumerate(since)],
+            "workers": [
+                self._of_worker(worker, reports) | skipped_batches(skipped[worker])
+                for worker, reports in enumerate(since)
+            ],
         }
 
     def _buffered(self) -> dict[str, float]:

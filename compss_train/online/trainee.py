@@ -17,8 +17,12 @@ from compss_train.worker.exchange import Exchange
 from compss_train.worker.random_state import RandomState
 from compss_train.worker.recipe import Recipe
 from compss_train.worker.samples import Batch
+from compss_train.worker.stepper import Stepper
 from compss_train.worker.tally import Tally, explained
-from compss_train.worker.train import WorkerState, optimizer_of, step, to_cpu
+from compss_train.worker.train import WorkerState, optimizer_of, to_cpu
+
+MOST_SKIPPED = 100
+"""Batches in a row that may be skipped because they are not finite."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,32 @@ class Trainee:
         self._base = vote.pull()
         self._replica = recipe.replica(self._base, device, training=True)
         self._optimizer = optimizer_of(self._replica, optimizer)
+        self._stepper = Stepper(self._replica, self._optimizer)
         self._tally = Tally(recipe.measures)
+        self._skipped = 0  # batches, one after the other
         self._merged = True
 
     def learn(self, batch: Batch) -> None:
         """Train on one batch."""
         with explained(batch.x, self._replica):
-            step(self._replica, self._optimizer, batch, self._tally)
+            learnt = self._stepper.learn(batch, self._tally)
+        self._skipped = 0 if learnt else self._skipped + 1
+        if self._skipped == MOST_SKIPPED:
+            raise DivergedError(
+                f"loss or gradients were NaN or infinite in {MOST_SKIPPED} batches one after the other; lower the "
+                "learning rate, or check what the simulations give"
+            )
         self._merged = False
 
     def merge(self) -> None:
         """Add the share of what was learnt since the last merge to the global parameters, and go on from those."""
         if self._merged:
             return
+        self._stepper.finish()
         net = self._replica.recipe.net
         trained = params.from_module(net)
-        self._check_finite(trained)
+        if self._replica.recipe.stepping.on_nan != "ignore":
+            self._check_finite(trained)
         self._vote.push_change(self._base, trained)
         self._base = self._vote.pull()
         params.load_into(net, self._base)

@@ -17,15 +17,15 @@ from compss_train.worker.source import Columns, Source
 _BURST = 8  # batches made at a time
 
 
-def buffered_batches(shard: Shard, spec: BufferSpec, source: Source, device: str) -> Iterator[Columns]:
-    """Iterate over the batches of a shard, on the device.
+def buffered_batches(shard: Shard, spec: BufferSpec, source: Source, device: str) -> Iterator[tuple[int, Columns]]:
+    """Iterate over the batches of a shard, on the device, each with its epoch.
 
     The buffer is drained at the end of every epoch, so that merging every so many epochs changes nothing of what
     a worker sees.
     """
-    for _, visits in groupby(shard.share, lambda visit: visit.epoch):
+    for epoch, visits in groupby(shard.share, lambda visit: visit.epoch):
         for batch in _epoch_batches(tuple(visits), shard, spec, source, device):
-            yield tuple(part.to(device, non_blocking=True) for part in batch)
+            yield epoch, tuple(part.to(device, non_blocking=True) for part in batch)
 
 
 def _epoch_batches(visits: Share, shard: Shard, spec: BufferSpec, source: Source, device: str) -> Iterator[Columns]:

@@ -17,6 +17,7 @@ from compss_train.measures import Measures
 from compss_train.optimizers import OptimizerFactory
 from compss_train.parameters import Parameters
 from compss_train.weights import TrainingLoss
+from compss_train.worker.stepping import Stepping
 
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -42,6 +43,7 @@ class Recipe:
     memory_format: MemoryFormat = "contiguous"
     class_weight: tuple[float, ...] | None = None
     """Of the loss that is trained on."""
+    stepping: Stepping = field(default_factory=Stepping)
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> Replica:
         """Return a model copy with these parameters, which shares nothing with the recipe."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -24,6 +25,8 @@ from compss_train.worker.source import Columns, Source
 
 Piece: TypeAlias = "tuple[Block, ...]"
 """Some rows of a block of x, and the same rows of y and of weights."""
+Dated: TypeAlias = "tuple[int, Columns]"
+"""A batch with the epoch that it belongs to."""
 
 
 class Batch(NamedTuple):
@@ -47,8 +50,14 @@ def split_rows(columns: Sequence[Block], parts: Sequence[NDArray[Any]]) -> tuple
 
 def batches(shard: Shard, source: Source, device: str) -> Iterator[Batch]:
     """Iterate over the batches of a shard, on the device, in training order."""
-    for columns in _columns(shard, source, device):
-        yield _batch(columns, weighted=shard.weighted)
+    for _, in_epoch in epochs(shard, source, device):
+        yield from in_epoch
+
+
+def epochs(shard: Shard, source: Source, device: str) -> Iterator[tuple[int, Iterator[Batch]]]:
+    """Iterate over the epochs of a shard: the number of each, and its batches, to be gone through in turn."""
+    for epoch, dated in groupby(_dated_columns(shard, source, device), itemgetter(0)):
+        yield epoch, (_batch(columns, weighted=shard.weighted) for _, columns in dated)
 
 
 def _batch(columns: Columns, *, weighted: bool) -> Batch:
@@ -57,7 +66,7 @@ def _batch(columns: Columns, *, weighted: bool) -> Batch:
     return Batch(x, others[0] if others else None, weight)
 
 
-def _columns(shard: Shard, source: Source, device: str) -> Iterator[Columns]:
+def _dated_columns(shard: Shard, source: Source, device: str) -> Iterator[Dated]:
     if shard.pools is not None:
         return _partially_shuffled(shard, shard.pools, source, device)
     if shard.buffer is not None:
@@ -65,13 +74,13 @@ def _columns(shard: Shard, source: Source, device: str) -> Iterator[Columns]:
     return _visit_by_visit(shard, source, device)
 
 
-def _visit_by_visit(shard: Shard, source: Source, device: str) -> Iterator[Columns]:
+def _visit_by_visit(shard: Shard, source: Source, device: str) -> Iterator[Dated]:
     with source.visits(shard.share) as visits:
         for visit in shard.share:
             rows = next(visits)
             if rows is not None:
                 rows = tuple(part.to(device) for part in rows)
-                yield from _cut(visit, shard, rows)
+                yield from ((visit.epoch, batch) for batch in _cut(visit, shard, rows))
             del rows  # before the next one is read
 
 
@@ -99,7 +108,7 @@ def _visits(source: Source, visits: Share, numbers: Sequence[int]) -> AbstractCo
     return source.visits([visits[number] for number in numbers])
 
 
-def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[Columns]:
+def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[Dated]:
     """Mix the samples of each epoch's visits; the pools are empty at its end, and where a round ends in it."""
     store = SlotStore()
     for epoch, group in groupby(shard.share, lambda visit: visit.epoch):
@@ -114,4 +123,4 @@ def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str)
         )
         for batch in batches:
             if batch is not None:
-                yield tuple(part.to(device) for part in batch)
+                yield epoch, tuple(part.to(device) for part in batch)

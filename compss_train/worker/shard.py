@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any, TypeAlias
 
 from compss_train.buffers import BufferSpec
 from compss_train.data.batches import Batching
@@ -12,6 +13,9 @@ from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
 from compss_train.data.schedule import Share, Visit
 from compss_train.samplers.plan import Pools
+
+Hyperparameters: TypeAlias = "tuple[dict[str, Any], ...]"
+"""Of each of an optimizer's parameter groups, what is to be set in it by name: ``lr``, say."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +46,8 @@ class Shard:
     """The most files in memory at a time, where the samples are in files."""
     weighted: bool = False
     """Whether the last column are weights."""
+    hyperparameters: Mapping[int, Hyperparameters] = field(default_factory=dict)
+    """What a schedule says of each epoch; empty without a schedule."""
 
 
 def in_order(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:

@@ -19,6 +19,7 @@ class Tally:
     def __init__(self, measures: Measures) -> None:
         self._samples = 0
         self._batches = 0
+        self._skipped = 0
         self._loss = WeightedSum()
         self._metrics = measures.start()
 
@@ -32,14 +33,20 @@ class Tally:
                 detached = output.detach() if isinstance(output, torch.Tensor) else output
                 self._metrics.add(detached, target, samples)
 
+    def skip(self) -> None:
+        """Count a batch that nothing was learnt from."""
+        self._skipped += 1
+
     @property
     def loss(self) -> float:
         """The sum of the losses of all samples."""
         return self._loss.total()
 
     def sums(self) -> dict[str, Any]:
-        """Return the sums, and the states of ``metrics`` by name."""
+        """Return the sums, with ``skipped_batches`` where there are any, and the states of ``metrics`` by name."""
         counts = {"samples": self._samples, "batches": self._batches}
+        if self._skipped:
+            counts["skipped_batches"] = self._skipped
         return {**counts, "loss": self.loss, "metrics": self._metrics.states()}
 
 

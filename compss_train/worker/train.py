@@ -18,9 +18,11 @@ from compss_train.exceptions import DivergedError
 from compss_train.parameters import Parameters
 from compss_train.worker.random_state import RandomState, random_state
 from compss_train.worker.recipe import Recipe, Replica
-from compss_train.worker.samples import Batch, batches
+from compss_train.worker.samples import epochs
 from compss_train.worker.shard import Shard
 from compss_train.worker.source import source_of
+from compss_train.worker.stepper import Stepper
+from compss_train.worker.stepping import OnNan
 from compss_train.worker.tally import Tally, explained
 
 
@@ -47,33 +49,43 @@ def train(
     shard: Shard,
     device: str,
 ) -> tuple[Parameters, WorkerState, dict[str, Any]]:
-    """Train a model copy on the shard's batches.
+    """Train a model copy on the shard's batches; a step of several batches ends with the epoch, and with the task.
 
     ``xs`` are the blocks that the shard names, and ``others`` those of y and of weights, or ``xs`` is what reads
     its files. Returns the new parameters and state and the sums of what was measured: ``samples`` and ``batches``
-    trained, samples ``given``, ``loss`` (a sum over samples), states of ``metrics``, ``started`` (unix seconds) and
-    ``seconds``, and of files what the source tells.
+    trained, ``skipped_batches`` where there are any, samples ``given``, ``loss`` (a sum over samples), states of
+    ``metrics``, ``started`` (unix seconds) and ``seconds``, and of files what the source tells.
     """
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = recipe.replica(parameters, device, training=True)
         optimizer = optimizer_of(replica, None if shard.new_optimizer else state.optimizer)
         tally = Tally(replica.recipe.measures)
+        stepper = Stepper(replica, optimizer)
         source = source_of(shard, xs, others)
-        for batch in batches(shard, source, device):
-            with explained(batch.x, replica):
-                step(replica, optimizer, batch, tally)
+        for epoch, in_epoch in epochs(shard, source, device):
+            if epoch in shard.hyperparameters:
+                stepper.set(shard.hyperparameters[epoch])
+            for batch in in_epoch:
+                with explained(batch.x, replica):
+                    stepper.learn(batch, tally)
+            stepper.finish()
         sums = {**tally.sums(), **source.measured()}
         sums["given"] = sum(visit.size for visit in shard.share) - sums.get("left_out", 0)
-        _check_finite(sums, shard.name)
+        _check_finite(sums, shard.name, recipe.stepping.on_nan)
         after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.now(device))
         trained = params.from_module(replica.recipe.net)
         return trained, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 
-def _check_finite(sums: dict[str, Any], name: str) -> None:
+def _check_finite(sums: dict[str, Any], name: str, on_nan: OnNan) -> None:
     """Raise here rather than in the coordinator, so that nothing of it is ever merged."""
-    if not math.isfinite(sums["loss"]):
+    if sums.get("skipped_batches") and not sums["batches"]:
+        raise DivergedError(
+            f"loss or gradients were NaN or infinite in all {sums['skipped_batches']} batches of {name}, so that "
+            "nothing was learnt; lower the learning rate, or check the data"
+        )
+    if on_nan != "ignore" and not math.isfinite(sums["loss"]):
         raise DivergedError(
             f"the loss became {sums['loss'] / sums['samples']} in {name}; lower the learning rate, or check the "
             "data for NaN and for values that are far too large"
@@ -87,21 +99,6 @@ def optimizer_of(replica: Replica, state: dict[str, Any] | None) -> torch.optim.
         # A copy: optimizers update loaded tensors in place, and a task does not change its arguments.
         optimizer.load_state_dict(copy.deepcopy(state))
     return optimizer
-
-
-def step(replica: Replica, optimizer: torch.optim.Optimizer, batch: Batch, tally: Tally) -> None:
-    """Train on one batch, and add what it measures."""
-    optimizer.zero_grad()
-    with replica.autocast():
-        output, target = replica.forward(batch.x, batch.y)
-        loss = replica.loss(output, target, batch.weight)
-    if loss.numel() != 1:
-        raise ValueError(
-            f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
-        )
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    tally.add(len(batch.x), loss, output, target)
 
 
 def to_cpu(value: Any) -> Any:

@@ -1,0 +1,53 @@
+"""The parameter groups of an optimizer that a scheduler works on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+
+from compss_train.worker.shard import Hyperparameters
+
+
+class Groups:
+    """Tells what a scheduler makes of the hyperparameters.
+
+    Made before the scheduler, which changes some as soon as it is made.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        self._initial = [_numbers(group) for group in self._groups]
+        self._changed = [{"lr"} for _ in self._groups]
+
+    def hyperparameters(self) -> Hyperparameters:
+        """Return the values of those that have ever been changed; raises ``ValueError`` for a rate that is none."""
+        now = [_numbers(group) for group in self._groups]
+        for initial, values, changed in zip(self._initial, now, self._changed, strict=True):
+            changed.update(name for name, value in initial.items() if values[name] != value)
+            if not 0 <= values["lr"] < math.inf:
+                raise ValueError(f"schedule= makes a learning rate of {values['lr']}")
+        return tuple(
+            {name: values[name] for name in sorted(changed)}
+            for values, changed in zip(now, self._changed, strict=True)
+        )
+
+    def set_lrs(self, lrs: Iterable[float]) -> None:
+        """Set the learning rate of each group."""
+        for group, lr in zip(self._groups, lrs, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group's hyperparameters that are numbers, or tuples of such: what schedulers change."""
+    values = {
+        name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for name, value in group.items()
+    }
+    return {name: value for name, value in values.items() if isinstance(value, Real | tuple)}

@@ -1,0 +1,54 @@
+"""The schedule that depends on how training goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from compss_train.schedules.base import LrSchedule
+from compss_train.schedules.groups import Groups
+from compss_train.worker.shard import Hyperparameters
+
+
+class OnPlateau(LrSchedule):
+    """``ReduceLROnPlateau``: stepped with what the last round has measured, when another epoch begins after it.
+
+    So it is stepped once an epoch, and once a round of several epochs, which then have their hyperparameters in
+    common.
+    """
+
+    waits = True
+
+    def __init__(self, scheduler: ReduceLROnPlateau, groups: Groups) -> None:
+        self._scheduler, self._groups = scheduler, groups
+        self._epoch = 0
+        self._measured: float | None = None
+
+    def at(self, epoch: int) -> Hyperparameters:
+        """Return the hyperparameters; epochs are asked for in turn."""
+        if epoch > self._epoch:
+            if self._measured is not None:
+                self._scheduler.step(self._measured)
+            self._epoch, self._measured = epoch, None
+        return self._groups.hyperparameters()
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Take the loss of the validation, or that of training where there is none."""
+        self._measured = record.get("val_loss", record["loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state, the learning rates, and what the last round has measured."""
+        return {
+            "scheduler": self._scheduler.state_dict(),
+            "lrs": [values["lr"] for values in self._groups.hyperparameters()],
+            "epoch": self._epoch,
+            "measured": self._measured,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._scheduler.load_state_dict(dict(state["scheduler"]))
+        self._groups.set_lrs(state["lrs"])
+        self._epoch, self._measured = state["epoch"], state["measured"]
