@@ -64,6 +64,14 @@ def test_nothing_but_batches_that_are_not_finite_is_an_error(local):
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
 
 
+def test_batches_that_are_skipped_are_not_counted_together_with_others_in_between(local):
+    x = np.ones((220, 6), np.float32)
+    x[::2] = np.nan
+    trainer = built(local, mlp(), on_nan="skip")
+    online(trainer, rows_of, [(x, np.zeros(220, np.int64))], batch_size=1, merge_every_batches=50)
+    assert sum(record.get("skipped_batches", 0) for record in trainer.history) == 110
+
+
 def test_what_is_not_finite_is_trained_on_where_it_is_to_be_ignored(local):
     x = X.copy()
     x[9] = np.nan

@@ -147,13 +147,20 @@ def test_other_engines_and_merges_have_the_same_clock(engine, merge, way):
 
 
 def test_a_learning_rate_that_is_a_tensor_is_set_in_place():
-    def sgd(lr, parameters):
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+    class Sgd(torch.optim.SGD):
+        def step(self, closure=None):
+            kinds.add(type(self.param_groups[0]["lr"]))
+            super().step(closure)
 
-    results = []
+    def sgd(lr, parameters):
+        return Sgd(parameters, lr=lr, momentum=0.9)
+
+    results, kinds = [], set()
     for lr in (0.05, torch.tensor(0.05, dtype=torch.float64)):
         trainer = built("serial", 2, SCHEDULERS["step"], partial(sgd, lr))
         results.append(trainer.fit(*blocked(X, Y, 4), num_epochs=4, batch_size=5))
+        assert kinds == {type(lr)}
+        kinds.clear()
         assert [type(record["lr"]) for record in trainer.history] == [float] * 4
         assert [record["lr"] for record in trainer.history] == pytest.approx([0.05, 0.05, 0.015, 0.015])
     assert_same_bits(*results)

@@ -44,6 +44,7 @@ def schedule_of(spec, optimizer=SGD):
 def test_functions_of_the_epoch_and_makers_of_schedulers_are_told_apart(spec, lrs):
     schedule = schedule_of(spec)
     assert [schedule.lr(epoch) for epoch in range(3)] == pytest.approx(lrs)
+    assert type(schedule.at(1)[0]["lr"]) is float
 
 
 def test_the_order_in_which_epochs_are_asked_for_does_not_matter():

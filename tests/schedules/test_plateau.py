@@ -82,5 +82,6 @@ def test_its_state_goes_on_elsewhere():
                 state = json.loads(json.dumps(schedule.state_dict()))
                 schedule = fresh()
                 schedule.load_state_dict(state)
+                assert schedule.lr(epoch) == lrs[-1]  # the epoch is still the same
         assert lrs == expected
     assert len(set(expected)) == 4

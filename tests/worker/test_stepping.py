@@ -195,18 +195,19 @@ def test_a_step_ends_with_the_epoch_and_with_the_round(way, steps):
 
 
 class Spoilt(nn.Module):
-    """A loss that is finite, of which the gradient is not where a target is 99."""
+    """Only its gradient is not finite where a target is 99, and only its value where one is 96."""
 
     def forward(self, output, target):
         bad = torch.where(target == 99, 0.0, 1.0)
-        return cross_entropy(output, target % 3) + 0 * (output[:, 0] * bad).pow(2).sqrt().sum()
+        constant = torch.where(target == 96, float("inf"), 0.0).sum()
+        return cross_entropy(output, target % 3) + constant + 0 * (output[:, 0] * bad).pow(2).sqrt().sum()
 
 
 def spoilt(batch, how):
     """Return the data with one of the batches of 5 that is not finite."""
     x, y = X[:60].copy(), Y[:60].copy()
-    if how == "gradient":
-        y[batch * 5] = 99
+    if how in ("gradient", "loss"):
+        y[batch * 5] = {"gradient": 99, "loss": 96}[how]
     else:
         x[batch * 5] = float(how)
     return x, y
@@ -229,7 +230,7 @@ def normed():
 
 
 @pytest.mark.parametrize("batch", [0, 5, 11])
-@pytest.mark.parametrize("how", ["nan", "inf", "gradient"])
+@pytest.mark.parametrize("how", ["nan", "inf", "gradient", "loss"])
 @pytest.mark.parametrize("options", [{}, {"optimizer": ADAM, "clip_norm": 0.5}, {"precision": "bf16"}], ids=str)
 def test_a_batch_that_is_skipped_leaves_nothing_behind(batch, how, options):
     trainer, ours = skipping(spoilt(batch, how), **options)
