@@ -238,8 +238,8 @@ def test_the_examples_of_metrics_run(run_blocks):
     assert float(printed.splitlines()[-1].split()[0]) > 0.5
 
 
-def test_the_examples_of_training_options_run(tmp_path):
+def test_the_examples_of_training_options_run(run_blocks):
     blocks = python_blocks("docs/training-options.md")
     assert len(blocks) >= 3
-    printed = run_blocks(blocks, tmp_path).splitlines()
+    printed = run_blocks(blocks).splitlines()
     assert printed[:2] == ["[0.004, 0.082, 0.097, 0.081, 0.056, 0.028, 0.008, 0.0]", "1"]
