@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(VENV)/installed
 	@if [ -d "$(FASHION_MNIST)" ]; then \
@@ -21,6 +21,9 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/installed
+	$(BIN)/python docs/reference.py build/docs
 
 bench: $(VENV)/installed
 	for bench in benchmarks/[a-z]*.py; do $(BIN)/python $$bench || exit 1; done

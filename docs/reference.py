@@ -1,0 +1,33 @@
+"""Makes the reference of all public names from the docstrings, as pages: python docs/reference.py FOLDER."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import pdoc
+import pdoc.render
+
+MODULES = (
+    *("trainer", "coordinator", "resumable", "fits", "callbacks", "checkpoints", "history", "timeline", "report"),
+    *("data", "buffers", "samplers", "pipeline", "engines", "online", "estimators"),
+    *("measures", "metrics", "losses", "optimizers", "schedules", "parameters", "export", "exceptions"),
+    *("parameter_server", "parameter_server.client", "parameter_server.serving"),
+    *("compat.dislib", "doctor", "configuration"),
+)
+"""What programs import from. The other modules are the package's own."""
+
+
+def make(folder: Path) -> None:
+    """Write a page for the package and each of its public modules into a folder, and an index."""
+    pdoc.render.configure(docformat="numpy", show_source=False)
+    with warnings.catch_warnings():
+        # Types that are named in quotes are shown as they are written; names that need an extra have pages of their
+        # own, where they come from.
+        warnings.filterwarnings("ignore", "Error parsing type annotation|Found .* does not resolve")
+        pdoc.pdoc("compss_train", *(f"compss_train.{name}" for name in MODULES), output_directory=folder)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
