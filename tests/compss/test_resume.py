@@ -1,0 +1,25 @@
+"""A fit on COMPSs that is killed, and one that SIGTERM ends, go on with the bits of one that is neither."""
+
+import signal
+
+import pytest
+
+from compss_train import checkpoints, parameters
+from tests.compss.inside.resumed import fit
+from tests.models import assert_same_bits
+
+
+@pytest.mark.timeout(200)
+def test_killed_and_terminated_runs_go_on_bit_for_bit(run, tmp_path):
+    killed = run("resumed.py", tmp_path, 2, signal.SIGKILL.value, seconds=60)
+    assert killed.returncode != 0, killed.output
+    # The signal comes before the checkpoint of its round.
+    assert max(checkpoints.checkpoints(tmp_path / "checkpoints")) == 1
+    terminated = run("resumed.py", tmp_path, 4, signal.SIGTERM.value, seconds=60)
+    assert terminated.returncode != 0, terminated.output
+    assert "SIGTERM ended a fit" in terminated.output
+    assert max(checkpoints.checkpoints(tmp_path / "checkpoints")) == 4
+    finished = run("resumed.py", tmp_path, seconds=60)
+    assert finished.returncode == 0, finished.output
+    assert "round-000004 on compss" in finished.output
+    assert_same_bits(parameters.load(tmp_path / "trained.npz"), fit(tmp_path / "apart", "serial", [])[0])
