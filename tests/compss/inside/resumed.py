@@ -1,4 +1,4 @@
-"""A fit that goes on from its checkpoints: resumed.py FOLDER [ROUND SIGNAL], a signal that ends it in that round."""
+"""A fit that goes on from its checkpoints: resumed.py FOLDER [ROUND SIGNAL], which ends it in that round."""
 
 import os
 import sys
