@@ -5,16 +5,15 @@ import json
 import pytest
 
 from compss_train.history import History
-from tests.apps.test_apps import ROOT, python_blocks, run_blocks
+from tests.apps.conftest import ROOT, python_blocks
 
 DOCUMENT = "docs/watching.md"
 
 
-def test_the_examples_run_after_the_readmes_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "serial")  # saves starting processes
+def test_the_examples_run_after_the_readmes_first(run_blocks, tmp_path):
     blocks = python_blocks(DOCUMENT)
     assert len(blocks) >= 4
-    printed = run_blocks([python_blocks("README.md")[0], *blocks], tmp_path)
+    printed = run_blocks([python_blocks("README.md")[0], *blocks])
     assert json.loads(printed[printed.index("\n{\n") :])["fit"]["num_epochs"] == 2
     assert len(History.load(tmp_path / "history.jsonl")) == 5
     assert len(History.load(tmp_path / "run" / "history.jsonl")) == 2
