@@ -21,6 +21,7 @@ from compss_train.checkpoints.folder import path_of
 from compss_train.checkpoints.snapshot import Progress
 from compss_train.coordinator import Coordinator
 from compss_train.data.schedule import Position
+from compss_train.describe import described, described_fields
 from compss_train.fleet import values_of
 from compss_train.options import FitOptions
 from compss_train.rounds import Course, Rounds
@@ -72,6 +73,7 @@ class Resumable(Coordinator):
             setting=self._setting(),
             progress=progress,
             callbacks={} if self._told is None else self._told.states(),
+            schedule={} if (schedule := self._require_built().lr_schedule) is None else schedule.state_dict(),
         )
 
     @contextmanager
@@ -94,13 +96,16 @@ class Resumable(Coordinator):
 
     def _setting(self) -> dict[str, Any]:
         """Return what the numbers depend on beside the data and the options of a fit."""
-        recipe = self._require_built().recipe
+        built = self._require_built()
+        recipe = built.recipe
         return {
             "optimizer": type(recipe.optimizer(recipe.net.parameters())).__name__,
             "seed": self.seed,
             "num_workers": self.num_workers,
             "threads": self.threads,
             "precision": recipe.precision,
+            "schedule": described(built.schedule),
+            **described_fields(recipe.stepping),
             "torch": torch.__version__,
             "numpy": np.__version__,
         }
@@ -150,6 +155,8 @@ class Resumable(Coordinator):
         self.history[:] = snapshot.history
         self.seed = snapshot.setting["seed"]
         self._carry(list(snapshot.workers))
+        if (schedule := self._require_built().lr_schedule) is not None:
+            schedule.load_state_dict(snapshot.schedule)
 
     def _end_in_time(self, stopping: Stopping) -> None:
         """End what a fit that had to stop has left running, and the process where SIGTERM asked for that."""

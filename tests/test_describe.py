@@ -17,6 +17,7 @@ from compss_train.describe import MOST_ITEMS, described
 from compss_train.online.options import OnlineOptions
 from compss_train.options import FitOptions
 from compss_train.worker.recipe import Recipe
+from compss_train.worker.stepping import Stepping
 from tests.models import SGD, classification, mlp
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -100,7 +101,7 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert told["versions"]["torch"] == torch.__version__
     trainer.build(mlp(), SGD, nn.CrossEntropyLoss(), "accuracy", transform=torch.relu)
     built = strict(trainer.configuration)["build"]
-    assert {each.name for each in fields(Recipe)} <= built.keys()
+    assert {each.name for each in (*fields(Recipe), *fields(Stepping))} - {"stepping"} <= built.keys()
     assert built["net"] == str(mlp())
     assert built["parameters"] == 16 * 6 + 16 + 3 * 16 + 3
     assert built["optimizer"] == {"torch_class": "torch.optim.sgd.SGD", "arguments": {"lr": 0.05, "momentum": 0.9}}

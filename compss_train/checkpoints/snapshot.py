@@ -44,6 +44,8 @@ class Snapshot:
     """Of the last ``fit``; ``None`` where there was none, or it was an online one."""
     callbacks: dict[str, Any]
     """The state of each callback that has one."""
+    schedule: dict[str, Any]
+    """The state of the learning rate's schedule, as far as it does not follow from the epoch."""
 
     @property
     def round(self) -> int:

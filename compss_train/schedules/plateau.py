@@ -48,7 +48,9 @@ class OnPlateau(LrSchedule):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there; from the beginning where the state is that of another schedule."""
+        if not state:
+            return
         self._scheduler.load_state_dict(dict(state["scheduler"]))
         self._groups.set_lrs(state["lrs"])
         self._epoch, self._measured = state["epoch"], state["measured"]

@@ -11,7 +11,9 @@ from torch import nn
 from compss_train import DistributedTrainer, DivergedError
 from compss_train.engines.this_machine import intra_op_threads
 from compss_train.losses import cross_entropy
+from compss_train.measures import Measures
 from compss_train.worker.recipe import Recipe
+from compss_train.worker.samples import Batch
 from compss_train.worker.stepper import Stepper
 from compss_train.worker.stepping import Stepping
 from compss_train.worker.tally import Tally
@@ -140,9 +142,9 @@ def learnt(sizes, accumulate, optimizer=torch.optim.SGD):
     recipe = Recipe(net, torch.optim.SGD, cross_entropy, stepping=Stepping(accumulate=accumulate))
     replica = recipe.replica(state_arrays(net), "cpu", training=True)
     stepper = Stepper(replica, optimizer(replica.recipe.net.parameters(), lr=0.5))
-    tally = Tally(None)
+    tally = Tally(Measures())
     for x, y in zip(torch.from_numpy(X).split(sizes), torch.from_numpy(Y).split(sizes), strict=True):
-        stepper.learn((x, y), tally)
+        stepper.learn(Batch(x, y), tally)
     stepper.finish()
     stepper.finish()  # there is nothing left
     return state_arrays(replica.recipe.net), tally.sums()
