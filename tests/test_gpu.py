@@ -32,6 +32,21 @@ def test_gpus_train_what_cpus_train(engine, merge):
     assert_close(*results, tolerance=1e-3)
 
 
+def test_steps_on_a_gpu_are_those_on_a_cpu():
+    x, y = classification(samples=60)
+    x[17] = np.nan
+    results = []
+    for gpus in (0, 1):
+        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
+            net = awkward_net()
+            net[3].p = 0.0
+            options = {"schedule": lambda epoch: 0.5**epoch, "clip_norm": 0.5, "accumulate": 2, "on_nan": "skip"}
+            trainer.build(net, ADAM, "cross_entropy", num_gpu=gpus, **options)
+            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=3, batch_size=5))
+            assert [record["skipped_batches"] for record in trainer.history] == [1, 1, 1]
+    assert_close(*results, tolerance=1e-3)
+
+
 def test_dropout_on_a_gpu_is_reproducible():
     x, y = classification(samples=60)
     results = []
