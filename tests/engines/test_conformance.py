@@ -237,10 +237,8 @@ def test_reserved_tasks_meet_or_are_an_error(engine, tmp_path):
 
 @pytest.mark.parametrize("make", [SerialEngine, lambda: LocalEngine(1)], ids=["serial", "local"])
 def test_after_shutdown_every_call_is_an_error(make):
-    engine = make()
-    ref = engine.publish(1)
-    with engine:
-        assert fetch(engine, engine.submit(tasks.add, ref, 1)) == 2
+    with make() as engine:
+        ref = engine.publish(1)
     engine.shutdown()
     for call in (
         lambda: engine.publish(1),

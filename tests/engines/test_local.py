@@ -21,7 +21,7 @@ from tests.engines import tasks
 
 @pytest.fixture(scope="module")
 def local():
-    """An engine of two processes: faults do it no harm, which is what these tests are about."""
+    """An engine of two processes, which start as those of users do: faults do it no harm."""
     with LocalEngine(processes=2) as engine:
         yield engine
 
@@ -188,29 +188,42 @@ def _note_and_wait(runs, gate):
     return tasks.wait_for(gate, os.getpid())
 
 
-def test_a_task_that_cannot_be_loaded_is_an_error_at_once_and_does_no_harm_beside_it(local, tmp_path):
-    beside = local.submit(tasks.wait_for, tmp_path / "gate", "unharmed")
+def test_a_task_that_cannot_be_loaded_is_an_error_at_once_and_does_no_harm_beside_it(shared_local, tmp_path):
+    beside = shared_local.submit(tasks.wait_for, tmp_path / "gate", "unharmed")
     with pytest.raises(Exception, match="un-serialize"):
-        local.fetch([local.submit(tasks.add, tasks.Unloadable())])
+        shared_local.fetch([shared_local.submit(tasks.add, tasks.Unloadable())])
     (tmp_path / "gate").touch()
-    assert local.fetch([beside, *(local.submit(tasks.add, n) for n in range(3))]) == ["unharmed", 0, 1, 2]
+    assert shared_local.fetch([beside, *(shared_local.submit(tasks.add, n) for n in range(3))]) == [
+        "unharmed",
+        0,
+        1,
+        2,
+    ]
 
 
-@pytest.mark.parametrize("victims", [1, 2])
-def test_processes_killed_while_idle_are_replaced(local, tmp_path, victims):
-    local.fetch(_meeting(local, tmp_path / "before", 2))
-    killed = workers(local)[:victims]
+@pytest.mark.parametrize("victims", ["one", "all"])
+def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victims):
+    processes = shared_local.processes
+    shared_local.fetch(_meeting(shared_local, tmp_path / "before", processes))
+    killed = workers(shared_local)[: 1 if victims == "one" else processes]
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(map(is_gone, killed)))
-    assert local.fetch(_meeting(local, tmp_path / "after", 2)) == [0, 1]
-    assert not set(killed) & set(workers(local))
+    assert shared_local.fetch(_meeting(shared_local, tmp_path / "after", processes)) == [*range(processes)]
+    assert not set(killed) & set(workers(shared_local))
 
 
-def test_a_process_killed_while_it_starts_is_replaced():
+def test_a_process_killed_while_it_starts_is_replaced_and_what_tasks_use_is_imported_before_the_first_one():
+    def imported():  # sent by value: nothing of this module is imported for it
+        import sys
+
+        return [name for name in sys.modules if name.startswith("compss_train.")]
+
     with LocalEngine(processes=1) as engine:
         os.kill(workers(engine)[0], signal.SIGKILL)
-        assert engine.fetch([engine.submit(tasks.add, 1)]) == [1]
+        (names,) = engine.fetch([engine.submit(imported)])
+    of_tasks = ("worker.train", "parameters", "losses", "metrics", "optimizers")
+    assert {f"compss_train.{name}" for name in of_tasks} <= set(names)
 
 
 def _meeting(engine, place: Path, size: int, resources=ONE_CPU):
@@ -243,25 +256,25 @@ def test_an_engine_that_is_large_enough_stays_as_it_is(local):
     assert (local.processes, local.cpus, workers(local)) == (2, 2, before)
 
 
-def test_an_update_whose_process_dies_is_made_once(local, tmp_path):
-    target = local.publish(0)
-    made = [local.commute(target, _plus_but_die_once, n, tmp_path / "flag") for n in range(4)]
-    local.fetch(made)
-    assert local.fetch([target]) == [6]
+def test_an_update_whose_process_dies_is_made_once(shared_local, tmp_path):
+    target = shared_local.publish(0)
+    made = [shared_local.commute(target, _plus_but_die_once, n, tmp_path / "flag") for n in range(4)]
+    shared_local.fetch(made)
+    assert shared_local.fetch([target]) == [6]
 
 
 def _plus_but_die_once(value, other, flag):
     return tasks.die_once(flag, value + other)
 
 
-def test_a_task_that_always_kills_its_process_is_an_error(local, monkeypatch):
+def test_a_task_that_always_kills_its_process_is_an_error(shared_local, monkeypatch):
     assert scheduler.RUNS == 4
     monkeypatch.setattr(scheduler, "RUNS", 2)
     with pytest.raises(
         WorkerLostError, match=r"task 'die' was running 2 times .* with SIGKILL.* memory most likely ran out"
     ):
-        local.fetch([local.submit(tasks.die)])
-    assert local.fetch([local.submit(tasks.add, 2)]) == [2]
+        shared_local.fetch([shared_local.submit(tasks.die)])
+    assert shared_local.fetch([shared_local.submit(tasks.add, 2)]) == [2]
 
 
 def test_workers_leave_ctrl_c_to_the_coordinator(local):
