@@ -277,7 +277,7 @@ class Coordinator:
         if self._session is None:
             self._carried = states
         else:
-            self._session.take(states)
+            self._session.take(states, self.seed)
 
     def _current(self) -> Parameters:
         """Return the global parameters; to a callback, those after the round that it is told of."""
@@ -313,7 +313,7 @@ class Coordinator:
             if self._session is None:
                 devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
                 self._session = Session(self._engine, built.recipe, devices, self.seed, self.threads)
-                self._session.take(self._carried or [])
+                self._session.take(self._carried or [], self.seed)
                 self._carried = None
             yield self._session
         except BaseException as error:

@@ -65,9 +65,14 @@ def _parts(value: object, depth: int) -> Any:
             return {str(key): described(item, depth) for key, item in value.items()}
         return [described(item, depth) for item in value]
     if isinstance(value, partial):
-        given = [*map(str, value.args), *(f"{name}={given!r}" for name, given in value.keywords.items())]
+        given = [*map(_argument, value.args)]
+        given += [f"{name}={_argument(item)}" for name, item in value.keywords.items()]
         return f"{_named(value.func)}({', '.join(given)})"
     return None
+
+
+def _argument(value: object) -> str:
+    return repr(value) if isinstance(value, str) else str(described(value))
 
 
 def _named(value: Any) -> str:

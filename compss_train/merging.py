@@ -113,8 +113,11 @@ class Synchronous(Merge):
     settled = current
 
     def go_back(self, submitted: Submitted | None) -> None:
-        """Hold on to that round's average only."""
-        self._held = [] if submitted is None else [submitted.parameters]
+        """Hold on to that round's average only, or to the first parameters where no round has been submitted."""
+        if submitted is not None:
+            self._held = [submitted.parameters]
+        elif self.parameters is not self._initial:
+            self._held = []
 
     def retire(self, submitted: Submitted) -> None:
         """Free the average of that round."""

@@ -84,7 +84,7 @@ class Resumable(Coordinator):
             with stopping.on_sigterm():
                 yield
         finally:
-            self._stopping = self._told = None
+            self._stopping = self._told = self._course = None
 
     def _moment(self) -> tuple[params.Parameters, list[WorkerState]]:
         if isinstance(self._rounds, Rounds):
@@ -98,8 +98,10 @@ class Resumable(Coordinator):
         """Return what the numbers depend on beside the data and the options of a fit."""
         built = self._require_built()
         recipe = built.recipe
+        optimizer, options = self._optimizer()
         return {
-            "optimizer": type(recipe.optimizer(recipe.net.parameters())).__name__,
+            "optimizer": optimizer,
+            "optimizer_options": {name: _plain(value) for name, value in options.items()},
             "seed": self.seed,
             "num_workers": self.num_workers,
             "threads": self.threads,
@@ -109,6 +111,12 @@ class Resumable(Coordinator):
             "torch": torch.__version__,
             "numpy": np.__version__,
         }
+
+    def _optimizer(self) -> tuple[str, dict[str, Any]]:
+        """Return the name of the optimizer's class, and its options."""
+        recipe = self._require_built().recipe
+        optimizer = recipe.optimizer(recipe.net.parameters())
+        return type(optimizer).__name__, optimizer.defaults
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Take parameters, history and counters, and the workers' states, from a checkpoint; call ``build`` first.
@@ -146,17 +154,21 @@ class Resumable(Coordinator):
         self._take(snapshot)
         self.resumed_from = path
         told.saved = snapshot.callbacks
-        progress = snapshot.progress
-        return begin if progress is None else Course(options, sizes, progress.first_epoch, progress.reached)
+        if (progress := snapshot.progress) is None:
+            return begin
+        skipped = snapshot.history[-1].get("skipped", ()) if snapshot.history else ()
+        return Course(options, sizes, progress.first_epoch, progress.reached, tuple(skipped))
 
     def _take(self, snapshot: Snapshot) -> None:
         self._parameters = params.copy_of({name: snapshot.parameters[name] for name in self._parameters})
         self._epochs = snapshot.epoch
         self.history[:] = snapshot.history
         self.seed = snapshot.setting["seed"]
-        self._carry(list(snapshot.workers))
         if (schedule := self._require_built().lr_schedule) is not None:
             schedule.load_state_dict(snapshot.schedule)
+        before = snapshot.setting["optimizer_options"]
+        changed = {name: value for name, value in self._optimizer()[1].items() if before.get(name) != _plain(value)}
+        self._carry([state.with_options(changed) for state in snapshot.workers])
 
     def _end_in_time(self, stopping: Stopping) -> None:
         """End what a fit that had to stop has left running, and the process where SIGTERM asked for that."""
@@ -186,8 +198,13 @@ def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
     return folder
 
 
+def _plain(value: Any) -> Any:
+    """Return an optimizer's option as a checkpoint can hold and compare it."""
+    return value if isinstance(value, bool | int | float | str | tuple | None) else repr(value)
+
+
 def _best_round(path: Path, content: Mapping[str, Any]) -> int:
-    for state in content["callbacks"].values():
-        if state.get("best_round") is not None:
+    for name, state in content["callbacks"].items():
+        if name.startswith("Checkpoint ") and state["best_round"] is not None:
             return int(state["best_round"])
     raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")

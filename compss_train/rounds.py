@@ -43,6 +43,8 @@ class Course:
     first_epoch: int
     """Of the fit, counted over all fits of the trainer."""
     reached: Position
+    skipped: tuple[str, ...] = ()
+    """Files that could not be read."""
 
 
 @dataclass
@@ -64,6 +66,7 @@ class Rounds:
     """The last two rounds whose training is complete; the merge of the last may still be running."""
     _pending: deque[tuple[Submitted, list[Ref]]] = field(default_factory=deque)
     _skipped: dict[str, str] = field(default_factory=dict)
+    """Files that this process could not read, and why."""
     _left_out: int = 0
     """Samples of files that could not be read since the last round that trained something."""
     _clock: float = field(default_factory=time.perf_counter)
@@ -102,8 +105,11 @@ class Rounds:
 
     def settled(self) -> tuple[Parameters | None, list[WorkerState]]:
         """Return the same with each worker's state then, for a round of which a callback ``needs_state``."""
-        parameters = self.merge.settled(self._complete[-1]) if self._complete else None
+        parameters = self._settled() if self._complete else None
         return parameters, values_of(self.engine, self._states)
+
+    def _settled(self) -> Parameters:
+        return self.merge.settled(self._complete[-1])
 
     def newest(self) -> Parameters | None:
         """Return the parameters after the last complete round, or ``None`` where they cannot be had soon."""
@@ -135,16 +141,18 @@ class Rounds:
             while self._pending and not self.stopping.urgent:
                 self._collect()
         self.merge.go_back(self._complete[-1] if self._complete else None)
+        given_up: dict[int, WorkerState | Ref] = {}
         for submitted, validation in self._pending:
             self.engine.delete([*submitted.measured.values(), *validation])
             self.merge.retire(submitted)
-        self.fleet.free_states(self.fleet.states, self._states)
+            given_up |= {id(state): state for state in submitted.states}
+        self.fleet.free_states(list(given_up.values()), self._states)
         self.fleet.states[:] = self._states
         self._pending.clear()
 
     def _final(self) -> Parameters | None:
         if self.stopped is not None:
-            return self.current()
+            return self.current() if self.stopping.urgent or not self._complete else self._settled()
         final: Parameters = self.engine.fetch([self.merge.parameters])[0]
         return final
 
@@ -162,6 +170,7 @@ class Rounds:
         self._complete_round(submitted)
         measured = dict(zip(submitted.measured, values, strict=False))
         tell_skipped(values, self._skipped)
+        self.course.skipped = tuple(dict.fromkeys([*self.course.skipped, *self._skipped]))
         self._check_something_is_read(measured)
         record = self._record(submitted.round, measured)
         if validation:
@@ -202,7 +211,7 @@ class Rounds:
             "fit_started": self._began,
             "ended": time.time(),
             "merge": self.merge.name,
-            **({"skipped": list(self._skipped)} if self._skipped else {}),
+            **({"skipped": list(self.course.skipped)} if self.course.skipped else {}),
             **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured.values())),
             **({"lr": self.fleet.schedule.lr(round_.epoch - 1)} if self.fleet.schedule else {}),
             "workers": [

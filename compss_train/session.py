@@ -26,14 +26,14 @@ class Session:
         self.recipe = engine.publish(recipe)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
-        self.states: list[WorkerState | Ref] = _new_states(seed, len(devices))
+        self.states: list[WorkerState | Ref] = [*_new_states(seed, len(devices))]
 
-    def take(self, states: Sequence[WorkerState]) -> None:
-        """Replace the states of as many workers, on CPUs without what belongs to a GPU."""
-        for worker, (state, device) in enumerate(zip(states, self.devices, strict=False)):
-            if isinstance(before := self.states[worker], Ref):
-                self.engine.delete([before])
-            self.states[worker] = state if device != "cpu" else state.on_cpu()
+    def take(self, states: Sequence[WorkerState], seed: int) -> None:
+        """Have workers go on from these states, on CPUs without what belongs to a GPU; the others begin anew."""
+        self.engine.delete([state for state in self.states if isinstance(state, Ref)])
+        all_states = [*states, *_new_states(seed, len(self.devices))[len(states) :]]
+        placed = zip(all_states, self.devices, strict=False)
+        self.states[:] = [state if device != "cpu" else state.on_cpu() for state, device in placed]
 
     def fleet(self, data: Given, options: FitOptions, seed: int, schedule: LrSchedule | None = None) -> Fleet:
         """Publish samples to train on."""
@@ -77,5 +77,5 @@ class Session:
             self.engine.delete([self.recipe, *(state for state in self.states if isinstance(state, Ref))])
 
 
-def _new_states(seed: int, workers: int) -> list[WorkerState | Ref]:
+def _new_states(seed: int, workers: int) -> list[WorkerState]:
     return [WorkerState(None, worker_seed(seed, worker)) for worker in range(workers)]

@@ -66,7 +66,10 @@ class Stopping:
 
     @contextmanager
     def on_sigterm(self) -> Iterator[None]:
-        """Stop on SIGTERM, unless the program has a handler of its own or this is not the main thread."""
+        """Stop on SIGTERM, unless the program has a handler of its own or this is not the main thread.
+
+        Raises ``SystemExit`` at the end where it has come, however late.
+        """
         in_main = threading.current_thread() is threading.main_thread()
         if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
@@ -76,6 +79,8 @@ class Stopping:
             yield
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._terminated:
+            raise SystemExit(TERMINATED)
 
     def _terminate(self, number: int, frame: Any) -> None:
         self._terminated = True

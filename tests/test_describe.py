@@ -70,6 +70,7 @@ def test_other_values_are_told_by_name_type_and_shape():
         (nn.MSELoss, "torch.nn.modules.loss.MSELoss"),
         (nn.MSELoss(), "MSELoss()"),
         (functools.partial(mlp, 4, outputs=2), "tests.models.mlp(4, outputs=2)"),
+        (functools.partial(mlp, mlp, "a", outputs="b"), "tests.models.mlp(tests.models.mlp, 'a', outputs='b')"),
         (BufferType.FIRO, "FIRO"),
         (math.nan, "nan"),
         ({1: -math.inf}, {"1": "-inf"}),

@@ -75,7 +75,7 @@ class Telling:
 
     def needs_state(self, number: int) -> bool:
         """Tell whether a callback wants all that there is after a round."""
-        return any(callback.needs_state(number) for callback in self.callbacks)
+        return any(self._asked(callback, "needs_state", number) for callback in self.callbacks)
 
     def round_start(self, number: int) -> None:
         """Tell that a round is waited for."""
@@ -87,14 +87,13 @@ class Telling:
 
     def states(self) -> dict[str, Any]:
         """Return the states of those that have one, by name."""
-        states = {name: callback.state_dict() for name, callback in self._by_name()}
+        states = {name: self._asked(callback, "state_dict") for name, callback in self._by_name()}
         return {name: state for name, state in states.items() if state}
 
     def _load_states(self) -> None:
         for name, callback in self._by_name():
             if name in self.saved:
-                with _named(callback, "load_state_dict"):
-                    callback.load_state_dict(self.saved[name])
+                self._asked(callback, "load_state_dict", self.saved[name])
 
     def _by_name(self) -> Iterator[tuple[str, Callback]]:
         """Iterate over the callbacks with the names of their classes, numbered."""
@@ -106,8 +105,11 @@ class Telling:
 
     def _tell(self, callbacks: Iterable[Callback], hook: str, *args: Any) -> None:
         for callback in callbacks:
-            with _named(callback, hook):
-                getattr(callback, hook)(self._trainer, *args)
+            self._asked(callback, hook, self._trainer, *args)
+
+    def _asked(self, callback: Callback, method: str, *args: Any) -> Any:
+        with _named(callback, method):
+            return getattr(callback, method)(*args)
 
     def _tell_exception(self, error: BaseException) -> None:
         """Tell all; what they raise in turn is noted on the error, which is what matters."""

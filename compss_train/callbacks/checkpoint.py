@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compss_train import checkpoints
 from compss_train.callbacks.base import Callback
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
-from compss_train.checkpoints.files import temporary
 from compss_train.checkpoints.folder import path_of, purge
 from compss_train.validation import check_count
 
@@ -73,6 +73,7 @@ class Checkpoint(Callback):
         self.best_round: int | None = None
         self._best_value: float | None = None
         self._written: int | None = None
+        self._goes_on = False
 
     @property
     def path(self) -> Path | None:
@@ -92,22 +93,27 @@ class Checkpoint(Callback):
             self._forget()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._check_room(trainer)
-        last = len(trainer.history) - 1
-        if trainer.resumed_from is None and any(n > last for n in checkpoints.checkpoints(self.folder)):
+        own = self._own_rounds(trainer)
+        if own is not None and not own.issuperset(checkpoints.checkpoints(self.folder)):
             if not self.overwrite:
                 raise FileExistsError(
                     f"{self.folder} has checkpoints of another run; give fit resume=True to go on with it, "
                     "Checkpoint another folder, or overwrite=True to have them removed"
                 )
-            purge(self.folder, range(last + 1))
+            purge(self.folder, own)
+
+    def _own_rounds(self, trainer: DistributedTrainer) -> set[int] | None:
+        """Return which of the checkpoints in the folder can be of this run, ``None`` for all."""
+        if trainer.resumed_from is None:
+            return set(range(len(trainer.history)))
+        return None if self._goes_on or trainer.resumed_from.parent.resolve() == self.folder.resolve() else set()
 
     def _check_room(self, trainer: DistributedTrainer) -> None:
         """Find out now what would otherwise be found after the first round: a checkpoint's bytes can be had."""
         values = sum(array.nbytes for array in trainer.get_parameters().values())
         needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as with Adam: two moments a worker
-        probe = temporary(self.folder / "probe", "new")
         try:
-            with probe.open("wb") as file:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, needed)
         except OSError as error:
@@ -116,12 +122,11 @@ class Checkpoint(Callback):
                     error.errno, f"{self.folder} has no room for a checkpoint of some {needed / 1e6:.1f} MB"
                 ) from error
             raise
-        finally:
-            probe.unlink(missing_ok=True)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the best so far, as far as it is in the same folder."""
         self._forget()
+        self._goes_on = state["folder"] == str(self.folder)
         there = checkpoints.checkpoints(self.folder)
         if state["best_round"] in there:
             self.best_round, self._best_value = state["best_round"], state["best_value"]
@@ -129,13 +134,18 @@ class Checkpoint(Callback):
             self._written = state["written"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best so far, and what is written now."""
-        return {"best_round": self.best_round, "best_value": self._best_value, "written": self._written}
+        """Return where checkpoints go, the best so far, and what is written now."""
+        return {
+            "folder": str(self.folder),
+            "best_round": self.best_round,
+            "best_value": self._best_value,
+            "written": self._written,
+        }
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
-        """Write a checkpoint where one is due, the round is the best, or the fit stops."""
+        """Write a checkpoint where one is due, or the round is the best."""
         number = record["round"]
-        if self._is_best(record) or self._is_due(number) or trainer.stopping is not None:
+        if self._is_best(record) or self._is_due(number):
             self._write(trainer, number)
 
     def _is_best(self, record: dict[str, Any]) -> bool:
@@ -145,12 +155,16 @@ class Checkpoint(Callback):
         return True
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
-        """Write the last complete round, unless that is done."""
+        """Write the last complete round, unless that is done: also where the fit was stopped."""
         if trainer.history and self._written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
 
     def _write(self, trainer: DistributedTrainer, number: int) -> None:
-        self._written = number
-        checkpoints.write(path_of(self.folder, number), trainer.snapshot().content())
+        before, self._written = self._written, number
+        try:
+            checkpoints.write(path_of(self.folder, number), trainer.snapshot().content())
+        except BaseException:
+            self._written = before
+            raise
         newest = [n for n in checkpoints.checkpoints(self.folder) if n <= number][-self.keep :]
         purge(self.folder, {*newest, self.best_round})

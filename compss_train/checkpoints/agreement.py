@@ -10,7 +10,7 @@ from typing import Any
 from compss_train.checkpoints.snapshot import Snapshot
 from compss_train.parameters import Parameters
 
-MAY_GROW = ("num_epochs",)
+MAY_DIFFER = ("num_epochs", "file_buffer")
 """Options of a fit that may be others when it is resumed."""
 
 
@@ -33,10 +33,9 @@ def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes:
     progress = snapshot.progress
     if progress is None:
         raise ValueError(f"{path} was not written during fit, so there is nothing to resume; use trainer.restore")
-    saved = {name: value for name, value in progress.options.items() if name not in MAY_GROW}
+    saved = {name: value for name, value in progress.options.items() if name not in MAY_DIFFER}
     differences = list(_differences(saved, options))
-    if tuple(progress.sizes) != tuple(sizes):
-        differences.append(f"its data are {_shape(progress.sizes)}, and these {_shape(sizes)}")
+    differences.extend(_of_data(progress.sizes, sizes))
     if differences:
         raise ValueError(
             f"{path} is the checkpoint of another fit: {_some(differences)}. Give what it was given to resume it; "
@@ -54,8 +53,9 @@ def check_trainer(path: Path, snapshot: Snapshot, setting: Mapping[str, Any], se
         )
     if seed is not None and seed != saved["seed"]:
         raise ValueError(f"{path} is of a fit with seed={saved['seed']}, and this trainer has seed={seed}")
-    others = [name for name in setting if name not in ("optimizer", "seed")]
+    others = [name for name in setting if name not in ("optimizer", "optimizer_options", "seed")]
     different = [
+        *_differences(saved["optimizer_options"], setting["optimizer_options"]),
         *_differences({name: saved.get(name) for name in others}, setting),
         *_of_workers(saved["num_workers"], setting["num_workers"]),
     ]
@@ -81,6 +81,15 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 def _kind(array: Any) -> str:
     return f"{array.dtype} {array.shape}"
+
+
+def _of_data(saved: Sequence[int], now: Sequence[int]) -> Iterator[str]:
+    if (len(saved), sum(saved)) != (len(now), sum(now)):
+        yield f"its data are {_shape(saved)}, and these {_shape(now)}"
+    else:
+        for block, (before, after) in enumerate(zip(saved, now, strict=True)):
+            if before != after:
+                yield f"block {block} had {before} samples, and has {after}"
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -29,7 +29,7 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
     Whenever the machine stops, the folder is complete or not there. Raises ``OSError`` where it cannot be written.
     """
     path = Path(path)
-    new = temporary(path, "new")
+    new = _free(temporary(path, "new"))
     try:
         new.mkdir(parents=True)
         _write_files(new, content)
@@ -87,7 +87,9 @@ def _document(path: Path) -> dict[str, Any]:
         document = json.loads((path / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadCheckpointError(path, f"there is no {STATE} in it") from error
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise BadCheckpointError(path, f"{STATE} cannot be read: {error}") from error
+    except ValueError as error:
         raise BadCheckpointError(path, f"{STATE} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")
@@ -97,7 +99,8 @@ def _document(path: Path) -> dict[str, Any]:
             path, f"it is in version {version!r} of the format, and this compss_train reads version {VERSION}"
         )
     state = json.dumps(document.get("state")).encode()
-    if document.get("sha256", {}).get("state") != hashlib.sha256(state).hexdigest():
+    sha256 = document.get("sha256")
+    if not isinstance(sha256, dict) or sha256.get("state") != hashlib.sha256(state).hexdigest():
         raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not agree")
     return document
 
@@ -112,7 +115,7 @@ def replace(new: Path, path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a checkpoint; nobody sees a part of it."""
-    old = temporary(path, "old")
+    old = _free(temporary(path, "old"))
     path.rename(old)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -120,6 +123,12 @@ def remove(path: Path) -> None:
 def temporary(path: Path, what: str) -> Path:
     """Return a name beside ``path`` that is this process's own."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{what}")
+
+
+def _free(path: Path) -> Path:
+    """Remove what a killed process of the same number has left: in containers numbers come again."""
+    shutil.rmtree(path, ignore_errors=True)
+    return path
 
 
 def _digest(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from compss_train.checkpoints.files import STATE, read, remove
 from compss_train.exceptions import BadCheckpointError
 
-_NAME = re.compile(r"round-(\d+)")
+_NAME = re.compile(r"round-([0-9]{6}|[1-9][0-9]{6,})")
 
 
 def path_of(folder: Path, number: int) -> Path:
@@ -24,9 +24,9 @@ def path_of(folder: Path, number: int) -> Path:
 def checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:
     """Return the checkpoints of a folder by the number of their round, the oldest first, without reading them."""
     folder = Path(folder)
-    names = os.listdir(folder) if folder.is_dir() else []
-    numbers = {int(match[1]): folder / name for name in names if (match := _NAME.fullmatch(name))}
-    return dict(sorted(numbers.items()))
+    inside = folder.iterdir() if folder.is_dir() else ()
+    found = {int(match[1]): path for path in inside if (match := _NAME.fullmatch(path.name)) and path.is_dir()}
+    return dict(sorted(found.items()))
 
 
 def newest(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
@@ -36,9 +36,9 @@ def newest(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     message names the newest one that is.
     """
     folder = Path(folder)
-    if (folder / STATE).exists() or _NAME.fullmatch(folder.name):
-        return folder, _read_or_offer(folder, checkpoints(folder.parent))
     found = checkpoints(folder)
+    if (folder / STATE).exists() or (not found and _NAME.fullmatch(folder.name)):
+        return folder, _read_or_offer(folder, checkpoints(folder.parent))
     if not found:
         raise FileNotFoundError(f"there is no checkpoint in {folder}; callbacks.Checkpoint writes them")
     path = list(found.values())[-1]

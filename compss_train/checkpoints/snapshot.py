@@ -41,7 +41,7 @@ class Snapshot:
     setting: dict[str, Any]
     """What the trainer and its network are, to compare with those that resume."""
     progress: Progress | None
-    """Of the last ``fit``; ``None`` where there was none, or it was an online one."""
+    """Of the ``fit`` that is running; ``None`` between fits, and in an online one."""
     callbacks: dict[str, Any]
     """The state of each callback that has one."""
     schedule: dict[str, Any]

@@ -11,6 +11,11 @@ import torch
 KIND = "$"
 """The key of a JSON object that stands for what JSON has no form for."""
 
+_RESERVED = "__metadata__"
+"""The one name that a tensor cannot have in a safetensors file."""
+_NOT_HELD = (torch.complex32, torch.complex128)
+"""What a safetensors file has no type for."""
+
 
 def cut(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Return a value as JSON can hold it; its arrays and tensors go to ``tensors``, named by their path.
@@ -22,11 +27,10 @@ def cut(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, float) and not isinstance(value, np.generic):
         return value if math.isfinite(value) else {KIND: "float", "value": repr(value)}
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach().cpu().contiguous()
-        return {KIND: "tensor", "name": name}
+        return {KIND: "tensor", "name": _put(_checked(value, name), name, tensors)}
     if isinstance(value, np.ndarray | np.generic):
-        tensors[name] = _as_tensor(value, name)
-        return {KIND: "array" if isinstance(value, np.ndarray) else "scalar", "name": name}
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {KIND: kind, "name": _put(_as_tensor(value, name), name, tensors)}
     if isinstance(value, list | tuple):
         items = [cut(item, _path(name, place), tensors) for place, item in enumerate(value)]
         return items if isinstance(value, list) else {KIND: "tuple", "items": items}
@@ -49,11 +53,28 @@ def _path(name: str, part: object) -> str:
     return f"{name}/{part}" if name else str(part)
 
 
+def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Add a tensor under its path, or where another has that name already under one like it; return the name."""
+    name = path.encode(errors="backslashreplace").decode()
+    while name in tensors or name == _RESERVED:
+        name += "'"
+    tensors[name] = tensor.detach().cpu().contiguous()
+    return name
+
+
+def _checked(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.dtype in _NOT_HELD:
+        what = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
+        raise TypeError(f"{name} is a tensor of {what}, which a checkpoint cannot hold")
+    return tensor
+
+
 def _as_tensor(value: np.ndarray[Any, Any] | np.generic, name: str) -> torch.Tensor:
     try:
-        return torch.from_numpy(np.array(value, order="C"))
+        tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
     except TypeError as error:
         raise TypeError(f"{name} is an array of {value.dtype}, which a checkpoint cannot hold") from error
+    return _checked(tensor, name)
 
 
 def join(document: Any, tensors: dict[str, torch.Tensor]) -> Any:

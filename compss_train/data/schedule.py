@@ -104,7 +104,7 @@ class Schedule:
     def samples(self) -> int:
         """Samples to train on, once for each epoch."""
         start = self._start
-        begun = self._units(start.epoch, start.cut_for)[: start.units] if start.units else []
+        begun = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
         done = sum(visit.size for unit in begun for visit in unit)
         return sum(self.sizes) * len(self._epochs) - done
 

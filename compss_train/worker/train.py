@@ -35,6 +35,13 @@ class WorkerState:
     random: RandomState | int
     """A state, or the seed to begin with."""
 
+    def with_options(self, options: dict[str, Any]) -> WorkerState:
+        """Return this with other options of the optimizer, such as ``lr``."""
+        if self.optimizer is None or not options:
+            return self
+        groups = [{**group, **options} for group in self.optimizer["param_groups"]]
+        return replace(self, optimizer={**self.optimizer, "param_groups": groups})
+
     def on_cpu(self) -> WorkerState:
         """Return this without the state of a GPU's random numbers."""
         return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))

@@ -1,0 +1,150 @@
+"""Which rounds are saved, and which of them are kept."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
+from compss_train.checkpoints import checkpoints, files, read
+from compss_train.checkpoints.snapshot import Snapshot
+from tests.models import assert_same_bits
+from tests.resuming import X, Y, fit, trainer_of
+
+VALIDATION = {"validation_data": (X[:20], Y[:20])}
+
+
+class Told:
+    """A trainer that has nothing but a history."""
+
+    num_workers, resumed_from, stopping = 1, None, None
+
+    def __init__(self):
+        self.history = []
+
+    def get_parameters(self):
+        return {}
+
+    def snapshot(self):
+        return Snapshot({}, (), 0, list(self.history), {}, None, {}, {})
+
+    def run(self, callback, values):
+        """Return the rounds that are there after each round, and at the end."""
+        callback.on_fit_start(self, None)
+        there = []
+        for value in values:
+            self.history.append({"round": len(self.history), "loss": value})
+            callback.on_round_end(self, self.history[-1])
+            there.append(list(checkpoints(callback.folder)))
+        callback.on_fit_end(self)
+        return [*there, list(checkpoints(callback.folder))]
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_those_due_are_written_and_the_newest_kept_with_the_best(tmp_path_factory, values, every, keep, best):
+    callback = Checkpoint(tmp_path_factory.mktemp("it"), every, keep, "loss" if best else None)
+    there = Told().run(callback, values)
+    written, best_round = [], None
+    for number, value in enumerate(values):
+        is_best = best and (best_round is None or value < values[best_round])
+        best_round = number if is_best else best_round
+        if is_best or (number + 1) % every == 0:
+            written = [*written, number]
+        kept = sorted({*written[-keep:], *([] if best_round is None else [best_round])} & {*written})
+        assert there[number] == kept
+    last = len(values) - 1
+    newest = sorted({*written, last})[-keep:]
+    assert there[-1] == sorted({*newest, *([] if best_round is None else [best_round])})
+    assert callback.best_round == best_round
+    assert callback.path == callback.folder / f"round-{last:06d}"
+    assert [name for name in os.listdir(callback.folder) if not name.startswith("round-")] == []
+
+
+def test_by_default_the_two_newest_are_kept_and_each_is_of_its_round(tmp_path):
+    trainer = trainer_of()
+    fit(trainer, Checkpoint(tmp_path), num_epochs=4)
+    assert list(checkpoints(tmp_path)) == [2, 3]
+    for number, path in checkpoints(tmp_path).items():
+        assert_same_bits(read(path)["parameters"], fit(trainer_of(), num_epochs=number + 1))
+
+
+def test_the_best_one_is_that_of_the_best_value(tmp_path):
+    trainer, restored = trainer_of(), trainer_of()
+    callback = Checkpoint(tmp_path, every=3, keep=1, best="val_loss")
+    fit(trainer, EarlyStopping("val_accuracy", patience=9), callback, num_epochs=6, **VALIDATION)
+    losses = [record["val_loss"] for record in trainer.history]
+    assert callback.best_round == losses.index(min(losses))
+    restored.restore(tmp_path, best=True)
+    assert restored.evaluate(X[:20], Y[:20])["loss"] == min(losses)
+    assert len(restored.history) == callback.best_round + 1
+
+
+def test_best_is_the_checkpoints_and_not_that_of_early_stopping(tmp_path):
+    trainer, restored = trainer_of(), trainer_of()
+    worst = EarlyStopping("loss", mode="max", patience=9, restore_best=False)
+    callback = Checkpoint(tmp_path, keep=1, best="loss")
+    fit(trainer, worst, callback, num_epochs=3)
+    assert (worst.best_round, callback.best_round) == (0, 2)
+    restored.restore(tmp_path, best=True)
+    assert len(restored.history) == 3
+
+
+def test_what_a_fit_writes_is_made_anew_in_the_next_one(tmp_path):
+    trainer = trainer_of()
+    callback = Checkpoint(tmp_path, keep=2, best="loss", mode="max")
+    fit(trainer, callback, num_epochs=2)
+    fit(trainer, callback, num_epochs=3)
+    assert callback.best_round == 2  # of the second fit
+    assert list(checkpoints(tmp_path)) == [2, 3, 4]
+
+
+def test_two_of_a_fit_go_on_in_their_folders(tmp_path):
+    def both():
+        return [Checkpoint(tmp_path / "often"), Checkpoint(tmp_path / "seldom", every=2, keep=9)]
+
+    fit(trainer_of(), *both(), num_epochs=2)
+    fit(trainer_of(), *both(), num_epochs=5, resume=True)
+    assert list(checkpoints(tmp_path / "often")) == [3, 4]
+    assert list(checkpoints(tmp_path / "seldom")) == [1, 3, 4]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_not_its_newest(tmp_path, monkeypatch):
+    class Breaking(Callback):
+        def on_round_end(self, trainer, record):
+            if record["round"] == 1:
+                monkeypatch.setattr(files, "save_file", None)
+
+    callback = Checkpoint(tmp_path)
+    with pytest.raises(TypeError):
+        fit(trainer_of(), Breaking(), callback)
+    assert callback.path == tmp_path / "round-000000"
+    assert Checkpoint(tmp_path).path is None
+
+
+def test_snapshots_outside_of_fits_are_of_now(tmp_path):
+    trainer, other = trainer_of(), trainer_of()
+    for _ in range(2):
+        assert trainer.snapshot().progress is None
+        files.write(tmp_path / "it", trainer.snapshot().content())
+        other.restore(tmp_path / "it")
+        assert_same_bits(other.get_parameters(), trainer.get_parameters())
+        assert list(other.history) == list(trainer.history)
+        fit(trainer, num_epochs=1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("every", 0), ("keep", 0), ("every", 1.5), ("keep", True)])
+def test_counts_are_at_least_one(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}: give an integer of at least 1"):
+        Checkpoint("x", **{name: value})
+
+
+def test_a_name_that_records_do_not_have_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"no 'val_loss' but loss, accuracy; give fit validation_data="):
+        fit(trainer_of(), Checkpoint(tmp_path, best="val_loss"))
+
+
+def test_rounds_of_which_nobody_wants_the_state_are_not_waited_for():
+    assert [Checkpoint("x", 3).needs_state(number) for number in range(6)] == [False, False, True] * 2
+    assert all(Checkpoint("x", 3, best="loss").needs_state(number) for number in range(6))

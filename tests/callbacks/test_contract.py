@@ -1,0 +1,294 @@
+"""What holds for every callback of the package: a new one needs a line in FACTORIES, and nothing else here."""
+
+import shutil
+from contextlib import nullcontext
+
+import pytest
+
+from compss_train import callbacks as package
+from compss_train.callbacks import (
+    Callback,
+    Checkpoint,
+    Csv,
+    EarlyStopping,
+    JsonLines,
+    ProgressBar,
+    Report,
+    RoundLines,
+    TensorBoard,
+)
+from compss_train.checkpoints import checkpoints, read, write
+from tests.checkpoints.trees import assert_same
+from tests.resuming import StopAfter, assert_alike, fit, numbers_of, trainer_of
+
+FACTORIES = {
+    Checkpoint: lambda folder: Checkpoint(folder / "own", every=2, best="loss"),
+    Csv: lambda folder: Csv(folder / "history.csv"),
+    EarlyStopping: lambda folder: EarlyStopping("loss", mode="max", patience=99, restore_best=False),
+    JsonLines: lambda folder: JsonLines(folder / "history.jsonl"),
+    ProgressBar: lambda folder: ProgressBar(),
+    Report: lambda folder: Report(folder / "report.html", every=1),
+    RoundLines: lambda folder: RoundLines(),
+    TensorBoard: lambda folder: TensorBoard(folder / "board"),
+}
+
+HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end")
+
+
+def subclasses(kind):
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+def test_every_callback_is_tested_here():
+    public = {getattr(package, name) for name in package.__all__} - {Callback}
+    ours = {each for each in subclasses(Callback) if each.__module__.startswith("compss_train.")}
+    assert set(FACTORIES) == public == {each for each in ours if not each.__name__.startswith("_")}
+
+
+@pytest.fixture(params=FACTORIES, ids=lambda kind: kind.__name__)
+def make(request, tmp_path):
+    if request.param is TensorBoard:
+        pytest.importorskip("tensorboard")
+    (tmp_path / "made").mkdir()
+    return lambda: FACTORIES[request.param](tmp_path / "made")
+
+
+class Failing(Callback):
+    """Raises in one hook, at the first round but one; tells how often it heard of exceptions."""
+
+    def __init__(self, hook, error=None):
+        self.hook, self.error, self.heard = hook, error or ZeroDivisionError("mine"), []
+
+    def _raise(self, hook):
+        if hook == self.hook:
+            raise self.error
+
+    def on_fit_start(self, trainer, total_samples):
+        self._raise("on_fit_start")
+
+    def on_round_start(self, trainer, number):
+        if number % 3 == 1:
+            self._raise("on_round_start")
+
+    def on_round_end(self, trainer, record):
+        if record["round"] % 3 == 1:
+            self._raise("on_round_end")
+
+    def on_fit_end(self, trainer):
+        self._raise("on_fit_end")
+
+    def on_exception(self, trainer, error):
+        self.heard.append(error)
+        self._raise("on_exception")
+
+    def state_dict(self):
+        self._raise("state_dict")
+        return {"held": 1}
+
+    def load_state_dict(self, state):
+        self._raise("load_state_dict")
+
+    def needs_state(self, number):
+        self._raise("needs_state")
+        return False
+
+
+class Letters(Callback):
+    """Writes down what it is told: Start, round and end of round, End, eXception."""
+
+    def __init__(self, keeps_state=False, log=None):
+        self.keeps_state = keeps_state
+        self.log = [] if log is None else log
+
+    def _write(self, letter):
+        self.log.append(letter.swapcase() if self.keeps_state else letter)
+
+    def on_fit_start(self, trainer, total_samples):
+        self._write("S")
+
+    def on_round_start(self, trainer, number):
+        assert number == len(trainer.history)
+        self._write("r")
+
+    def on_round_end(self, trainer, record):
+        assert record is trainer.history[-1]
+        self._write("e")
+
+    def on_fit_end(self, trainer):
+        self._write("E")
+
+    def on_exception(self, trainer, error):
+        self._write("X")
+
+    @property
+    def told(self):
+        return "".join(self.log)
+
+
+# What holds for each.
+
+
+def test_it_changes_no_number_and_works_again(make):
+    watched, alone, callback = trainer_of(), trainer_of(), make()
+    for _ in range(2):
+        fit(watched, callback)
+        fit(alone)
+    assert_alike(watched, alone)
+
+
+def test_it_works_where_no_round_is_left(make, tmp_path):
+    whole, again = trainer_of(), trainer_of()
+    fit(whole, make(), Checkpoint(tmp_path))
+    for _ in range(2):
+        fit(again, make(), Checkpoint(tmp_path), resume=tmp_path)
+    assert_alike(again, whole)
+
+
+def test_it_works_where_a_fit_is_stopped(make):
+    class StopAtOnce(Callback):
+        def on_fit_start(self, trainer, total_samples):
+            trainer.stop("at once")
+
+    trainer, whole, callback = trainer_of(), trainer_of(), make()
+    fit(trainer, callback, StopAtOnce())
+    fit(trainer, callback, StopAfter(0))
+    fit(trainer, callback, num_epochs=1)
+    fit(whole, num_epochs=2)
+    assert_alike(trainer, whole)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_it_works_after_an_exception(make, hook):
+    trainer, callback = trainer_of(), make()
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        fit(trainer, callback, Failing(hook), num_epochs=2)
+    assert caught.value.__notes__ == [f"Raised in the callback Failing, by its {hook}."]
+    done = len(trainer.history)
+    fit(trainer, callback, num_epochs=1)
+    assert len(trainer.history) == done + 1
+
+
+def test_it_may_hear_of_an_exception_before_anything_else(make):
+    make().on_exception(trainer_of(), ZeroDivisionError())
+
+
+def test_its_state_goes_through_a_checkpoint_and_it_goes_on_alike(make, tmp_path):
+    whole, first, second = trainer_of(), trainer_of(), trainer_of()
+    at_the_end, kept = make(), Checkpoint(tmp_path / "checkpoints", keep=9)
+    fit(whole, at_the_end, num_epochs=4)
+    whole_state = numbers_of(at_the_end.state_dict())
+    shutil.rmtree(tmp_path / "made")
+    (tmp_path / "made").mkdir()
+    ours = make()
+    with pytest.raises(ZeroDivisionError):
+        fit(first, ours, kept, Failing("on_round_start"), num_epochs=4)
+    write(tmp_path / "state", {"state": ours.state_dict()})
+    assert_same(ours.state_dict(), read(tmp_path / "state")["state"])
+    again = make()
+    fit(second, again, kept, resume=True, num_epochs=4)
+    assert_alike(second, whole)
+    assert_same(numbers_of(again.state_dict()), whole_state)
+
+
+# What holds for all of them together.
+
+
+@pytest.mark.parametrize(
+    ("options", "callbacks", "told"),
+    [
+        ({}, [], "SrerereE"),
+        ({"merge_unit": "blocks", "num_epochs": 1}, [], "SrerereE"),
+        ({"merge_every": 0}, [], "SreE"),
+        ({}, [StopAfter(1)], "SrereE"),
+        ({}, [Failing("on_fit_start")], "SX"),
+        ({}, [Failing("on_round_start")], "SrerX"),
+        ({}, [Failing("on_round_end")], "SrereX"),
+        ({}, [Failing("on_fit_end")], "SrerereEX"),
+        ({}, [Failing("on_round_end", KeyboardInterrupt())], "SrereX"),
+        ({}, [Failing("on_round_end", SystemExit(3))], "SrereX"),
+    ],
+)
+def test_hooks_come_in_order(options, callbacks, told):
+    """The one that raises is told after this one."""
+    letters = Letters()
+    raises = callbacks and isinstance(callbacks[0], Failing)
+    with pytest.raises(type(callbacks[0].error)) if raises else nullcontext() as caught:
+        fit(trainer_of(), letters, *callbacks, **options)
+    assert letters.told == told
+    if raises:
+        assert callbacks[0].heard == [caught.value]
+
+
+def test_an_exception_of_the_training_is_told_to_all():
+    def explode(x):
+        raise FloatingPointError("in a task")
+
+    letters = [Letters(), Letters(keeps_state=True)]
+    with pytest.raises(FloatingPointError, match="in a task") as caught:
+        fit(trainer_of(transform=explode), *letters)
+    assert [each.told for each in letters] == ["SX", "sx"]
+    assert not any("callback" in note for note in caught.value.__notes__)
+
+
+def test_those_that_keep_state_are_told_of_rounds_last_and_of_the_end_first():
+    log = []
+    fit(trainer_of(), Letters(True, log), Letters(False, log), num_epochs=2)
+    assert "".join(log) == "Ss" + "rReE" + "rReE" + "eE"
+
+
+def test_what_another_raises_on_an_exception_is_noted_and_the_others_still_hear():
+    bad, good = Failing("on_exception", OSError("no more")), Failing("on_round_end")
+    last = Failing("")
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(trainer_of(), bad, good, last)
+    assert caught.value.__notes__ == [
+        "Raised in the callback Failing, by its on_round_end.",
+        "And Failing.on_exception raised OSError('no more').",
+    ]
+    assert len(good.heard) == len(last.heard) == 1
+
+
+def test_one_that_cannot_save_or_load_its_state_is_named(tmp_path):
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(trainer_of(), Checkpoint(tmp_path), Failing("state_dict"))
+    assert caught.value.__notes__[0] == "Raised in the callback Failing, by its state_dict."
+    assert checkpoints(tmp_path) == {}
+    fit(trainer_of(), Checkpoint(tmp_path), Failing(""), num_epochs=1)
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(trainer_of(), Checkpoint(tmp_path), Failing("load_state_dict"), resume=True)
+    assert caught.value.__notes__ == ["Raised in the callback Failing, by its load_state_dict."]
+
+
+def test_a_state_that_a_checkpoint_cannot_hold_is_an_error_that_says_where(tmp_path):
+    class Odd(Callback):
+        def state_dict(self):
+            return {"seen": {1, 2}}
+
+    with pytest.raises(TypeError, match=r"callbacks/Odd 1/seen is a builtins\.set; a checkpoint holds numbers"):
+        fit(trainer_of(), Checkpoint(tmp_path), Odd())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_states_go_back_to_whose_they_were(tmp_path):
+    class Counter(Callback):
+        def __init__(self, step):
+            self.step, self.count = step, 0
+
+        def on_round_end(self, trainer, record):
+            self.count += self.step
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+    def fit_with(*counters, **options):
+        fit(trainer_of(), Checkpoint(tmp_path), *counters, **options)
+        return [counter.count for counter in counters]
+
+    assert fit_with(Counter(1), Counter(10), num_epochs=2) == [2, 20]
+    assert fit_with(Counter(1), Counter(10), Counter(100), num_epochs=3, resume=True) == [3, 30, 100]
+    assert fit_with(Counter(1), num_epochs=3, resume=True) == [3]

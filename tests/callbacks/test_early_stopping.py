@@ -1,0 +1,183 @@
+"""Fits that no longer get better: when they stop, and with which parameters."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.callbacks import Checkpoint, EarlyStopping
+from compss_train.checkpoints import checkpoints
+from tests.models import assert_same_bits
+from tests.resuming import Interrupt, X, Y, assert_alike, fit, trainer_of
+
+VALIDATION = {"validation_data": (X[:20], Y[:20])}
+
+
+class Told:
+    """A trainer whose rounds measure what they are told to."""
+
+    def __init__(self):
+        self.reason, self.parameters = None, None
+
+    def stop(self, reason):
+        self.reason = reason
+
+    def get_parameters(self):
+        return {"round": self.now}
+
+    def set_parameters(self, parameters):
+        self.parameters = parameters
+
+    def run(self, callback, values, start=0, name="loss"):
+        """Return after how many rounds it stops."""
+        self.now = start
+        callback.on_fit_start(self, None)
+        while self.now < len(values) and self.reason is None:
+            callback.on_round_end(self, {"round": self.now, name: values[self.now]})
+            self.now += 1
+        callback.on_fit_end(self)
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "rounds", "best"),
+    [
+        ([3, 2, 2, 2, 1], {"patience": 2}, 4, 1),
+        ([3, 2, 2.5, 1, 2, 2, 0], {"patience": 2}, 6, 3),
+        ([3, 2, 1], {"patience": 1}, 3, 2),
+        ([3, 3, 2], {"patience": 1}, 2, 0),
+        ([3, 2.9, 2.8, 2.7], {"patience": 2, "min_delta": 0.15}, 4, 2),  # 2.8 is better than 3 by more than that
+        ([3, 2.9, 2.8, 2.7], {"patience": 2, "min_delta": 0.5}, 3, 0),
+        ([1, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, 5, 2),
+        ([1, 2, 3], {"patience": 2, "mode": "min"}, 3, 0),
+        ([math.nan, math.nan, 1], {"patience": 2}, 2, None),
+        ([math.nan, 2, math.nan, math.nan, 1], {"patience": 2}, 4, 1),
+        ([math.inf, 2, -math.inf], {"patience": 9}, 3, 2),
+    ],
+)
+def test_when_it_stops(values, options, rounds, best):
+    callback, trainer = EarlyStopping("loss", **options), Told()
+    assert trainer.run(callback, values) == rounds
+    assert callback.best_round == best
+    assert callback.best == (None if best is None else values[best])
+    assert trainer.parameters == (None if best is None else {"round": best})
+    waited = rounds - 1 - (-1 if best is None else best)
+    assert trainer.reason == (f"loss has not improved for {waited} rounds" if waited >= callback.patience else None)
+
+
+@given(
+    st.lists(st.integers(0, 9) | st.just(math.nan), min_size=2, max_size=12),
+    st.integers(1, 4),
+    st.sampled_from(["min", "max"]),
+    st.sampled_from([0, 1.5]),
+    st.data(),
+)
+def test_resumed_in_the_middle_it_stops_where_it_would_have(values, patience, mode, min_delta, data):
+    def new():
+        return EarlyStopping("loss", patience=patience, mode=mode, min_delta=min_delta)
+
+    whole, first, second = new(), new(), new()
+    rounds = Told().run(whole, values)
+    k = data.draw(st.integers(1, rounds), "interrupted after")
+    Told().run(first, values[:k])
+    second.load_state_dict(first.state_dict())
+    again = Told()
+    assert again.run(second, values, start=k) == rounds
+    assert (second.best, second.best_round) == (whole.best, whole.best_round)
+    assert again.parameters == (None if whole.best_round is None else {"round": whole.best_round})
+
+
+def test_each_fit_begins_anew_but_a_resumed_one():
+    callback = EarlyStopping("loss", patience=2)
+    Told().run(callback, [1, 2, 3])
+    assert Told().run(callback, [9, 8, 9, 9]) == 4
+    assert callback.best == 8
+
+
+def test_without_restoring_the_last_parameters_stay():
+    callback, trainer = EarlyStopping("loss", patience=1, restore_best=False), Told()
+    trainer.run(callback, [1, 2, 3])
+    assert trainer.parameters is None
+    assert callback.best_round == 0
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"),
+    [
+        ("loss", "min"),
+        ("val_loss", "min"),
+        ("mae", "min"),
+        ("val_mse", "min"),
+        ("mean_absolute_error", "min"),
+        ("accuracy", "max"),
+        ("val_categorical_accuracy", "max"),
+        ("val_f1", "max"),
+    ],
+)
+def test_a_name_tells_which_values_are_better(monitor, mode):
+    assert EarlyStopping(monitor).mode == Checkpoint("x", best=monitor).mode == mode
+    assert EarlyStopping(monitor, mode="max").mode == "max"
+
+
+def test_what_cannot_be_is_an_error():
+    for kind in (
+        lambda **options: EarlyStopping("speed", **options),
+        lambda **o: Checkpoint("x", best="speed", **o),
+    ):
+        with pytest.raises(ValueError, match="'speed' does not tell which values are better; give mode='min' or"):
+            kind()
+        assert kind(mode="max").mode == "max"
+    with pytest.raises(ValueError, match=r"mode='most': choose one of 'min', 'max'"):
+        EarlyStopping("loss", mode="most")
+    for patience in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match=f"patience={patience}: give an integer of at least 1"):
+            EarlyStopping("loss", patience=patience)
+    with pytest.raises(
+        ValueError, match=r"records have no 'val_loss' but loss, accuracy; give fit validation_data="
+    ):
+        fit(trainer_of(), EarlyStopping())
+    with pytest.raises(ValueError, match=r"'recall' is \[0.5\] and no single number"):
+        Told().run(EarlyStopping("recall", mode="max"), [[0.5]], name="recall")
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_it_stops_a_fit_and_restores_the_bits_of_the_best_round(request, engine):
+    chosen = request.getfixturevalue("shared_local") if engine == "local" else "serial"
+    trainer, best = trainer_of(chosen), trainer_of()
+    callback = EarlyStopping("val_loss", mode="max", patience=2)  # the first round is the worst
+    returned = fit(trainer, callback, num_epochs=9, **VALIDATION)
+    assert (callback.best_round, len(trainer.history)) == (0, 3)
+    assert trainer.stopped == "val_loss has not improved for 2 rounds"
+    assert_same_bits(returned, fit(best, num_epochs=1))
+    assert_same_bits(trainer.get_parameters(), returned)
+    assert trainer.evaluate(X[:20], Y[:20])["loss"] == trainer.history[0]["val_loss"] == callback.best
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_interrupted_in_the_middle_of_its_patience_it_ends_alike(tmp_path, k):
+    def stopping():
+        return EarlyStopping("loss", mode="max", patience=3)
+
+    whole, first, second = trainer_of(), trainer_of(), trainer_of()
+    returned = fit(whole, stopping(), num_epochs=9)
+    assert len(whole.history) == 4
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, stopping(), Checkpoint(tmp_path), Interrupt(k), num_epochs=9)
+    for _ in range(2):  # the second time it has ended
+        assert_same_bits(fit(second, stopping(), Checkpoint(tmp_path), resume=True, num_epochs=9), returned)
+        assert_alike(second, whole)
+    assert max(checkpoints(tmp_path)) == 3
+
+
+def test_the_checkpoint_is_of_the_last_round_and_not_of_the_restored_one(tmp_path):
+    trainer, last = trainer_of(), trainer_of()
+    fit(trainer, Checkpoint(tmp_path), EarlyStopping("loss", mode="max", patience=2), num_epochs=9)
+    last.restore(tmp_path)
+    assert_same_bits(last.get_parameters(), fit(trainer_of(), num_epochs=3))
+
+
+def test_a_round_without_a_number_is_told():
+    with pytest.raises(ValueError, match="records have no 'loss'"):
+        EarlyStopping("loss").on_round_end(SimpleNamespace(), {"round": 0})

@@ -1,0 +1,87 @@
+"""How far a fit is: a bar in terminals, lines elsewhere, or nothing."""
+
+import io
+import sys
+
+import pytest
+
+from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines
+from compss_train.callbacks.progress import with_progress
+from tests.resuming import StopAfter, fit, trainer_of
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(monkeypatch, stream, *callbacks, **options):
+    monkeypatch.setattr(sys, "stderr", stream)
+    trainer = trainer_of()
+    fit(trainer, *callbacks, **{"progress": True, **options})
+    monkeypatch.undo()
+    return trainer, stream.getvalue()
+
+
+def test_in_a_terminal_it_is_a_bar(monkeypatch):
+    trainer, text = shown(monkeypatch, Terminal())
+    last = text.split("\r")[-1]
+    assert "100%" in last
+    assert "171/171" in last
+    assert f"epoch=3, loss={trainer.history[-1]['loss']:.4f}, accuracy=" in last
+    assert text.endswith("\n")
+    assert text.count("\n") == 1
+
+
+def test_elsewhere_it_is_a_line_a_round(monkeypatch):
+    trainer, text = shown(monkeypatch, io.StringIO())
+    lines = text.splitlines()
+    assert len(lines) == 3
+    for number, (line, record) in enumerate(zip(lines, trainer.history, strict=True)):
+        assert line.startswith(f"round {number}, epoch {number + 1}, loss {record['loss']:.4f}, accuracy ")
+        assert line.endswith(f", {record['samples_per_second']:,.0f} samples/s")
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_without_progress_nothing_is_shown(monkeypatch, stream):
+    assert shown(monkeypatch, stream(), progress=False)[1] == ""
+
+
+@pytest.mark.parametrize("kind", [ProgressBar, RoundLines])
+def test_one_of_the_users_takes_its_place(monkeypatch, kind):
+    own = io.StringIO()
+    assert shown(monkeypatch, Terminal(), kind(own))[1] == ""
+    assert "loss" in own.getvalue()
+    assert with_progress([kind()], True)[0].__class__ is kind
+    assert len(with_progress([kind()], True)) == 1
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_bar_of_a_fit_that_ends_early_stays_where_it_was(monkeypatch, stop):
+    class Failing(StopAfter):
+        def on_round_end(self, trainer, record):
+            raise ZeroDivisionError
+
+    stream = Terminal()
+    if stop:
+        shown(monkeypatch, stream, StopAfter(0))
+    else:
+        with pytest.raises(ZeroDivisionError):
+            shown(monkeypatch, stream, ProgressBar(stream), Failing(0))
+    monkeypatch.undo()
+    assert "57.0/171" in stream.getvalue().split("\r")[-1]
+    assert stream.getvalue().endswith("\n")
+
+
+def test_a_resumed_fit_shows_what_is_left(monkeypatch, tmp_path):
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
+    _, text = shown(monkeypatch, Terminal(), resume=tmp_path)
+    assert "114/114" in text.split("\r")[-1]
+    _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path)
+    assert [line.split(",")[0] for line in lines.splitlines()] == ["round 1", "round 2"]
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "yes"])
+def test_progress_is_true_or_false(value):
+    with pytest.raises(ValueError, match=f"progress={value!r}: choose one of True, False"):
+        fit(trainer_of(), progress=value)

@@ -1,0 +1,78 @@
+"""What the tests of stopping share: an engine that takes tasks ahead, and callbacks that act at a moment."""
+
+from compss_train import SerialEngine
+from compss_train.callbacks import Callback
+
+
+class Ahead(SerialEngine):
+    """Takes rounds ahead as processes do, and knows what it holds; once ``stuck``, waiting gives nothing."""
+
+    asynchronous = True
+
+    def __init__(self):
+        super().__init__()
+        self.held = set()
+        self.stuck = False
+
+    def publish(self, value):
+        return self._hold(super().publish(value))
+
+    def submit(self, *args, **options):
+        made = super().submit(*args, **options)
+        for ref in made if isinstance(made, list) else [made]:
+            self._hold(ref)
+        return made
+
+    def commute(self, target, function, *args):
+        held = set(self.held)
+        made = super().commute(target, function, *args)
+        self.held = held
+        return self._hold(made)
+
+    def _hold(self, ref):
+        self.held.add(ref)
+        return ref
+
+    def wait(self, refs, timeout):
+        return not self.stuck and super().wait(refs, timeout)
+
+    def delete(self, refs):
+        assert self.held.issuperset(refs), "deleted before"
+        super().delete(refs)
+        self.held.difference_update(refs)
+
+
+class At(Callback):
+    """Calls a function when a fit or a round starts or ends."""
+
+    def __init__(self, hook, function, number=0):
+        self.hook, self.function, self.number = hook, function, number
+
+    def on_fit_start(self, trainer, total_samples):
+        self._call("fit_start", 0, trainer)
+
+    def on_round_start(self, trainer, number):
+        self._call("round_start", number, trainer)
+
+    def on_round_end(self, trainer, record):
+        self._call("round_end", record["round"], trainer)
+
+    def on_fit_end(self, trainer):
+        self._call("fit_end", 0, trainer)
+
+    def _call(self, hook, number, trainer):
+        if (hook, number) == (self.hook, self.number):
+            self.function(trainer)
+
+
+class Ended(Callback):
+    """Counts the ends of fits."""
+
+    def __init__(self):
+        self.ends = self.errors = 0
+
+    def on_fit_end(self, trainer):
+        self.ends += 1
+
+    def on_exception(self, trainer, error):
+        self.errors += 1
