@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from compss_train import parameters
@@ -11,13 +12,13 @@ from compss_train.callbacks import Callback
 from compss_train.runs import toml
 from compss_train.runs.checking import check_fit, fit
 from compss_train.runs.data import Samples
-from compss_train.runs.file import RunFile, read_run_file
+from compss_train.runs.file import HOME, RunFile, read_run_file
 from compss_train.runs.folder import RunFolder
 from compss_train.runs.keys import fit_options
 from compss_train.runs.model import Model, read_model
 from compss_train.runs.options import read_options
 from compss_train.runs.output import early_stopping, read_output
-from compss_train.runs.problems import Problems, RunFileError, describe, made
+from compss_train.runs.problems import Problems, RunFileError, WrongValueError, describe, made
 from compss_train.runs.samples import read_data
 from compss_train.trainer import DistributedTrainer
 from compss_train.whole_files import replacing, write_whole
@@ -40,14 +41,14 @@ class Training:
 def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> Training:
     """Return the run that a file describes; raise ``RunFileError`` that tells all that is wrong with it.
 
-    A folder that holds a run is refused unless that one is to be resumed or overwritten. Starts nothing.
+    A folder that holds a run is refused unless that one is to be resumed or overwritten; so are files with the
+    names of a run's that are none. Starts nothing.
     """
     problems = Problems(str(run_file.path))
     run_file.check_sections(problems)
     folder = RunFolder(run_file.output)
-    if folder.holds_run and not (resume or overwrite):
-        hint = "--resume goes on with it, --overwrite removes it, --output names another"
-        problems.add("[output] folder", f"{folder.path} holds a run: {hint}")
+    with problems.noting("[output] folder"):
+        _check_folder(folder, free=not (resume or overwrite))
     if resume:
         run_file = _with_seed_of(folder, run_file)
     model = read_model(run_file, problems)
@@ -61,6 +62,32 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
     problems.check()
     train_on, held_out = made(data)
     return Training(run_file, made(model), train_on, held_out, made(options), folder, resume)
+
+
+def _check_folder(folder: RunFolder, *, free: bool) -> None:
+    """Raise ``WrongValueError`` where the files of a run would take the place of others.
+
+    ``free`` says that there may be no run in the folder.
+    """
+    begun = folder.configuration.exists()
+    if begun and not _is_of_run(folder.configuration):
+        raise WrongValueError(
+            f"{folder.configuration} is no run's, and a run writes a file of this name; --output names another "
+            "folder"
+        )
+    if free and folder.holds_run:
+        hint = "--resume goes on with it, --overwrite removes it, --output names another"
+        raise WrongValueError(f"{folder.path} holds a run: {hint}")
+    if free and not begun and (there := folder.existing()):
+        hint = "--overwrite removes what has such names, --output names another folder"
+        raise WrongValueError(f"{there[0]} is in the way of a run's: {hint}")
+
+
+def _is_of_run(configuration: Path) -> bool:
+    try:
+        return HOME in toml.read(configuration)
+    except RunFileError:
+        return False
 
 
 def _with_seed_of(folder: RunFolder, run_file: RunFile) -> RunFile:

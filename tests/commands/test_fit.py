@@ -299,3 +299,25 @@ def test_the_example_trains_as_it_is(command, tmp_path, monkeypatch):
     Path("spirals.toml").write_text(command("fit", "--example").out)
     command("fit", "spirals.toml", "--engine", "serial")
     assert history(Path("runs/spirals"))[-1]["val_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("again", [(), ("--overwrite",), ("--resume",)], ids=["", "overwrite", "resume"])
+def test_a_run_file_is_not_overwritten_by_the_runs_own(run_file, command, again):
+    text = f'# mine\n{run_file.read_text()}\n[output]\nfolder = "."\n'
+    own = run_file.rename(run_file.with_name("config.toml"))
+    own.write_text(text)
+    refused = command("fit", own, *again, code=2)
+    assert f"{own} is no run's" in refused.err
+    assert own.read_text() == text
+
+
+def test_files_that_are_no_runs_are_not_removed(run_file, command, tmp_path):
+    (tmp_path / "tensorboard").mkdir()
+    mine = tmp_path / "tensorboard" / "events"
+    mine.write_text("mine")
+    refused = command("fit", run_file, "--output", tmp_path, code=2)
+    assert f"{mine.parent} is in the way" in refused.err
+    assert mine.read_text() == "mine"
+    command("fit", run_file, "--output", tmp_path, "--overwrite")
+    assert not mine.exists()
+    assert len(history(tmp_path)) == 3
