@@ -137,8 +137,8 @@ class Coordinator:
             Batches of a step, 1 by default: their gradients are averaged over the samples. The last step of an
             epoch, and the last one before workers merge, may have fewer.
         on_nan:
-            Where a loss is NaN or infinite: ``"raise"`` (default) ends the fit; ``"skip"`` makes no step of a batch
-            whose loss or gradients are not finite, and counts it; ``"ignore"`` trains on.
+            Where a loss or parameter is NaN or infinite: ``"raise"`` (default) ends the fit; ``"skip"`` makes no
+            step of a batch whose loss or gradients are not finite, and counts it; ``"ignore"`` trains on.
 
         Raises ``ValueError`` for unknown names, optimizer parameters, a network without trainable parameters, and
         GPUs that are not there; ``TypeError`` for what is of another kind, or cannot be pickled.

@@ -73,15 +73,23 @@ def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:
     return {name: np.array(array) for name, array in parameters.items()}
 
 
+def first_not_finite(parameters: Parameters) -> str | None:
+    """Return the name of the first array that holds a NaN or an infinity, ``None`` where there is none."""
+    return next(
+        (name for name, array in parameters.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()),
+        None,
+    )
+
+
 def check_finite(parameters: Parameters) -> None:
     """Raise ``ValueError`` naming the first array that holds a NaN or an infinity."""
-    for name, array in parameters.items():
-        if array.dtype.kind in "fc" and not np.isfinite(array).all():
-            bad = int(array.size - np.isfinite(array).sum())
-            raise ValueError(
-                f"parameter {name!r} has {bad} NaN or infinite values of {array.size} before training; "
-                "initialise the network anew or load good parameters with set_parameters"
-            )
+    if (name := first_not_finite(parameters)) is not None:
+        array = parameters[name]
+        bad = int(array.size - np.isfinite(array).sum())
+        raise ValueError(
+            f"parameter {name!r} has {bad} NaN or infinite values of {array.size} before training; "
+            "initialise the network anew or load good parameters with set_parameters"
+        )
 
 
 @dataclass(frozen=True)

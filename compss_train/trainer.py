@@ -144,9 +144,10 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             ``FileDataset(..., weight=NAME)``. ``None`` (default) for none; docs/training-options.md.
 
         Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
-        ``DivergedError`` when a loss turns NaN or infinite, ``WorkerLostError`` when a process dies again and
-        again, and whatever the model raises, with the worker's traceback. Warns where there are more workers
-        than blocks. ``BadCheckpointError``, ``FileNotFoundError`` and ``ValueError`` for what cannot be resumed.
+        ``DivergedError`` when a loss or parameter turns NaN or infinite, ``WorkerLostError`` when a process dies
+        again and again, and whatever the model raises, with the worker's traceback. Warns where there are more
+        workers than blocks. ``BadCheckpointError``, ``FileNotFoundError`` and ``ValueError`` for what cannot be
+        resumed.
         SIGTERM stops a fit as ``max_time`` does, and then ends the program with ``SystemExit``, unless it has a
         handler of its own. After an exception or Ctrl-C the parameters are those after the last complete round
         (with what workers have added since, where they merge commutatively; on COMPSs then those before the fit).

@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from compss_train import parameters as params
 from compss_train.exceptions import DivergedError
 from compss_train.parameter_server import ParameterServer
@@ -86,9 +83,9 @@ class Trainee:
     def _check_finite(self, trained: Parameters) -> None:
         """Raise before anything of it reaches the global parameters."""
         loss = self._tally.loss
-        infinite = [name for name, array in trained.items() if array.dtype.kind in "fc" and not _is_finite(array)]
-        if infinite or not math.isfinite(loss):
-            what = f"parameter {infinite[0]!r}" if infinite else "the loss"
+        infinite = params.first_not_finite(trained)
+        if infinite is not None or not math.isfinite(loss):
+            what = "the loss" if infinite is None else f"parameter {infinite!r}"
             raise DivergedError(
                 f"{what} became NaN or infinite; lower the learning rate, or check what the simulations give for "
                 "NaN and for values that are far too large"
@@ -102,7 +99,3 @@ class Trainee:
     def state(self) -> WorkerState:
         """Return the state of the optimizer and of the random numbers."""
         return WorkerState(to_cpu(self._optimizer.state_dict()), RandomState.now(self._device))
-
-
-def _is_finite(array: NDArray[Any]) -> bool:
-    return bool(np.isfinite(array).all())

@@ -79,24 +79,28 @@ def train(
             stepper.finish()
         sums = {**tally.sums(), **source.measured()}
         sums["given"] = sum(visit.size for visit in shard.share) - sums.get("left_out", 0)
-        _check_finite(sums, shard.name, recipe.stepping.on_nan)
-        after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.now(device))
         trained = params.from_module(replica.recipe.net)
+        _check_finite(sums, trained, shard.name, recipe.stepping.on_nan)
+        after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.now(device))
         return trained, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 
-def _check_finite(sums: dict[str, Any], name: str, on_nan: OnNan) -> None:
+def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: OnNan) -> None:
     """Raise here rather than in the coordinator, so that nothing of it is ever merged."""
     if sums.get("skipped_batches") and not sums["batches"]:
         raise DivergedError(
             f"loss or gradients were NaN or infinite in all {sums['skipped_batches']} batches of {name}, so that "
             "nothing was learnt; lower the learning rate, or check the data"
         )
-    if on_nan != "ignore" and not math.isfinite(sums["loss"]):
+    if on_nan == "ignore":
+        return
+    if not math.isfinite(sums["loss"]):
         raise DivergedError(
             f"the loss became {sums['loss'] / sums['samples']} in {name}; lower the learning rate, or check the "
             "data for NaN and for values that are far too large"
         )
+    if (bad := params.first_not_finite(trained)) is not None:  # by the last step, after which there is no loss
+        raise DivergedError(f"parameter {bad!r} became NaN or infinite in {name}; lower the learning rate")
 
 
 def optimizer_of(replica: Replica, state: dict[str, Any] | None) -> torch.optim.Optimizer:

@@ -279,6 +279,16 @@ def test_a_worker_that_skips_everything_ends_the_fit(merge):
     assert_same_bits(trainer.get_parameters(), good)
 
 
+@pytest.mark.parametrize("on_nan", ["raise", "skip"])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_last_step_that_leads_to_infinity_is_never_merged(merge, on_nan):
+    trainer = built(workers=2, on_nan=on_nan, net=mlp, optimizer={"optimizer": "sgd", "lr": 1e38})
+    before = trainer.get_parameters()
+    with pytest.raises(DivergedError, match=r"parameter '0.weight' became NaN or infinite in round 0 on worker 0"):
+        trainer.fit(*blocked(X * 1e3, Y, 2), num_epochs=1, num_batches_per_worker=1, merge=merge, progress=False)
+    assert_same_bits(trainer.get_parameters(), before)
+
+
 def test_what_is_not_finite_is_trained_on_where_it_is_to_be_ignored():
     trainer = built(on_nan="ignore")
     final = trainer.fit(*spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **IN_ORDER)
