@@ -167,10 +167,13 @@ class Coordinator:
             own, factory, loss_function, measures, transform, precision, memory_format, weights, stepping
         )
         self._built = Built(recipe, num_gpu, schedule, lr_schedule)
-        self._epochs, self._carried, self._last_fit, self.history = 0, None, None, History()
+        self._forget_fits()
         if self._session is not None:
             self._session.close()
             self._session = None
+
+    def _forget_fits(self) -> None:
+        self._epochs, self._carried, self._last_fit, self.history = 0, None, None, History()
 
     @property
     def measures(self) -> tuple[str, ...]:

@@ -136,6 +136,11 @@ class Resumable(Coordinator):
         agreement.check_parameters(path, snapshot.parameters, self._parameters)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
         self._take(snapshot)
+        self._course = None
+
+    def _forget_fits(self) -> None:
+        super()._forget_fits()
+        self._course = self.stopped = self.resumed_from = None
 
     def _resume(
         self, resume: str | os.PathLike[str] | bool, options: FitOptions, sizes: tuple[int, ...], told: Telling
@@ -204,7 +209,10 @@ def _plain(value: Any) -> Any:
 
 
 def _best_round(path: Path, content: Mapping[str, Any]) -> int:
-    for name, state in content["callbacks"].items():
-        if name.startswith("Checkpoint ") and state["best_round"] is not None:
-            return int(state["best_round"])
-    raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")
+    """Return the round that a ``Checkpoint`` has kept as the best; other callbacks have bests of their own."""
+    states = [state for name, state in content["callbacks"].items() if name.startswith("Checkpoint ")]
+    kept = [int(state["best_round"]) for state in states if state["best_round"] is not None]
+    if not kept:
+        raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")
+    there = checkpoints.checkpoints(path.parent)
+    return next((number for number in kept if number in there), kept[0])

@@ -124,11 +124,12 @@ class Checkpoint(Callback):
             raise
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the best so far, as far as it is in the same folder."""
+        """Go on with the best so far, if it is in the same folder and of the same number."""
         self._forget()
         self._goes_on = state["folder"] == str(self.folder)
         there = checkpoints.checkpoints(self.folder)
-        if state["best_round"] in there:
+        same = (state["best"], state["mode"]) == (self.best, self.mode)
+        if same and state["best_round"] in there:
             self.best_round, self._best_value = state["best_round"], state["best_value"]
         if state["written"] in there:
             self._written = state["written"]
@@ -137,6 +138,8 @@ class Checkpoint(Callback):
         """Return where checkpoints go, the best so far, and what is written now."""
         return {
             "folder": str(self.folder),
+            "best": self.best,
+            "mode": self.mode,
             "best_round": self.best_round,
             "best_value": self._best_value,
             "written": self._written,

@@ -64,7 +64,9 @@ class EarlyStopping(Callback):
         self._stop_if_due(trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the best so far."""
+        """Go on with the best so far, unless that is of another number."""
+        if (state["monitor"], state["mode"]) != (self.monitor, self.mode):
+            return
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._parameters = state["waited"], state["parameters"]
         self._resumed = True
@@ -72,6 +74,8 @@ class EarlyStopping(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the best so far, its parameters among it."""
         return {
+            "monitor": self.monitor,
+            "mode": self.mode,
             "best": self.best,
             "best_round": self.best_round,
             "waited": self._waited,

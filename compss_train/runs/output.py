@@ -43,18 +43,19 @@ def read_output(
     """Return what writes the files that the section asks for, noting what is wrong with it.
 
     There are checkpoints and a report unless the file says otherwise; the best checkpoint by ``val_loss`` is kept
-    where there are ``validated`` data.
+    where there are ``validated`` data, unless the table of checkpoints names another ``best``.
     """
     made: list[Callback] = [HistoryFile(folder.history)]
-    defaults = {"checkpoint": {"best": "val_loss"} if validated else True, "report": True}
+    options: dict[str, Any] = {"checkpoint": {"best": "val_loss"} if validated else {}, "report": {}}
     for key in table:
         if key not in KEYS:
             problems.add(f"[output] {key}", unknown(key, KEYS))
     if not isinstance(table.get("folder", ""), str):
         problems.add("[output] folder", f"{table['folder']!r} is no text")
     for key, (name, place) in _FILES.items():
-        value = table.get(key, defaults.get(key, False))
-        value = defaults[key] if value is True and key in defaults else value
+        value = table.get(key, key in options)
+        if key in options and (value is True or isinstance(value, dict)):
+            value = {**options[key], **({} if value is True else value)}
         with problems.noting(f"[output] {key}"):
             made += _callback(f"[output] {key}", name, value, [getattr(folder, place)], problems)
     return made

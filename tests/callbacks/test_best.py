@@ -1,0 +1,63 @@
+"""The best round: whose it is where several callbacks have one, and when they are told to watch something else."""
+
+import pytest
+
+from compss_train import DistributedTrainer, checkpoints
+from compss_train.callbacks import Checkpoint, EarlyStopping
+from tests.models import ADAM, blocked, classification, mlp
+
+X, Y = classification(samples=40)
+OPTIONS = {"batch_size": 10, "validation_data": (X, Y), "progress": False}
+
+
+def train(callbacks, epochs=4, **options):
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), ADAM, "cross_entropy", "accuracy")
+    trainer.fit(*blocked(X, Y, 2), num_epochs=epochs, callbacks=callbacks, **OPTIONS, **options)
+    return trainer
+
+
+def test_the_best_checkpoint_is_the_best_of_checkpoint(tmp_path):
+    """``EarlyStopping`` has another best round, the first one, which is not kept."""
+    stopping = EarlyStopping("loss", mode="max", patience=9)
+    trainer = train([stopping, Checkpoint(tmp_path, keep=1, best="val_loss")])
+    assert stopping.best_round == 0
+    trainer.restore(tmp_path, best=True)
+    assert trainer.history[-1]["round"] == 3
+
+
+def test_of_two_folders_each_has_its_own_best(tmp_path):
+    lowest, highest = tmp_path / "lowest", tmp_path / "highest"
+    trainer = train(
+        [Checkpoint(highest, keep=1, best="val_loss", mode="max"), Checkpoint(lowest, keep=1, best="val_loss")]
+    )
+    for folder, number in ((lowest, 3), (highest, 0)):
+        trainer.restore(folder, best=True)
+        assert trainer.history[-1]["round"] == number
+
+
+def test_without_a_best_of_checkpoint_there_is_none(tmp_path):
+    trainer = train([EarlyStopping("loss"), Checkpoint(tmp_path)])
+    with pytest.raises(ValueError, match="does not know which is the best"):
+        trainer.restore(tmp_path, best=True)
+
+
+def test_a_resumed_fit_that_watches_another_number_has_no_best_of_that_yet(tmp_path):
+    train([EarlyStopping("loss"), Checkpoint(tmp_path, best="loss")], epochs=2)
+    stopping = EarlyStopping("val_loss", mode="max", patience=9)
+    checkpoint = Checkpoint(tmp_path, keep=1, best="val_loss", mode="max")
+    trainer = train([stopping, checkpoint], resume=True)
+    losses = {record["round"]: record["val_loss"] for record in trainer.history[2:]}
+    assert stopping.best_round == checkpoint.best_round == max(losses, key=losses.get)
+    assert stopping.best == max(losses.values())
+    assert list(checkpoints.checkpoints(tmp_path)) == [2, 3]
+
+
+def test_a_trainer_that_is_built_or_restored_has_no_fit_to_resume(tmp_path):
+    trainer = train([Checkpoint(tmp_path)])
+    assert trainer.snapshot().progress is not None
+    trainer.restore(tmp_path)
+    assert trainer.snapshot().progress is None
+    trainer.build(mlp(), ADAM, "cross_entropy")
+    assert trainer.snapshot().progress is None
+    assert trainer.resumed_from is None
