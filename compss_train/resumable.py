@@ -136,11 +136,10 @@ class Resumable(Coordinator):
         agreement.check_parameters(path, snapshot.parameters, self._parameters)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
         self._take(snapshot)
-        self._course = None
 
     def _forget_fits(self) -> None:
         super()._forget_fits()
-        self._course = self.stopped = self.resumed_from = None
+        self.stopped = self.resumed_from = None
 
     def _resume(
         self, resume: str | os.PathLike[str] | bool, options: FitOptions, sizes: tuple[int, ...], told: Telling

@@ -53,11 +53,10 @@ def test_a_resumed_fit_that_watches_another_number_has_no_best_of_that_yet(tmp_p
     assert list(checkpoints.checkpoints(tmp_path)) == [2, 3]
 
 
-def test_a_trainer_that_is_built_or_restored_has_no_fit_to_resume(tmp_path):
-    trainer = train([Checkpoint(tmp_path)])
-    assert trainer.snapshot().progress is not None
-    trainer.restore(tmp_path)
-    assert trainer.snapshot().progress is None
+def test_a_trainer_that_is_built_anew_has_had_no_fit(tmp_path):
+    train([Checkpoint(tmp_path)])
+    trainer = train([EarlyStopping("loss", mode="max", patience=1)], resume=tmp_path, epochs=6)
+    assert (trainer.resumed_from, trainer.stopped) != (None, None)
     trainer.build(mlp(), ADAM, "cross_entropy")
+    assert (trainer.resumed_from, trainer.stopped) == (None, None)
     assert trainer.snapshot().progress is None
-    assert trainer.resumed_from is None
