@@ -23,7 +23,7 @@ def fit(trainer, *callbacks, data=None, blocks=7, **options):
     data = blocked(X, Y, blocks) if data is None else data
     given = {"num_epochs": 3, "progress": False, **options}
     if "num_batches_per_worker" not in given:
-        given.setdefault("batch_size", 4)
+        given.setdefault("batch_size", 6)
     return trainer.fit(*data, callbacks=callbacks, **given)
 
 

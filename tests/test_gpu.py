@@ -6,6 +6,7 @@ import torch
 from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
 from compss_train import DistributedTrainer
+from compss_train.callbacks import Checkpoint
 from tests.models import ADAM, assert_close, awkward_net, blocked, classification
 
 pytestmark = [
@@ -55,6 +56,20 @@ def test_dropout_on_a_gpu_is_reproducible():
             trainer.build(awkward_net(), ADAM, "cross_entropy", num_gpu=torch.cuda.device_count())
             results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge_unit="blocks"))
     assert_close(*results, tolerance=1e-5)
+
+
+def test_a_resumed_fit_goes_on_on_a_gpu_and_on_a_cpu(tmp_path):
+    """Generators, too: the network has Dropout. On a CPU it goes on without the GPU's generator."""
+    x, y = classification(samples=60)
+    options = {"num_epochs": 2, "batch_size": 5, "merge_unit": "blocks", "progress": False}
+    results = []
+    for gpus, resume in ((1, False), (1, tmp_path / "round-000001"), (0, tmp_path / "round-000001")):
+        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
+            trainer.build(awkward_net(), ADAM, "cross_entropy", num_gpu=gpus)
+            callbacks = [] if resume else [Checkpoint(tmp_path, keep=9)]
+            results.append(trainer.fit(*blocked(x, y, 4), callbacks=callbacks, resume=resume, **options))
+    assert_close(*results[:2], tolerance=1e-5)
+    assert all(np.isfinite(array).all() for array in results[2].values())
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])

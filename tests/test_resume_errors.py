@@ -98,8 +98,8 @@ def test_another_optimizer(folder):
 
 
 OPTIONS = {
-    "num_batches_per_worker": (2, "batch_size was 4, and is None; num_batches_per_worker was None, and is 2"),
-    "batch_size": (5, "batch_size was 4, and is 5"),
+    "num_batches_per_worker": (2, "batch_size was 6, and is None; num_batches_per_worker was None, and is 2"),
+    "batch_size": (5, "batch_size was 6, and is 5"),
     "merge": ("commutative", "merge was synchronous, and is commutative"),
     "merge_every": (2, "merge_every was 1, and is 2"),
     "merge_unit": ("blocks", "merge_unit was epochs, and is blocks"),

@@ -15,8 +15,9 @@ class Callback:
     """Does nothing; override what you need.
 
     Hooks run in the coordinator's thread, in the order of the list, and alternate strictly: a fit's start, then a
-    round's start and end for each round, then the fit's end, or an exception at any time. A hook that raises ends
-    the fit with its exception, which names the callback; ``trainer.stop(reason)`` ends it in good order.
+    round's start and end for each round (no end of one that is given up), then the fit's end, or an exception at any
+    time. A hook that raises ends the fit with its exception, which names the callback; ``trainer.stop(reason)`` ends
+    it in good order.
     """
 
     keeps_state: ClassVar[bool] = False
