@@ -7,7 +7,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from tests.estimators.estimators import FAST_ADAM, classifier, regressor
 
-SMALL = {"optimizer": FAST_ADAM, "num_epochs": 10, "hidden": (20,)}
+SMALL = {"optimizer": {"optimizer": "adam", "lr": 0.03}, "num_epochs": 4, "hidden": (20,)}
 
 
 @pytest.fixture(autouse=True)

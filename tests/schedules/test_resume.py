@@ -46,7 +46,7 @@ def test_the_bits_are_those_of_a_fit_that_was_not_stopped(name, mode, tmp_path):
     whole = built("serial", SCHEDULES[name], **options)
     expected = fitted(whole, **mode)
     rounds = len(whole.history)
-    for stopped in range(0, rounds - 1, 2):
+    for stopped in range(0, rounds - 1, max(2, rounds // 4)):
         folder = tmp_path / str(stopped)
         fitted(built("serial", SCHEDULES[name], **options), callbacks=[Checkpoint(folder), Stop(stopped)], **mode)
         resumed = built("serial", SCHEDULES[name], **options)
