@@ -20,17 +20,13 @@ from compss_train.measures import Measures
 from compss_train.merging import Merge, Submitted
 from compss_train.options import FitOptions
 from compss_train.parameters import Parameters
-from compss_train.stopping import Stopping
+from compss_train.stopping import TICK, Stopping
 from compss_train.worker import WorkerState
 
 Record = dict[str, Any]
 
 MERGE_SECONDS = 1.0
 """How long an interrupted fit waits for the merge of a round whose training is complete."""
-
-
-TICK = 0.2
-"""Seconds after which a fit that waits for a round looks whether it is to stop."""
 
 
 @dataclass

@@ -15,6 +15,9 @@ from compss_train.validation import check_seconds
 MAX_TIME = "max_time"
 SIGTERM = "SIGTERM"
 
+TICK = 0.2
+"""Seconds after which a fit that waits for something looks whether it is to stop at once."""
+
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process that SIGTERM ends, as shells give it."""
 

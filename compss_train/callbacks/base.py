@@ -15,13 +15,14 @@ class Callback:
     """Does nothing; override what you need.
 
     Hooks run in the coordinator's thread, in the order of the list, and alternate strictly: a fit's start, then a
-    round's start and end for each round (no end of one that is given up), then the fit's end, or an exception at any
-    time. A hook that raises ends the fit with its exception, which names the callback; ``trainer.stop(reason)`` ends
-    it in good order.
+    round's start and end for each round (no end of one that is given up), then the fit's end, or an exception at
+    any time. A hook that raises ends the fit with its exception, which names the callback;
+    ``trainer.stop(reason)`` ends it in good order.
     """
 
     keeps_state: ClassVar[bool] = False
-    """Whether it is told of rounds after all others and of the fit's end before them, as it saves what they are."""
+    """Whether it is told of rounds after all others, as it saves what they are, and of the fit's start and end
+    before them: where its folder cannot be had, others have done nothing."""
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Before the first round; ``total_samples`` is what will be trained in all, ``None`` where nobody knows."""
@@ -36,7 +37,7 @@ class Callback:
         """After the last round, with the final parameters in the trainer."""
 
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
-        """When a fit ends by an exception, Ctrl-C included; it is raised afterwards."""
+        """When a fit of whose start this was told ends by an exception, Ctrl-C included; it is raised afterwards."""
 
     def needs_state(self, number: int) -> bool:
         """Tell whether ``on_round_end`` of that round will call ``trainer.snapshot()``.
@@ -59,6 +60,7 @@ class Telling:
     def __init__(self, callbacks: Sequence[Callback], trainer: DistributedTrainer) -> None:
         self.callbacks = tuple(sorted(callbacks, key=lambda callback: callback.keeps_state))
         self._trainer = trainer
+        self._begun: list[Callback] = []
         self.saved: dict[str, Any] = {}
         """The states that callbacks go on from."""
 
@@ -67,9 +69,12 @@ class Telling:
         """Tell of a fit's start, and of its end or exception."""
         try:
             self._load_states()
-            self._tell(self.callbacks, "on_fit_start", total_samples)
+            keeping_first = sorted(self.callbacks, key=lambda callback: not callback.keeps_state)
+            for callback in keeping_first:
+                self._begun.append(callback)
+                self._asked(callback, "on_fit_start", self._trainer, total_samples)
             yield
-            self._tell(sorted(self.callbacks, key=lambda callback: not callback.keeps_state), "on_fit_end")
+            self._tell(keeping_first, "on_fit_end")
         except BaseException as error:
             self._tell_exception(error)
             raise
@@ -113,8 +118,8 @@ class Telling:
             return getattr(callback, method)(*args)
 
     def _tell_exception(self, error: BaseException) -> None:
-        """Tell all; what they raise in turn is noted on the error, which is what matters."""
-        for callback in self.callbacks:
+        """Tell those that know of the fit; what they raise in turn is noted on the error, which is what matters."""
+        for callback in [callback for callback in self.callbacks if callback in self._begun]:
             try:
                 callback.on_exception(self._trainer, error)
             except Exception as another:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ from compss_train import checkpoints
 from compss_train.callbacks.base import Callback
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.checkpoints.folder import path_of, purge
+from compss_train.exceptions import BadCheckpointError
 from compss_train.validation import check_count
 
 if TYPE_CHECKING:
@@ -105,8 +107,20 @@ class Checkpoint(Callback):
     def _own_rounds(self, trainer: DistributedTrainer) -> set[int] | None:
         """Return which of the checkpoints in the folder can be of this run, ``None`` for all."""
         if trainer.resumed_from is None:
-            return set(range(len(trainer.history)))
+            return set(range(len(trainer.history))) if self._holds_beginning_of(trainer.history) else set()
         return None if self._goes_on or trainer.resumed_from.parent.resolve() == self.folder.resolve() else set()
+
+    def _holds_beginning_of(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Tell whether the newest checkpoint is of the same run, by when its rounds ended."""
+        if not history or not checkpoints.checkpoints(self.folder):
+            return True
+        try:
+            saved = checkpoints.newest(self.folder)[1]["history"]
+        except BadCheckpointError:
+            return False
+        return [record.get("ended") for record in saved] == [
+            record.get("ended") for record in history[: len(saved)]
+        ]
 
     def _check_room(self, trainer: DistributedTrainer) -> None:
         """Find out now what would otherwise be found after the first round: a checkpoint's bytes can be had."""

@@ -59,6 +59,10 @@ class JsonLines(_HistoryFile):
 
     def _go_on(self, first: int) -> None:
         lines = self.path.read_bytes().splitlines(keepends=True)
+        if lines and lines[0].endswith(b"\n") and _round_of(lines[0]) < 0:
+            raise ValueError(
+                f"{self.path} is there and its first line is no round's record; remove it, or give another path"
+            )
         while lines and (not lines[-1].endswith(b"\n") or _round_of(lines[-1]) >= first):
             lines.pop()
         with self.path.open("r+b") as file:
@@ -104,9 +108,17 @@ class Csv(_HistoryFile):
                 "remove it, or give another path"
             )
         rows = self._read()
-        kept = [cells for cells in rows if int(cells["round"]) < first]
+        kept = [cells for cells in rows if self._round_of(cells) < first]
         if len(kept) < len(rows) or not text.endswith("\n"):
             self._write(kept)
+
+    def _round_of(self, cells: Mapping[str, str]) -> int:
+        try:
+            return int(cells["round"])
+        except ValueError as error:
+            raise ValueError(
+                f"{self.path} is there and has {cells['round']!r} for a round; remove it, or give another path"
+            ) from error
 
     def _read(self) -> list[dict[str, str]]:
         """Return the rows that are complete."""

@@ -11,6 +11,7 @@ from compss_train.inference import Inference
 from compss_train.online.connection import Address
 from compss_train.parameter_server.base import Closable
 from compss_train.parameters import Parameters
+from compss_train.stopping import TICK, Stopping
 
 Sums = dict[str, Any]
 
@@ -44,9 +45,16 @@ class Evaluation(Closable):
         """Tell whether the result is there, or none will come; ``number`` is that of a result that was told."""
         return number == self._number or all(self._inference.engine.ended(ref) for ref in self._sums)
 
-    def wait(self) -> list[Sums]:
-        """Return what the tasks have measured, waiting for it; raises what they raise."""
-        return self._inference.engine.fetch(self._sums, small=True)
+    def wait(self, stopping: Stopping) -> list[Sums] | None:
+        """Return what the tasks have measured, waiting for it, but not where the fit is to stop at once.
+
+        Raises what they raise.
+        """
+        engine = self._inference.engine
+        while not engine.wait(self._sums, TICK):
+            if stopping.urgent:
+                return None
+        return engine.fetch(self._sums, small=True)
 
     def end(self) -> None:
         """Free what the last one has left."""

@@ -170,9 +170,15 @@ class OnlineFit:
         if record is None or evaluation is None or not (wait or evaluation.is_there(number)):
             return
         self._pending = None
-        sums = evaluation.wait()
+        validated = self._validated(evaluation)
+        if validated is not None:
+            self._tell(record | validated)
+
+    def _validated(self, evaluation: Evaluation) -> Record | None:
+        """Return what the evaluation has measured, for a record; ``None`` where there is no time for it."""
+        sums = evaluation.wait(self._stopping)
         evaluation.end()
-        self._tell(record | self._recording.measures.values(sums, "val_"))
+        return None if sums is None else self._recording.measures.values(sums, "val_")
 
     def _tell(self, record: Record) -> None:
         self._stopping.after_round(record["seconds"])
@@ -186,6 +192,7 @@ class OnlineFit:
         record = self._progress.last_record(next(self._records), self._recording.epoch, self._simulations.counts())
         if evaluation is not None:
             evaluation.start(self._pull(), told=False)
-            record |= self._recording.measures.values(evaluation.wait(), "val_")
-            evaluation.end()
+            if (validated := self._validated(evaluation)) is None:
+                return  # a record without validation would be none that callbacks know what to do with
+            record |= validated
         self._recording.on_record(record | {"repetitions": self._workers.repetitions()})

@@ -74,7 +74,9 @@ def online_fit(
             new_optimizer=options.optimizer_state == "reset",
             seed=begun.seed + begun.records,
         )
-        evaluation = None if held_out is None else _evaluation(session, held_out, director, begun.parameters)
+        evaluation = None
+        if held_out is not None:
+            evaluation = _evaluation(session, held_out, director, begun.parameters, stopping)
         recording = Recording(
             begun.measures, begun.records, begun.epoch, options.record_every, evaluation, on_record, on_start
         )
@@ -95,12 +97,14 @@ def _reserve(session: Session, options: OnlineOptions, held_out: Given | None) -
             session.engine.reserve([*tasks, ONE_CPU])
 
 
-def _evaluation(session: Session, held_out: Given, director: Director, parameters: Parameters) -> Evaluation:
+def _evaluation(
+    session: Session, held_out: Given, director: Director, parameters: Parameters, stopping: Stopping
+) -> Evaluation:
     """Return what evaluates on the CPU, after it has once: what does not fit together is found before tasks run."""
     engine = session.engine
     inference = Inference(engine, session.recipe, held_out.publish(engine), EVALUATION_BATCH, ONE_CPU, ["cpu"])
     evaluation = Evaluation(inference, director.address)
     evaluation.start(parameters, told=False)
-    evaluation.wait()
+    evaluation.wait(stopping)
     evaluation.end()
     return evaluation

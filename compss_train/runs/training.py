@@ -149,6 +149,8 @@ class _Told(Callback):
 class _Begun(Callback):
     """Prepares the folder of a run when a fit begins, which is when all has been found to be right."""
 
+    keeps_state = True  # so that it is told before Checkpoint, whose folder it may have to empty
+
     def __init__(self, training: Training) -> None:
         self._training = training
         self.last = _Told()

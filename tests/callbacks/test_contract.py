@@ -232,10 +232,10 @@ def test_an_exception_of_the_training_is_told_to_all():
     assert not any("callback" in note for note in caught.value.__notes__)
 
 
-def test_those_that_keep_state_are_told_of_rounds_last_and_of_the_end_first():
+def test_those_that_keep_state_are_told_of_rounds_last_and_of_the_start_and_end_first():
     log = []
     fit(trainer_of(), Letters(True, log), Letters(False, log), num_epochs=2)
-    assert "".join(log) == "Ss" + "rReE" + "rReE" + "eE"
+    assert "".join(log) == "sS" + "rReE" + "rReE" + "eE"
 
 
 def test_what_another_raises_on_an_exception_is_noted_and_the_others_still_hear():

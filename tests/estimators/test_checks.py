@@ -5,7 +5,7 @@ import torch
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from tests.estimators.estimators import FAST_ADAM, classifier, regressor
+from tests.estimators.estimators import classifier, regressor
 
 SMALL = {"optimizer": {"optimizer": "adam", "lr": 0.03}, "num_epochs": 4, "hidden": (20,)}
 

@@ -1,0 +1,79 @@
+"""What files and folders of others, or of another run, callbacks leave as they are."""
+
+import pytest
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, Report
+from compss_train.checkpoints import checkpoints
+from tests.models import SGD, blocked, classification, mlp
+
+
+def fitted(seed, *callbacks, epochs=2, trainer=None):
+    x, y = classification(20)
+    trainer = trainer or DistributedTrainer(1, engine="serial", seed=seed, threads=1)
+    if not trainer.history:
+        trainer.build(mlp(), SGD, "cross_entropy")
+    trainer.fit(*blocked(x, y, 2), num_epochs=epochs, batch_size=5, callbacks=callbacks, progress=False)
+    return trainer
+
+
+def test_a_longer_run_does_not_take_the_checkpoints_of_a_shorter_one_for_its_own(tmp_path):
+    fitted(0, Checkpoint(tmp_path), epochs=2)
+    other = fitted(1, epochs=4)
+    with pytest.raises(FileExistsError, match="another run"):
+        fitted(1, Checkpoint(tmp_path), trainer=other)
+    assert list(checkpoints(tmp_path)) == [0, 1]
+
+
+def test_a_second_fit_goes_on_in_the_folder_of_the_first(tmp_path):
+    trainer = fitted(0, Checkpoint(tmp_path, keep=9))
+    fitted(0, Checkpoint(tmp_path, keep=9), trainer=trainer)
+    assert list(checkpoints(tmp_path)) == [0, 1, 2, 3]
+
+
+def test_a_fit_whose_checkpoints_are_refused_has_replaced_no_report(tmp_path):
+    page = tmp_path / "report.html"
+    fitted(0, Checkpoint(tmp_path / "checkpoints"), Report(page))
+    before = page.read_bytes()
+    with pytest.raises(FileExistsError):
+        fitted(1, Report(page), Checkpoint(tmp_path / "checkpoints"))
+    assert page.read_bytes() == before
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_file_of_something_else_is_not_added_to(tmp_path, end):
+    path = tmp_path / "notes"
+    path.write_text(f"first line\nsecond line{end}")
+    for callback in (JsonLines(path), Csv(path)):
+        with pytest.raises(ValueError, match="notes is there"):
+            fitted(0, callback)
+    assert path.read_text() == f"first line\nsecond line{end}"
+
+
+def test_a_table_with_other_rounds_names_the_file(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("round,epoch\nfirst,1\n")
+    with pytest.raises(ValueError, match=r"table\.csv is there and has 'first' for a round"):
+        fitted(0, Csv(path))
+
+
+def test_a_callback_that_keeps_state_starts_first_and_is_told_of_rounds_last():
+    told = []
+
+    class Noting(Callback):
+        def __init__(self, name, keeps):
+            self.name, self.keeps_state = name, keeps
+
+        def on_fit_start(self, trainer, total_samples):
+            told.append(("start", self.name))
+
+        def on_round_end(self, trainer, record):
+            told.append(("round", self.name))
+
+        def on_fit_end(self, trainer):
+            told.append(("end", self.name))
+
+    fitted(0, Noting("a", False), Noting("b", True), epochs=1)
+    assert told == [
+        (hook, name) for hook, names in (("start", "ba"), ("round", "ab"), ("end", "ba")) for name in names
+    ]

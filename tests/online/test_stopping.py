@@ -1,0 +1,83 @@
+"""Online fits that stop: for a callback, for want of time, and while nothing can be waited for."""
+
+import time
+
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback, Checkpoint
+from compss_train.checkpoints import Snapshot, newest
+from tests.models import ADAM, assert_same_bits
+from tests.online.fits import FIFO
+
+ENDLESS = 10**6
+
+
+def simulate(samples):
+    for number in range(samples):
+        time.sleep(0.001)
+        yield torch.full((3,), float(number % 7)), torch.zeros(1)
+
+
+class Held(nn.Linear):
+    """Waits in evaluation until a file is there."""
+
+    def __init__(self, flag):
+        super().__init__(3, 1)
+        self.flag = flag
+
+    def forward(self, x):
+        while not self.training and not self.flag.exists():
+            time.sleep(0.01)
+        return super().forward(x)
+
+
+class Noting(Callback):
+    """Notes the rounds that it is told of, and stops the fit at one of them."""
+
+    def __init__(self, last):
+        self.last, self.told = last, []
+
+    def on_round_start(self, trainer, number):
+        self.told.append(("start", number))
+
+    def on_round_end(self, trainer, record):
+        self.told.append(("end", record["round"]))
+        if record["round"] == self.last:
+            trainer.stop("enough")
+
+
+def fit(local, net=None, workers=1, **options):
+    trainer = DistributedTrainer(workers, engine=local, seed=0, threads=1)
+    trainer.build(net or nn.Linear(3, 1), ADAM, "mse")
+    given = {"buffer": FIFO, "batch_size": 5, "num_simulators": 1, "merge_every_batches": 2, "record_every": 0.05}
+    trainer.fit_online(simulate, [ENDLESS], **given, progress=False, **options)
+    return trainer
+
+
+def test_a_callback_stops_an_endless_fit_and_rounds_alternate(local, tmp_path):
+    noting = Noting(3)
+    trainer = fit(local, workers=2, callbacks=[noting, Checkpoint(tmp_path)])
+    assert trainer.stopped == "enough"
+    rounds = len(trainer.history)
+    assert rounds >= 4
+    assert noting.told == [(hook, number) for number in range(rounds) for hook in ("start", "end")]
+    snapshot = Snapshot.of(newest(tmp_path)[1])
+    assert_same_bits(snapshot.parameters, trainer.get_parameters())
+    assert (snapshot.round, snapshot.progress) == (rounds - 1, None)
+
+
+def test_an_endless_fit_stops_in_time(local):
+    trainer = fit(local, max_time=0.5)
+    assert trainer.stopped == "max_time"
+
+
+def test_an_evaluation_holds_up_no_fit_that_is_to_stop_at_once(local, tmp_path):
+    flag = tmp_path / "flag"
+    try:
+        trainer = fit(local, Held(flag), max_time=0.5, validation_data=(torch.zeros(4, 3), torch.zeros(4, 1)))
+        assert trainer.stopped == "max_time"
+        assert trainer.history == []
+    finally:
+        flag.touch()
