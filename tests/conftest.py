@@ -68,6 +68,14 @@ def shared_local() -> Iterator[Lasting]:
 
 
 @pytest.fixture
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a test's own local engines start within a moment."""
+    from tests.lasting import fork_processes
+
+    fork_processes(monkeypatch)
+
+
+@pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Every engine in turn."""
     from compss_train import SerialEngine

@@ -1,9 +1,10 @@
-"""The local engine that tests share."""
+"""Local engines whose processes start within a moment, and the one that tests share."""
 
 import multiprocessing
 import os
 import signal
 import threading
+from multiprocessing import spawn
 
 import pytest
 from loky import ProcessPoolExecutor
@@ -11,8 +12,9 @@ from loky import ProcessPoolExecutor
 from compss_train import LocalEngine
 from compss_train.engines import lane, local, pool, remote
 
-IMPORTED = ["pytest", "compss_train.metrics", "compss_train.worker", "torch._dynamo"]
-"""What the process that the others are forked from has imported; without pytest each would import it again."""
+IMPORTED = ["compss_train.metrics", "compss_train.worker", "torch._dynamo"]
+"""What the process that the others are forked from has imported."""
+preparation_data = spawn.get_preparation_data
 
 
 def begin() -> None:
@@ -21,11 +23,21 @@ def begin() -> None:
     threading.Thread(target=remote._end_with, args=(os.getppid(),), daemon=True).start()
 
 
+def without_main(name: str) -> dict:
+    """Return what a process is told; as with loky, it does not import the main script."""
+    return {key: told for key, told in preparation_data(name).items() if not key.startswith("init_main")}
+
+
 class ForkedLane(lane.Lane):
     """A process that is forked from one that has imported what tasks need: to start it anew takes two seconds."""
 
     def _new_executor(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(1, context=multiprocessing.get_context("forkserver"), initializer=begin)
+
+    def start(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spawn, "get_preparation_data", without_main)
+            super().start()
 
 
 class ForkedPool(pool.Pool):
@@ -37,18 +49,23 @@ class ForkedPool(pool.Pool):
             return super().add(count)
 
 
-class Lasting(LocalEngine):
-    """An engine that fits which fail cannot end, so that tests share it: only counts how often they want to.
+def fork_processes(patch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of local engines that are made from now on.
 
-    It differs from what users have in how its processes start, nothing else: tests of that have their own engines.
+    Nothing else differs from what users have; tests of how processes start do without this.
     """
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    patch.setattr(local, "Pool", ForkedPool)
+
+
+class Lasting(LocalEngine):
+    """An engine that fits which fail cannot end, so that tests share it: only counts how often they want to."""
 
     ends = 0
 
     def __init__(self, processes: int) -> None:
-        multiprocessing.set_forkserver_preload(IMPORTED)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local, "Pool", ForkedPool)
+            fork_processes(patch)
             super().__init__(processes)
 
     def shutdown(self, *, kill: bool = False) -> None:

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import LocalEngine
-from compss_train.engines import Resources
 from tests.apps.idx_files import idx
 
 ROOT = Path(__file__).parents[2]
@@ -57,24 +55,12 @@ def here(modules, monkeypatch, capsys, tmp_path):
     return run_here
 
 
-@pytest.fixture
-def no_processes(shared_local, monkeypatch):
-    """Have whoever starts a local engine get the one of all tests: starting processes takes seconds."""
-
-    def start(num_workers, threads):
-        shared_local.reserve([Resources(cpus=threads)] * num_workers)
-        return shared_local
-
-    monkeypatch.setattr(LocalEngine, "start", start)
-    monkeypatch.setattr(shared_local, "shutdown", lambda *, kill=False: None)
-
-
 def python_blocks(document):
     return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def run_blocks(no_processes, monkeypatch, capsys, tmp_path):
+def run_blocks(forked_processes, monkeypatch, capsys, tmp_path):
     """Run blocks of code as one script, in an empty folder, where warnings are errors; return what it printed."""
     monkeypatch.chdir(tmp_path)
 

@@ -68,7 +68,7 @@ def rows(text):
     return {cells[0]: cells[1:] for cells in table if len(cells) == 8}
 
 
-def test_all_methods_are_compared(app, tmp_path):
+def test_all_methods_are_compared(forked_processes, app, tmp_path):
     done = app(*SMALL, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
