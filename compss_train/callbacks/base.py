@@ -37,7 +37,7 @@ class Callback:
         """After the last round, with the final parameters in the trainer."""
 
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
-        """When a fit of whose start this was told ends by an exception, Ctrl-C included; it is raised afterwards."""
+        """When a fit that this was told of ends by an exception, Ctrl-C included; it is raised afterwards."""
 
     def needs_state(self, number: int) -> bool:
         """Tell whether ``on_round_end`` of that round will call ``trainer.snapshot()``.

@@ -623,7 +623,7 @@ def test_simulations_wait_for_training(local, tmp_path):
         wait_for(tmp_path / "training")
         before = -1
         while before != (before := tallied(tmp_path / "produced")):
-            time.sleep(0.3)
+            time.sleep(0.6)
         (tmp_path / "steady").write_text(str(before))
         (tmp_path / "go").touch()
         done.set()
