@@ -2,8 +2,6 @@
 
 import multiprocessing
 import os
-import signal
-import threading
 from multiprocessing import spawn
 
 import pytest
@@ -18,9 +16,8 @@ preparation_data = spawn.get_preparation_data
 
 
 def begin() -> None:
-    """Ignore Ctrl-C, and end with the process that this one was forked from, as ``remote.start`` does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=remote._end_with, args=(os.getppid(),), daemon=True).start()
+    """Begin as a process of users does, and end with the one that this one was forked from."""
+    remote.start(os.getppid())
 
 
 def without_main(name: str) -> dict:
