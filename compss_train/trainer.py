@@ -11,7 +11,7 @@ from typing import Any
 from compss_train import parameters as params
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
-from compss_train.callbacks.base import Telling, check_callbacks
+from compss_train.callbacks.base import Telling, check_callbacks, check_watched
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
@@ -175,6 +175,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         if data.has_weights:
             check_weightable(built.recipe.loss)
         held_out = None if validation_data is None else self._held_out(validation_data)
+        check_watched(told.callbacks, self.measures, validated=held_out is not None)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
         course = self._resume(resume, options, data.sizes, told)
         if built.lr_schedule is not None:
@@ -331,6 +332,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             )
         stopping, told = Stopping(max_time), self._telling(callbacks, progress)
         held_out = None if validation_data is None else self._held_out(validation_data)
+        check_watched(told.callbacks, self.measures, validated=held_out is not None)
         params.check_finite(self._parameters)
         self.resumed_from = None
         self._last_fit = described_fit("fit_online", options, told.callbacks, validation_data=held_out)
@@ -381,4 +383,9 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
 
     def _held_out(self, validation_data: tuple[Any, Any] | FileDataset) -> Given:
         pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                f"validation_data={type(validation_data).__name__}: give a pair (x, y), y being None where x is its "
+                "own target, or a FileDataset"
+            )
         return as_given(pair[0], pair[1], self.num_workers)

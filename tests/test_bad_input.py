@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, NotBuiltError, SerialEngine
+from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from tests.models import SGD, blocked, classification, mlp
 
 
@@ -220,3 +221,23 @@ def test_what_cannot_be_pickled_is_named(changes, where):
     arguments = {"net": mlp(), "optimizer": SGD, "loss": "mse", **changes}
     with pytest.raises(TypeError, match=f"{where}.* cannot be pickled"):
         DistributedTrainer(2, engine=NoTasks()).build(**arguments)
+
+
+@pytest.mark.parametrize("value", [X, X[:2], 0.2, "x", (X, Y, Y)])
+def test_validation_data_that_are_no_pair_are_refused(trainer, value):
+    with pytest.raises(TypeError, match=r"validation_data=\w+: give a pair \(x, y\)"):
+        trainer.fit(X, Y, **GOOD, validation_data=value)
+
+
+@pytest.mark.parametrize("value", [None, ProgressBar(), "progress"])
+def test_callbacks_that_are_no_list_are_refused(trainer, value):
+    with pytest.raises(TypeError, match=r"callbacks=.*: give a list of callbacks"):
+        trainer.fit(X, Y, **GOOD, callbacks=value)
+
+
+@pytest.mark.parametrize(
+    "callback", [EarlyStopping(), EarlyStopping("val_accuracy"), Checkpoint("never", best="val_loss")]
+)
+def test_callbacks_that_go_by_validation_data_are_refused_without_any(trainer, callback):
+    with pytest.raises(ValueError, match=r"goes by 'val_\w+', but records have no .* give fit validation_data="):
+        trainer.fit(X, Y, **GOOD, callbacks=[callback])

@@ -133,7 +133,10 @@ def test_what_changes_no_number_may_be_another(tmp_path):
     ("data", "told"),
     [
         ((X[:50], Y[:50], 7), "its data are 57 samples in 7 blocks, and these 50 samples in 7 blocks"),
-        ((X, Y, 6), "its data are 57 samples in 7 blocks, and these 57 samples in 6 blocks"),
+        (
+            (X, Y, 6),
+            "its data are 57 samples in 7 blocks, and these 57 samples in 6 blocks .cut them into 7, as by",
+        ),
         ((X, Y, [10, 7, 8, 8, 8, 8, 8]), "block 0 had 9 samples, and has 10; block 1 had 8 samples, and has 7"),
     ],
 )

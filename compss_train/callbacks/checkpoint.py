@@ -86,6 +86,10 @@ class Checkpoint(Callback):
         """Tell whether a checkpoint may be due after that round."""
         return self.best is not None or self._is_due(number)
 
+    def watches(self) -> str | None:
+        """Return what tells the best round, if that is kept."""
+        return self.best
+
     def _is_due(self, number: int) -> bool:
         return (number + 1) % self.every == 0
 

@@ -71,6 +71,10 @@ class EarlyStopping(Callback):
         self._waited, self._parameters = state["waited"], state["parameters"]
         self._resumed = True
 
+    def watches(self) -> str | None:
+        """Return the monitor."""
+        return self.monitor
+
     def state_dict(self) -> dict[str, Any]:
         """Return the best so far, its parameters among it."""
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from compss_train.metrics import measured_names
@@ -23,11 +24,21 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
     if mode is not None:
         check_choice("mode", mode, ("min", "max"))
         return mode
+    if not isinstance(monitor, str):
+        raise TypeError(f"{monitor!r} is no name in the history's records; give for example 'val_loss'")
     words = monitor.lower().split("_")
     for known, best in ((_LOWER, "min"), (_HIGHER, "max")):
         if any(word in known for word in words):
             return "min" if best == "min" else "max"
-    raise ValueError(f"the name {monitor!r} does not tell which values are better; give mode='min' or mode='max'")
+    raise ValueError(
+        f"the name {monitor!r} does not tell which values are better; give mode='min' or mode='max'{_meant(words)}"
+    )
+
+
+def _meant(words: list[str]) -> str:
+    """Return a hint where a word of a name is nearly one that tells."""
+    near = [next(iter(get_close_matches(word, (*_LOWER, *_HIGHER), 1, 0.75)), word) for word in words]
+    return "" if near == words else f", or did you mean {'_'.join(near)!r}?"
 
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from compss_train import parameters
 from compss_train.callbacks import Callback
+from compss_train.callbacks.base import check_callbacks, check_watched
 from compss_train.runs import toml
 from compss_train.runs.checking import check_fit, fit
 from compss_train.runs.data import Samples
@@ -106,6 +107,9 @@ def _read_fit(run_file: RunFile, folder: RunFolder, problems: Problems) -> dict[
     options = read_options("[fit]", section, fit_options(), problems)
     written = read_output(run_file.section("output"), folder, problems, validated=run_file.is_validated)
     options["callbacks"] = [*written, *stopping, *options.get("callbacks", ())]
+    with problems.noting("[fit]"):
+        check_callbacks(options["callbacks"])
+        check_watched(options["callbacks"], ("loss",), validated=run_file.is_validated)
     return options if len(problems) == before else None
 
 

@@ -142,6 +142,13 @@ def test_what_cannot_be_is_an_error():
         Told().run(EarlyStopping("recall", mode="max"), [[0.5]], name="recall")
 
 
+def test_a_name_that_nearly_tells_is_answered_with_the_one_that_does():
+    with pytest.raises(ValueError, match=r"give mode='min' or mode='max', or did you mean 'val_loss'\?"):
+        EarlyStopping("val_los")
+    with pytest.raises(TypeError, match="True is no name in the history's records"):
+        Checkpoint("x", best=True)
+
+
 @pytest.mark.parametrize("engine", ["serial", "local"])
 def test_it_stops_a_fit_and_restores_the_bits_of_the_best_round(request, engine):
     chosen = request.getfixturevalue("shared_local") if engine == "local" else "serial"

@@ -223,6 +223,10 @@ def test_dry_run_checks_tells_and_leaves_nothing(run_file, command, tmp_path):
         ("data.blocks=99", "[data]: blocks=(99, 1) makes 99 blocks of 60 samples"),
         ("output.checkpoint=3", "[output] checkpoint: 3 does not fit; give true or false or a table"),
         ("output.checkpoint={evry=3}", "[output] checkpoint evry: there is no such key; did you mean every?"),
+        (
+            "fit.callbacks=['import:compss_train.callbacks:ProgressBar']",
+            "is no Callback; call the class to make one",
+        ),
         ("output.where=x", "[output] where: there is no such key"),
         ("output.folder=3", "[output] folder: 3 is no text"),
     ],
@@ -235,6 +239,15 @@ def test_what_is_wrong_is_told_before_anything_is_done(run_file, command, tmp_pa
     assert told.startswith(f"compss-train fit: {run_file}: ")
     assert message in told
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+def test_early_stopping_without_validation_is_told_by_a_dry_run(run_file, command):
+    text = run_file.read_text()
+    assert "[validation]\nfraction" in text
+    run_file.write_text(text.replace("[validation]\nfraction", "# fraction"))
+    command("fit", run_file, "--dry-run")
+    told = command("fit", run_file, "--dry-run", "--set", "fit.early_stopping=true", code=2).err
+    assert "[fit]: EarlyStopping goes by 'val_loss', but records have no 'val_loss'" in told
 
 
 def test_all_that_is_wrong_is_told_at_once(run_file, command):
