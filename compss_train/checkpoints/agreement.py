@@ -85,7 +85,8 @@ def _kind(array: Any) -> str:
 
 def _of_data(saved: Sequence[int], now: Sequence[int]) -> Iterator[str]:
     if (len(saved), sum(saved)) != (len(now), sum(now)):
-        yield f"its data are {_shape(saved)}, and these {_shape(now)}"
+        again = f" (cut them into {len(saved)}, as by BlockedTensor.from_array)" if sum(saved) == sum(now) else ""
+        yield f"its data are {_shape(saved)}, and these {_shape(now)}{again}"
     else:
         for block, (before, after) in enumerate(zip(saved, now, strict=True)):
             if before != after:

@@ -59,6 +59,7 @@ def _check_callable(spec: object) -> None:
 def _scheduler(spec: Any, optimizer: torch.optim.Optimizer) -> LRScheduler:
     made = _called(spec, optimizer)
     if isinstance(made, Exception) and _is_scheduler_class(spec):
+        made.add_note(f"Raised by schedule=, which is called with an optimizer alone; {_HOW}.")
         raise made
     if not isinstance(made, LRScheduler):
         _check_factor(_called(spec, 0), made)
