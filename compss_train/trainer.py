@@ -385,7 +385,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
-                f"validation_data={type(validation_data).__name__}: give a pair (x, y), y being None where x is its "
-                "own target, or a FileDataset"
+                f"validation_data={type(validation_data).__name__}: give a pair (x, y), y being None where x is "
+                "its own target, or a FileDataset"
             )
         return as_given(pair[0], pair[1], self.num_workers)

@@ -135,3 +135,9 @@ def test_online_fits_have_no_epochs():
         trainer.fit_online(
             iter, [[]], buffer=BufferSpec("FIFO", 4), batch_size=1, num_simulators=1, merge_every_batches=1
         )
+
+
+def test_the_class_of_a_scheduler_without_its_arguments_is_told_how_to_give_them():
+    with pytest.raises(TypeError, match="step_size") as raised:
+        schedule_of(lr_scheduler.StepLR)
+    assert "functools.partial(StepLR, step_size=10)" in raised.value.__notes__[0]
