@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from compss_train.options import FitOptions
 from compss_train.rounds import Course, Rounds
 from compss_train.stopping import TERMINATED, Stopping
 from compss_train.worker import WorkerState
+
+Found: TypeAlias = tuple[Path, Snapshot]
+"""A checkpoint and what is in it."""
 
 
 class Resumable(Coordinator):
@@ -141,17 +144,26 @@ class Resumable(Coordinator):
         super()._forget_fits()
         self.stopped = self.resumed_from = None
 
-    def _resume(
-        self, resume: str | os.PathLike[str] | bool, options: FitOptions, sizes: tuple[int, ...], told: Telling
-    ) -> Course:
+    def _found(self, resume: str | os.PathLike[str] | bool, told: Telling) -> Found | None:
+        """Return the checkpoint to go on from, ``None`` where a fit begins."""
+        folder = _folder_of(resume, told.callbacks)
+        if folder is None or (resume is True and not checkpoints.checkpoints(folder)):
+            return None
+        path, content = checkpoints.newest(folder)
+        return path, Snapshot.of(content)
+
+    def _blocks(self, found: Found | None) -> int:
+        """Return how many blocks arrays are cut into: one a worker, or as many as when the fit began."""
+        progress = None if found is None else found[1].progress
+        return self.num_workers if progress is None else len(progress.sizes)
+
+    def _resume(self, found: Found | None, options: FitOptions, sizes: tuple[int, ...], told: Telling) -> Course:
         """Return where a fit begins, having taken what is to be resumed from its checkpoint."""
         self.resumed_from = None
         begin = Course(options, sizes, self._epochs, Position(self._epochs))
-        folder = _folder_of(resume, told.callbacks)
-        if folder is None or (resume is True and not checkpoints.checkpoints(folder)):
+        if found is None:
             return begin
-        path, content = checkpoints.newest(folder)
-        snapshot = Snapshot.of(content)
+        path, snapshot = found
         agreement.check_parameters(path, snapshot.parameters, self._parameters)
         agreement.check_fit(path, snapshot, options.described(), sizes)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)

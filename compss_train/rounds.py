@@ -65,6 +65,8 @@ class Rounds:
     """Files that this process could not read, and why."""
     _left_out: int = 0
     """Samples of files that could not be read since the last round that trained something."""
+    _warm: bool = False
+    """Whether a round has ended, so that the processes run."""
     _clock: float = field(default_factory=time.perf_counter)
     _began: float = field(default_factory=time.time)
 
@@ -173,8 +175,15 @@ class Rounds:
             record |= self.measures.values(values[len(measured) :], "val_")
         if self.fleet.schedule is not None:
             self.fleet.schedule.observe(record)
-        self.stopping.after_round(record["seconds"])
+        self.stopping.after_round(self._seconds_of(record))
+        self._warm = True
         self.on_record(record)
+
+    def _seconds_of(self, record: Record) -> float:
+        """Return how long another round like this will take: the first one waited for processes to start, too."""
+        if self._warm:
+            return float(record["seconds"])
+        return max((worker["seconds"] for worker in record["workers"]), default=0.0)
 
     def _complete_round(self, submitted: Submitted) -> None:
         self._complete.append(submitted)

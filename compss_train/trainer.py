@@ -171,13 +171,14 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         built = self._require_built()
         self._require_idle("fit")
         stopping, told = Stopping(max_time), self._telling(callbacks, progress)
-        data = as_given(x, y, self.num_workers).weighted(sample_weight)
+        found = self._found(resume, told)
+        data = as_given(x, y, self._blocks(found)).weighted(sample_weight)
         if data.has_weights:
             check_weightable(built.recipe.loss)
         held_out = None if validation_data is None else self._held_out(validation_data)
         check_watched(told.callbacks, self.measures, validated=held_out is not None)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
-        course = self._resume(resume, options, data.sizes, told)
+        course = self._resume(found, options, data.sizes, told)
         if built.lr_schedule is not None:
             built.lr_schedule.prepare(course.first_epoch + num_epochs)
         params.check_finite(self._parameters)

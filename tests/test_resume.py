@@ -1,5 +1,6 @@
 """N rounds are the same bits as k rounds, an interruption, a resume and N - k rounds."""
 
+import warnings
 from functools import partial
 
 import numpy as np
@@ -282,3 +283,14 @@ def test_numbers_come_back_as_they_were(tmp_path):
     fit(again, resume=tmp_path)
     assert repr(list(again.history)) == repr(list(whole.history))  # times, too
     assert numbers_of(again.history)[0]["loss"] == whole.history[0]["loss"]
+
+
+def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
+    counted = []
+    for workers, epochs in ((2, 2), (3, 3), (1, 4)):
+        trainer = trainer_of(workers=workers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(X, Y, num_epochs=epochs, batch_size=4, callbacks=[Checkpoint(tmp_path)], resume=True)
+        counted.append([record["samples"] for record in trainer.history])
+    assert counted == [[len(X)] * 2, [len(X)] * 3, [len(X)] * 4]

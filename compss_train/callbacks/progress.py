@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm.auto import tqdm
@@ -69,7 +71,14 @@ def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callba
 
 
 def _shows_bars() -> bool:
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    """Tell whether standard error is a notebook's or a terminal; one of no width at all shows nothing of a bar."""
+    if "ipykernel" in sys.modules:
+        return True
+    if not sys.stderr.isatty():
+        return False
+    with suppress(OSError):  # from what stands for a terminal, in tests or in editors
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    return True
 
 
 def _measured(record: dict[str, Any]) -> dict[str, str]:

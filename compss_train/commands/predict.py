@@ -12,6 +12,8 @@ from compss_train.commands.options import add_run, add_run_settings, settings_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from compss_train import DistributedTrainer
+
 SUFFIXES = (".npy", ".npz")
 
 
@@ -38,11 +40,19 @@ def run(options: argparse.Namespace) -> int:
     with open_run(options.run, settings_of(options)) as run:
         samples = read_samples(files, run.file)
         with run.trainer(best=options.best) as trainer:
-            output = trainer.predict(samples)
+            output = _predicted(trainer, samples)
     output = output.argmax(axis=1) if options.classes else output
     _write(target, output)
     print(f"{len(output):,} samples, {output.dtype} {tuple(output.shape)}, in {options.output}")
     return 0
+
+
+def _predicted(trainer: DistributedTrainer, samples: Any) -> NDArray[Any]:
+    try:
+        return trainer.predict(samples)
+    except (RuntimeError, ArithmeticError, LookupError) as error:  # of the network, which these samples do not suit
+        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+        raise ValueError(f"these samples cannot be predicted: {error}{notes}") from error
 
 
 def _write(target: Path, output: NDArray[Any]) -> None:

@@ -181,7 +181,6 @@ class OnlineFit:
         return None if sums is None else self._recording.measures.values(sums, "val_")
 
     def _tell(self, record: Record) -> None:
-        self._stopping.after_round(record["seconds"])
         self._recording.on_record(record)
         self._recording.on_start(record["round"] + 1)
 

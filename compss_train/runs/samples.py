@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compss_train.given import GivenBlocks, as_given
+from compss_train.given import as_given
 from compss_train.runs.data import Samples, make_data
 from compss_train.runs.file import RunFile
 from compss_train.runs.model import Model
@@ -57,10 +57,10 @@ def _kept(
 
 
 def _checked(samples: Samples | None, where: str, num_workers: int, problems: Problems) -> Samples | None:
-    """Return samples as a trainer takes them without another copy, noting what it does not take."""
+    """Return the samples, noting what a trainer does not take; it cuts arrays itself, when it resumes as before."""
     if samples is None:
         return None
     with problems.noting(where):
-        given = as_given(samples.x, samples.y, num_workers)
-        return Samples(given.x, given.y, samples.weight) if isinstance(given, GivenBlocks) else samples
+        as_given(samples.x, samples.y, num_workers)
+        return samples
     return None

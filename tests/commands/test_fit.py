@@ -334,3 +334,12 @@ def test_files_that_are_no_runs_are_not_removed(run_file, command, tmp_path):
     command("fit", run_file, "--output", tmp_path, "--overwrite")
     assert not mine.exists()
     assert len(history(tmp_path)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:the fit goes on from:UserWarning", "ignore:3 workers share 2:UserWarning")
+def test_a_run_of_arrays_goes_on_with_more_workers(run_file, command):
+    run_file.write_text(run_file.read_text().replace("blocks = 4\n", ""))
+    command("fit", run_file, "--set", "fit.num_epochs=1")
+    command("fit", run_file, "--resume", "--workers", "3")
+    records = (run_file.parent / "runs/small/history.jsonl").read_text().splitlines()
+    assert [len(json.loads(record)["workers"]) for record in records] == [2, 2, 2]  # of two blocks

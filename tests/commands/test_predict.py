@@ -34,3 +34,11 @@ def test_what_cannot_be_predicted_leaves_no_file(fitted, command, tmp_path):
     )
     command("predict", fitted, "--input", "none.npy", "--output", "out.npy", code=2)
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_samples_that_the_network_does_not_take_are_told_in_short(fitted, command):
+    np.save("x.npy", np.zeros((3, 5), np.float32))
+    told = command("predict", fitted, "--input", "x.npy", "--output", "out.npy", code=2).err
+    assert told.startswith("compss-train predict: these samples cannot be predicted: ")
+    assert "shape (3, 5)" in told
+    assert "Traceback" not in told
