@@ -29,7 +29,8 @@ def test_samples_of_all_streams_are_dealt_in_order(workers, amounts):
                 opened.finish()
             for own, turn in zip(expected, turns(number, samples, workers), strict=True):
                 own += [100 * number + sample for sample in turn]
-        assert running.coordinator.until_heard("finished", len(amounts)) == amounts
+        # One connection may be heard before another whose stream has ended earlier.
+        assert sorted(running.coordinator.until_heard("finished", len(amounts))) == sorted(amounts)
         assert [place.drained() for place in running.places] == expected
 
 
