@@ -208,6 +208,16 @@ def test_a_round_for_which_there_is_no_time_is_given_up(clock, tmp_path, at):
     assert_alike(stopped, short)
 
 
+def test_workers_keep_their_states_where_a_trainers_own_engine_is_ended(clock):
+    stopped, short = trainer_of(), trainer_of()
+    fit(stopped, Passing(clock, [10, 100]), max_time=50, num_epochs=5)
+    assert (stopped.stopped, len(stopped.history)) == ("max_time", 2)
+    fit(short, num_epochs=2)
+    for trainer in (stopped, short):
+        fit(trainer, num_epochs=1)
+    assert_alike(stopped, short)
+
+
 def test_time_that_is_over_before_the_first_round(clock):
     def late(trainer):
         clock.now = 9.0

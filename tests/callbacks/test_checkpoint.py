@@ -10,7 +10,7 @@ from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.checkpoints import checkpoints, files, read
 from compss_train.checkpoints.snapshot import Snapshot
 from tests.models import assert_same_bits
-from tests.resuming import X, Y, fit, trainer_of
+from tests.resuming import Interrupt, X, Y, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 
@@ -98,6 +98,13 @@ def test_what_a_fit_writes_is_made_anew_in_the_next_one(tmp_path):
     fit(trainer, callback, num_epochs=3)
     assert callback.best_round == 2  # of the second fit
     assert list(checkpoints(tmp_path)) == [2, 3, 4]
+
+
+def test_what_came_after_the_round_that_is_resumed_goes_when_that_is_trained_again(tmp_path):
+    fit(trainer_of(), Checkpoint(tmp_path, keep=9), num_epochs=4)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer_of(), Checkpoint(tmp_path), Interrupt(2), resume=tmp_path / "round-000000", num_epochs=4)
+    assert list(checkpoints(tmp_path)) == [0, 1]
 
 
 def test_two_of_a_fit_go_on_in_their_folders(tmp_path):
