@@ -105,7 +105,6 @@ OPTIONS = {
     "merge_unit": ("blocks", "merge_unit was epochs, and is blocks"),
     "shuffle": ("total", "shuffle was blocks, and is total"),
     "shuffle_block_data": (False, "shuffle_block_data was True, and is False"),
-    "rule": ("halving", "rule was weighted, and is halving"),
     "optimizer_state": ("reset", "optimizer_state was keep, and is reset"),
     "buffer": (BufferSpec("FIFO", 16), r"buffer was None, and is BufferSpec\(.*FIFO.*16.*\)"),
 }
@@ -117,6 +116,11 @@ def test_each_other_option_is_named_with_both_values(folder, name):
     parts = "".join(f"(?=.*{part})" for part in told.split("; "))
     message = rf"^{parts}{re.escape(str(folder))}/round-000002 is the checkpoint of another fit: .*trainer.restore$"
     assert_refused(refusing(), ValueError, message, resume=folder, **{name: value})
+
+
+def test_all_other_options_are_named_at_once(folder):
+    message = "merge was synchronous, and is commutative; rule was weighted, and is halving"
+    assert_refused(refusing(), ValueError, message, resume=folder, merge="commutative", rule="halving")
 
 
 def test_what_changes_no_number_may_be_another(tmp_path):
@@ -286,7 +290,7 @@ class Full(Callback):
             self.monkeypatch.setattr(self.call, full)
 
 
-@pytest.mark.parametrize("call", ["compss_train.checkpoints.files.save_file", "os.fsync"])
+@pytest.mark.parametrize("call", ["compss_train.checkpoints.files.save", "os.fsync"])
 def test_a_disk_that_is_full_in_the_middle_of_a_fit(tmp_path, monkeypatch, call):
     trainer, first, whole = trainer_of(), trainer_of(), trainer_of()
     with pytest.raises(OSError, match="No space left") as caught:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from compss_train.checkpoints.arrays import save
 from compss_train.checkpoints.tree import cut, join
 from compss_train.exceptions import BadCheckpointError
 
@@ -34,34 +35,19 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
         new.mkdir(parents=True)
         _write_files(new, content)
         replace(new, path)
-    except BaseException as error:
+    except BaseException:
         shutil.rmtree(new, ignore_errors=True)
-        if isinstance(error, SafetensorError):
-            raise OSError(f"{path} cannot be written: {error}") from error
         raise
 
 
 def _write_files(folder: Path, content: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     state = json.dumps(cut(content, "", tensors))
-    save_file(_apart(tensors), folder / ARRAYS)
-    sha256 = {ARRAYS: _digest(folder / ARRAYS), "state": hashlib.sha256(state.encode()).hexdigest()}
+    sha256 = {ARRAYS: save(tensors, folder / ARRAYS), "state": hashlib.sha256(state.encode()).hexdigest()}
     head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
     (folder / STATE).write_text(f'{head[:-1]}, "state": {state}}}\n', encoding="utf-8")
-    (folder / ARRAYS).chmod((folder / STATE).stat().st_mode)  # others may read both, or neither
-    for place in (folder / ARRAYS, folder / STATE, folder):
+    for place in (folder / STATE, folder):
         _sync(place)
-
-
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors, copies where several share memory, which the format has no way to say."""
-    seen: set[int] = set()
-    own = {}
-    for name, tensor in tensors.items():
-        pointer = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.clone() if pointer in seen else tensor
-        seen.add(pointer)
-    return own
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from compss_train.checkpoints.arrays import TYPES
+
 KIND = "$"
 """The key of a JSON object that stands for what JSON has no form for."""
 
 _RESERVED = "__metadata__"
 """The one name that a tensor cannot have in a safetensors file."""
-_NOT_HELD = (torch.complex32, torch.complex128)
-"""What a safetensors file has no type for."""
 
 
 def cut(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -63,7 +63,7 @@ def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> s
 
 
 def _checked(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.dtype in _NOT_HELD:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in TYPES:
         what = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
         raise TypeError(f"{name} is a tensor of {what}, which a checkpoint cannot hold")
     return tensor

@@ -121,7 +121,7 @@ def test_a_checkpoint_that_cannot_be_written_is_not_its_newest(tmp_path, monkeyp
     class Breaking(Callback):
         def on_round_end(self, trainer, record):
             if record["round"] == 1:
-                monkeypatch.setattr(files, "save_file", None)
+                monkeypatch.setattr(files, "save", None)
 
     callback = Checkpoint(tmp_path)
     with pytest.raises(TypeError):

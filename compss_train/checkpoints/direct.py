@@ -1,0 +1,87 @@
+"""A new file that is written past the memory in which the system holds files: for what is large and seldom read."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+from pathlib import Path
+from typing import Self
+
+CHUNK = 2**20
+"""Bytes written at a time."""
+
+
+class DirectFile:
+    """Writes a file with its checksum, and to the disk.
+
+    Finding memory for 20 MB of a file takes the system longer than copying them. So they go from one small buffer,
+    with ``O_DIRECT``, where the system and the file system have that; elsewhere as any file's.
+
+    Raises ``OSError`` where it cannot be written, and where it is there already.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb", buffering=0)
+        self._buffer = memoryview(mmap.mmap(-1, CHUNK))  # begins at a page, as direct writes must
+        self._filled = 0
+        self._sha256 = hashlib.sha256()
+        self._direct = False
+        self._set_direct(True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(self, content: memoryview) -> None:
+        """Add bytes."""
+        self._sha256.update(content)
+        while content:
+            part = content[: CHUNK - self._filled]
+            self._buffer[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            content = content[len(part) :]
+            if self._filled == CHUNK:
+                self._flush(CHUNK)
+
+    def finish(self) -> str:
+        """Have the disk hold it all; return its SHA-256, in hexadecimal digits."""
+        self._flush(self._filled // mmap.PAGESIZE * mmap.PAGESIZE)
+        self._set_direct(False)  # which can write whole pages only
+        self._flush(self._filled)
+        os.fsync(self._file.fileno())
+        return self._sha256.hexdigest()
+
+    def _flush(self, size: int) -> None:
+        """Write the first bytes of the buffer; the others become its first."""
+        left = self._buffer[:size]
+        while left:
+            left = left[self._written(left) :]
+        self._buffer[: self._filled - size] = self._buffer[size : self._filled]
+        self._filled -= size
+
+    def _written(self, content: memoryview) -> int:
+        """Write some of it; return how many bytes."""
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self._direct:
+                raise
+        self._set_direct(False)  # this file system wants other sizes
+        return 0
+
+    def _set_direct(self, direct: bool) -> None:
+        if not hasattr(os, "O_DIRECT"):
+            return
+        import fcntl  # only where it is
+
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL) & ~os.O_DIRECT
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | (os.O_DIRECT if direct else 0))
+            self._direct = direct
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
