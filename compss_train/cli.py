@@ -23,11 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if getattr(options, "traceback", False):
             traceback.print_exc()
-        print(f"compss-train {options.command}: {error}", file=sys.stderr)
+        print(f"compss-train {options.command}: {_told(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"compss-train {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -54,9 +54,12 @@ class Given(ABC):
         """Warn where workers are more than what is dealt to them."""
         parts, unit = (self.number_samples, "sample") if shuffle == "partial" else (len(self.sizes), self.unit)
         if num_workers > parts:
+            enough = f"cut the data into at least {num_workers} {unit}s"
+            if num_workers > self.number_samples:
+                enough = f"there are {self.number_samples} samples, for as many workers at the most"
             warnings.warn(
                 f"{num_workers} workers share {parts} {unit}s, so that {num_workers - parts} have nothing to "
-                f"train; cut the data into at least {num_workers} {unit}s",
+                f"train; {enough}",
                 stacklevel=3,
             )
 

@@ -74,9 +74,13 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
     if callable(spec):
         return spec
     raise TypeError(
-        f"optimizer={spec!r} is neither a dict nor a callable; give for example "
+        f"optimizer={_briefly(spec)} is neither a dict nor a callable; give for example "
         '{"optimizer": "sgd", "lr": 0.05} or lambda parameters: torch.optim.SGD(parameters, lr=0.05)'
     )
+
+
+def _briefly(value: object) -> str:
+    return f"<{type(value).__name__}>" if isinstance(value, torch.optim.Optimizer) else repr(value)
 
 
 def _from_mapping(spec: dict[str, Any]) -> TorchOptimizer:
@@ -94,6 +98,8 @@ def _from_name(name: str, arguments: dict[str, Any]) -> TorchOptimizer:
     accepted = ("lr", *named.accepted)
     if unknown := [key for key in arguments if key not in accepted]:
         raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}")
+    if texts := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
+        raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(texts)} is a text")
     if "lr" not in arguments:
         raise ValueError(f"optimizer {name!r} needs a learning rate: add 'lr' to the dict")
     names = {**_TORCH_NAMES, **named.renamed}

@@ -53,7 +53,9 @@ class FitOptions:
         check_choice("shuffle", self.shuffle, ("blocks", "total", "partial", None))
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         check_choice("rule", self.rule, get_args(Rule))
-        self._check_parameter_server()
+        self._check_rule()
+        if self.merge == "parameter_server":
+            check_installed()
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
         if not isinstance(self.buffer, BufferSpec | None):
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
@@ -65,15 +67,12 @@ class FitOptions:
         check_count("file_buffer", self.file_buffer)
         self._check_partial_shuffle()
 
-    def _check_parameter_server(self) -> None:
-        if self.merge != "parameter_server":
-            return
-        if self.rule != "weighted":
+    def _check_rule(self) -> None:
+        if self.rule != "weighted" and self.merge != "commutative":
             raise ValueError(
-                f"rule={self.rule!r} belongs to merge='commutative'; what is pushed to a parameter server is added "
-                "up, weighted by samples: leave rule= out"
+                f"rule={self.rule!r} belongs to merge='commutative'; with merge={self.merge!r} workers are "
+                "weighted by samples: leave rule= out"
             )
-        check_installed()
 
     def _check_partial_shuffle(self) -> None:
         if self.shuffle_buffer is not None:

@@ -11,7 +11,8 @@ from typing import Any
 from compss_train import parameters as params
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
-from compss_train.callbacks.base import Telling, check_callbacks, check_watched
+from compss_train.callbacks.base import Telling
+from compss_train.callbacks.checks import check_callbacks, check_watched
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Schedule, Shuffle

@@ -48,6 +48,7 @@ GOOD = {"num_epochs": 1, "batch_size": 5}
         ({**GOOD, "shuffle": "all"}, "shuffle='all': choose one of 'blocks', 'total', 'partial', None"),
         ({**GOOD, "shuffle": True}, "shuffle=True: choose one of 'blocks', 'total', 'partial', None"),
         ({**GOOD, "rule": "mean"}, "rule='mean': choose one of 'weighted', 'halving'"),
+        ({**GOOD, "rule": "halving"}, "rule='halving' belongs to merge='commutative'; with merge='synchronous'"),
         ({**GOOD, "optimizer_state": "lose"}, "choose one of 'keep', 'reset'"),
     ],
 )

@@ -126,7 +126,25 @@ def test_types_that_do_not_fit_are_explained(engine):
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(RuntimeError) as caught:
         trainer.fit(x.astype(np.float64), y, num_epochs=1, batch_size=30)
-    assert "dtype float64 went through a network with float32 parameters" in caught.value.__notes__[0]
+    note = caught.value.__notes__[0]
+    assert "dtype float64 went through a network with float32 parameters. If that is what is wrong, convert" in note
+
+
+def test_shapes_that_do_not_fit_are_told_without_a_word_on_types(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        trainer.fit(x[:, 1:], y, num_epochs=1, batch_size=30)
+    assert caught.value.__notes__[0].endswith("went through a network with float32 parameters.")
+
+
+def test_what_is_its_own_target_is_told(engine):
+    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(ValueError, match="do not go with outputs") as caught:
+        trainer.evaluate(classification()[0])
+    assert caught.value.__notes__[1] == "There is no y, so that x is its own target."
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])

@@ -53,7 +53,8 @@ def test_a_worker_without_samples_has_no_vote(engine, merge):
         **STILL,
     }
     two = fitted(engine, 2, *blocked(x, y, 2), **options)
-    with pytest.warns(UserWarning, match="5 workers share 2 blocks, so that 3 have nothing to train"):
+    told = "5 workers share 2 blocks, so that 3 have nothing to train; cut the data into at least 5 blocks"
+    with pytest.warns(UserWarning, match=told):
         five = fitted(engine, 5, *blocked(x, y, 2), **options)
     assert_close(two, five)
     if merge == "synchronous":
@@ -226,3 +227,9 @@ def test_nothing_is_left_in_the_engine_but_what_the_next_fit_needs(shared_local)
         trainer.close()
         shared_local.fetch([shared_local.submit(tasks.add, 1)])
         assert files() == before
+
+
+def test_more_workers_than_samples_are_told_how_many_there_may_be():
+    x, y = classification(samples=3)
+    with pytest.warns(UserWarning, match="have nothing to train; there are 3 samples, for as many workers at the"):
+        fitted("serial", 5, x, y, num_epochs=1, batch_size=1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class Callback:
 
     def watches(self) -> str | None:
         """Return the name of the number in records that it goes by, ``None`` for none."""
+        return None
+
+    def writes_to(self) -> Path | None:
+        """Return the file or folder that no other callback may write to, ``None`` where there is none."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,24 +143,3 @@ def _named(callback: Callback, hook: str) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"Raised in the callback {type(callback).__name__}, by its {hook}.")
         raise
-
-
-def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Raise ``TypeError`` for what is no callback, such as a class that was not called."""
-    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
-        raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks, which may be empty")
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            hint = "; call the class to make one" if isinstance(callback, type) else ""
-            raise TypeError(f"callbacks= holds {callback!r}, which is no Callback{hint}")
-
-
-def check_watched(callbacks: Sequence[Callback], measures: Collection[str], *, validated: bool) -> None:
-    """Raise ``ValueError`` where one goes by a measure of validation data, and there are none."""
-    for callback in () if validated else callbacks:
-        name = callback.watches()
-        if name is not None and name.startswith("val_") and name.removeprefix("val_") in measures:
-            raise ValueError(
-                f"{type(callback).__name__} goes by {name!r}, but records have no {name!r} but "
-                f"{', '.join(measures)}; give fit validation_data="
-            )

@@ -90,6 +90,10 @@ class Checkpoint(Callback):
         """Return what tells the best round, if that is kept."""
         return self.best
 
+    def writes_to(self) -> Path:
+        """Return the folder."""
+        return self.folder
+
     def _is_due(self, number: int) -> bool:
         return (number + 1) % self.every == 0
 

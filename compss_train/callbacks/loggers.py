@@ -26,6 +26,10 @@ class _HistoryFile(Callback):
         self.path = Path(path)
         self._resumed = False
 
+    def writes_to(self) -> Path:
+        """Return the file."""
+        return self.path
+
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Make the file, or make sure that it can be added to; raises ``OSError`` where it cannot.
 

@@ -36,8 +36,9 @@ class ProgressBar(Callback):
         self._bar.update(record["samples"])
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
-        """Leave the bar as it is."""
+        """Leave the bar as it is, and tell why it is not full."""
         self._close()
+        _tell_stopped(trainer, self._file)
 
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
         """Leave the bar where it stopped."""
@@ -61,6 +62,16 @@ class RoundLines(Callback):
         speed = f"{record['samples_per_second']:,.0f} samples/s"
         line = ", ".join([*(f"{name} {value}" for name, value in shown.items()), speed])
         print(line, file=self._file or sys.stderr, flush=True)
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Write why there are no more."""
+        _tell_stopped(trainer, self._file)
+
+
+def _tell_stopped(trainer: DistributedTrainer, file: TextIO | None) -> None:
+    if trainer.stopped is not None:
+        rounds = f"round {trainer.history[-1]['round']}" if trainer.history else "no round"
+        print(f"stopped after {rounds}: {trainer.stopped}", file=file or sys.stderr, flush=True)
 
 
 def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callback, ...]:

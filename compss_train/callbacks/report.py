@@ -18,14 +18,22 @@ class Report(Callback):
     """Writes ``compss_train.report`` to an HTML file when a fit ends, by an exception as well.
 
     With ``every`` it is written after every so many rounds, too, and browsers that show it read it again every few
-    seconds until the fit has ended. Whoever reads it gets a whole page. Raises ``ValueError`` unless ``every`` is
-    an integer of at least 1 or ``None``, and ``OSError`` at the fit's start where the file cannot be written.
+    seconds until the fit has ended. Whoever reads it gets a whole page.
+
+    Raises ``ValueError`` unless the name ends in .html and ``every`` is an integer of at least 1 or ``None``, and
+    ``OSError`` at the fit's start where the file cannot be written.
     """
 
     def __init__(self, path: str | Path, every: int | None = None) -> None:
         self.path = Path(path)
+        if self.path.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"{str(path)!r}: a report is a web page; give a name that ends in .html")
         self.every = None if every is None else check_count("every", every)
         self._rounds = 0
+
+    def writes_to(self) -> Path:
+        """Return the file."""
+        return self.path
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Write a report of what the trainer was given, or make sure that one can be written."""

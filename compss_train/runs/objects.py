@@ -13,7 +13,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compss_train.runs.problems import WrongValueError, describe, nearest
+from compss_train.nearest import nearest
+from compss_train.runs.problems import WrongValueError, describe
 
 PREFIX = "import:"
 CALLED, PREPARED, ARGUMENTS = "import", "partial", "arguments"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from typing import TypeVar
+
+from compss_train.nearest import nearest
 
 Made = TypeVar("Made")
 
@@ -81,10 +82,3 @@ def describe(error: BaseException) -> str:
 def unknown(name: str, accepted: Collection[str], kind: str = "key") -> str:
     """Return what to say about a name that is not among the accepted ones: the nearest, and all."""
     return f"there is no such {kind}{nearest(name, accepted) or ';'} The {kind}s are {', '.join(accepted)}"
-
-
-def nearest(name: str, accepted: Collection[str]) -> str:
-    """Return the question whether the most similar name was meant, nothing where none is similar."""
-    by_lower = {key.lower(): key for key in accepted}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[near[0]]}?" if near else ""

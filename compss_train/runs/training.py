@@ -9,7 +9,7 @@ from typing import Any
 
 from compss_train import parameters
 from compss_train.callbacks import Callback
-from compss_train.callbacks.base import check_callbacks, check_watched
+from compss_train.callbacks.checks import check_callbacks, check_watched
 from compss_train.runs import toml
 from compss_train.runs.checking import check_fit, fit
 from compss_train.runs.data import Samples

@@ -51,15 +51,18 @@ class Tally:
 
 
 @contextmanager
-def explained(x: torch.Tensor, replica: Replica) -> Iterator[None]:
+def explained(x: torch.Tensor, replica: Replica, *, own_target: bool = False) -> Iterator[None]:
     """Add what the batch and the network are to an exception that leaves the block."""
     try:
         yield
     except Exception as error:
+        own = str(x.dtype).removeprefix("torch.")
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in replica.recipe.net.parameters()})
+        convert = "" if own in dtypes else " If that is what is wrong, convert x, or batches by build(transform=)."
         error.add_note(
-            f"While a batch of x with shape {tuple(x.shape)} and dtype {str(x.dtype).removeprefix('torch.')} "
-            f"went through a network with {', '.join(dtypes)} parameters. If types differ, convert the array "
-            "before BlockedTensor.from_array, or the batch by build(..., transform=...)."
+            f"While a batch of x with shape {tuple(x.shape)} and dtype {own} went through a network with "
+            f"{', '.join(dtypes)} parameters.{convert}"
         )
+        if own_target:
+            error.add_note("There is no y, so that x is its own target.")
         raise

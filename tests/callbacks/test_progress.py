@@ -85,3 +85,11 @@ def test_a_resumed_fit_shows_what_is_left(monkeypatch, tmp_path):
 def test_progress_is_true_or_false(value):
     with pytest.raises(ValueError, match=f"progress={value!r}: choose one of True, False"):
         fit(trainer_of(), progress=value)
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_why_a_fit_has_stopped_is_told_last(monkeypatch, stream):
+    _, text = shown(monkeypatch, stream(), StopAfter(1))
+    assert text.endswith("\nstopped after round 1: enough\n")
+    _, text = shown(monkeypatch, stream(), max_time=1e-6)
+    assert text.endswith("stopped after no round: max_time\n")
