@@ -1,5 +1,6 @@
 """What is wrong with callbacks is told before any task starts."""
 
+import csv
 import re
 import warnings
 
@@ -7,6 +8,7 @@ import pytest
 
 from compss_train.callbacks import Callback, Checkpoint, Csv, EarlyStopping, JsonLines, Report
 from compss_train.callbacks.checks import HOOKS, check_callbacks, check_watched
+from tests.resuming import fit, trainer_of
 
 
 class Keras(Callback):
@@ -77,3 +79,18 @@ def test_what_somebodys_own_callback_may_add_is_waited_for():
     check_watched([Adding(), EarlyStopping("own", mode="max")], MEASURES, validated=True)
     with pytest.raises(ValueError, match="give fit validation_data="):
         check_watched([Adding(), EarlyStopping("val_loss")], MEASURES, validated=False)
+
+
+def test_a_number_that_a_callback_adds_is_watched_written_and_saved(tmp_path):
+    class Own(Callback):
+        def on_round_end(self, trainer, record):
+            record["own"] = [3.0, 2.0, 1.0, 4.0][record["round"]]
+
+    trainer, restored, file = trainer_of(), trainer_of(), tmp_path / "history.csv"
+    stopping, saving = EarlyStopping("own", mode="min", patience=1), Checkpoint(tmp_path, best="own", mode="min")
+    fit(trainer, Own(), Csv(file), stopping, saving, num_epochs=4)
+    assert [record["own"] for record in trainer.history] == [3.0, 2.0, 1.0, 4.0]
+    assert stopping.best_round == saving.best_round == 2
+    assert [row["own"] for row in csv.DictReader(file.read_text().splitlines())] == ["3.0", "2.0", "1.0", "4.0"]
+    restored.restore(tmp_path, best=True)
+    assert [record["own"] for record in restored.history] == [3.0, 2.0, 1.0]
