@@ -4,6 +4,7 @@ Samples are one-hot, and the network is a matrix whose weights fall by one for e
 on: what was lost, or trained on twice, can be read off the parameters.
 """
 
+import itertools
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 COUNTING = {"optimizer": "sgd", "lr": 1.0}
@@ -70,6 +72,12 @@ def rows_of(arrays: Sequence[Any]) -> Any:
         yield row if len(row) > 1 else row[0]
 
 
+def pairing(earlier, later):
+    assert torch.equal(torch.from_numpy(earlier.step), earlier.data[0][:, 1].long())
+    x = torch.cat([earlier.data[0], earlier.data[1][:, None], later.data[0]], 1)
+    return x, later.data[1]
+
+
 def wait_for(path: Path, seconds: float = 20.0) -> None:
     """Wait until a file is there."""
     until = time.monotonic() + seconds
@@ -88,6 +96,19 @@ def tally(path: Path) -> int:
 
 def tallied(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Counts the samples that it gives in a file."""
+
+    samples: int
+    folder: Path
+
+    def __call__(self, first):
+        for number in itertools.count(first):
+            tally(self.folder / "produced")
+            yield one_hot(number % self.samples, self.samples), np.float32(0)
 
 
 @dataclass(frozen=True)

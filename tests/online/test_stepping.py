@@ -9,8 +9,8 @@ from torch import nn
 
 from compss_train import DistributedTrainer, DivergedError
 from tests.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.online.laws import cut, online, plain_loop
 from tests.online.simulations import rows_of
-from tests.online.test_fit_online import cut, online, plain_loop
 
 X, Y = classification(samples=60)
 

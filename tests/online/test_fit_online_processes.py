@@ -1,0 +1,212 @@
+"""fit_online: other programs that send samples, simulations that wait for training, and nothing left of either."""
+
+import itertools
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BufferSpec
+from compss_train.exceptions import TrainingEndedError
+from compss_train.online import SampleSender
+from tests.models import SGD
+from tests.online.laws import built, online
+from tests.online.simulations import (
+    COUNTING,
+    Counter,
+    Endless,
+    Hots,
+    counts,
+    free_port,
+    one_hot,
+    tallied,
+    tally,
+    total,
+    wait_for,
+)
+
+# 9: senders
+
+SENDER = textwrap.dedent(
+    """
+    import sys
+    import numpy as np
+    from compss_train.online import SampleSender
+
+    first, stop, samples, address, token = sys.argv[1:]
+    with SampleSender(address, token, timeout=30) as sender:
+        for number in range(int(first), int(stop)):
+            x = np.zeros(int(samples), np.float32)
+            x[number] = 1
+            sender.send(x, 0.0)
+    print("sent", sender.delivered)
+    """
+)
+
+
+def test_other_programs_send_samples(local):
+    """One begins before the fit does; a task of the fit simulates beside it."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    sender = subprocess.Popen(
+        [sys.executable, "-c", SENDER, "0", "40", "50", address, "secret"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        trainer = built(local, 2, Counter(50), COUNTING, total)
+        parameters = online(trainer, Hots(50), [range(40, 50)], senders=1, address=address, token="secret")
+        assert sender.communicate(timeout=20) == ("sent 0\n", "")
+        assert sender.returncode == 0
+    finally:
+        sender.kill()
+        sender.wait()
+    assert counts(parameters, 2) == [1] * 50
+
+
+def test_only_senders(local):
+    address, errors = f"tcp://127.0.0.1:{free_port()}", []
+
+    def send():
+        try:
+            with pytest.raises(PermissionError, match="the token is not the one"):
+                patient("wrong")
+            with patient("secret") as sender:
+                for number in range(12):
+                    sender.send(torch.from_numpy(one_hot(number, 12)), 0.0)
+        except BaseException as error:
+            errors.append(error)
+
+    def patient(token):
+        return SampleSender(address, token, timeout=20)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    trainer = built(local, 1, Counter(12), COUNTING, total)
+    options = {"senders": 1, "address": address, "token": "secret", "num_simulators": 0}
+    parameters = online(trainer, None, **options, inputs=())
+    thread.join(20)
+    assert errors == []
+    assert counts(parameters, 1) == [1] * 12
+    with pytest.raises(ConnectionRefusedError, match="start fit_online"):
+        SampleSender(address, "secret", timeout=0.1)
+
+
+def test_max_batches_tells_senders(local, tmp_path):
+    address, ended = f"tcp://127.0.0.1:{free_port()}", []
+
+    def send():
+        try:
+            with SampleSender(address, "secret", timeout=20) as sender:
+                for number in itertools.count():
+                    sender.send(one_hot(number % 12, 12), 0.0)
+        except TrainingEndedError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    trainer = built(local, 1, Counter(12), COUNTING, total)
+    options = {"senders": 1, "address": address, "token": "secret", "num_simulators": 0, "inputs": ()}
+    parameters = online(trainer, None, **options, batch_size=6, max_batches=4)
+    thread.join(20)
+    assert len(ended) == 1
+    assert counts(parameters, 1) == [2] * 12
+
+
+# Back-pressure, and what is left
+
+
+class Slow(nn.Linear):
+    """Trains no batch before a file is there."""
+
+    def __init__(self, inputs, path):
+        super().__init__(inputs, 1)
+        self.path = path
+
+    def forward(self, x):
+        (self.path / "training").touch()
+        wait_for(self.path / "go")
+        return super().forward(x)
+
+
+@dataclass(frozen=True)
+class Large:
+    """Endless samples of 100 kB."""
+
+    folder: Path
+
+    def __call__(self, _):
+        while True:
+            tally(self.folder / "produced")
+            yield np.zeros(25_000, np.float32), np.float32(0)
+
+
+def test_simulations_wait_for_training(local, tmp_path):
+    done = threading.Event()
+
+    def steady():
+        """Until no more is produced, for a while in which much could be."""
+        wait_for(tmp_path / "training")
+        before = -1
+        while before != (before := tallied(tmp_path / "produced")):
+            time.sleep(0.6)
+        (tmp_path / "steady").write_text(str(before))
+        (tmp_path / "go").touch()
+        done.set()
+
+    watcher = threading.Thread(target=steady)
+    watcher.start()
+    trainer = built(local, 1, Slow(25_000, tmp_path), SGD, lambda output, target: output.mean())
+    online(trainer, Large(tmp_path), itertools.count(), batch_size=4, max_batches=3, buffer=BufferSpec("FIFO", 8))
+    assert done.wait(20)
+    watcher.join()
+    # A buffer, a batch, and 6 MB at most in the sockets of two sides.
+    assert 12 <= int((tmp_path / "steady").read_text()) < 12 + 100
+
+
+def test_nothing_is_left_of_a_fit(local, tmp_path):
+    trainer = built(local, 1, Counter(10), COUNTING, total)
+
+    def fits():
+        online(trainer, Hots(10), [range(10)], batch_size=5)
+        held_out = np.eye(10, dtype=np.float32), np.zeros(10, np.float32)
+        online(trainer, Endless(10, tmp_path), itertools.count(), max_batches=2, validation_data=held_out)
+
+    def state():
+        me = psutil.Process()
+        processes = [p for p in me.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
+        tcp = sum(len(process.net_connections("tcp")) for process in [me, *processes])
+        files = [file for folder in local._folders.paths for file in Path(folder).rglob("*") if file.is_file()]
+        return {
+            "processes": sorted(process.pid for process in processes),
+            "threads": sorted(thread.name for thread in threading.enumerate()),
+            "files": len(files),
+            "descriptors": me.num_fds(),
+            "connections": tcp,
+            "folders": len(list(Path("/tmp").glob("compss_train-online-*"))),
+        }
+
+    fits()
+    before = settled(state)
+    fits()
+    fits()
+    deadline = time.monotonic() + 5
+    while (after := state()) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert after == before
+
+
+def settled(state):
+    before = None
+    while before != (before := state()):
+        time.sleep(0.2)
+    return before
