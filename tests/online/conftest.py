@@ -1,4 +1,4 @@
-"""The engine of online fits, threads that must end with them, and waits that are short."""
+"""The engine of online fits, workers that only receive, threads that must end, and waits that are short."""
 
 import threading
 
@@ -6,6 +6,7 @@ import pytest
 
 from compss_train.engines import Resources
 from compss_train.online import sender, watchdog
+from tests.online.parts import Place, nothing_left
 from tests.test_faults import wait_until
 
 
@@ -39,3 +40,18 @@ def no_threads_are_left():
 
 def is_of_a_fit(thread):
     return thread.name in ("listener", "connection", "parameter-server", "stream-control")
+
+
+@pytest.fixture
+def places():
+    """Make workers, which end with the test."""
+    made = []
+
+    def place(*args, **options):
+        made.append(Place(*args, **options))
+        return made[-1]
+
+    with nothing_left():
+        yield place
+        for each in made:
+            each.die()

@@ -1,60 +1,21 @@
-"""Receiving: every sample once, whatever connections do, and checkpoints that agree with it at any moment."""
+"""Receiving: every sample once, whatever connections do, also where a buffer is full."""
 
 import itertools
 import json
-import pickle
-import queue
 import socket
 import struct
-import threading
-from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.buffers import BufferDrainedError, TimeStep
+from compss_train.buffers import TimeStep
 from compss_train.online import receiver
 from compss_train.online.connection import Address, ConnectionLostError
-from tests.buffers.kinds import STEPS, Hold, Thread, make, numbers, until
+from tests.buffers.kinds import Hold, Thread, make, until
 from tests.online.parts import HERE, KEY, Place, bare, fit, frame, nothing_left, said, stream, value
-
-
-def finish(connection):
-    connection.send({"end": True})
-    return connection.receive()[0]
-
-
-def send(connection, stream, samples, *, paired=False):
-    for number in samples:
-        step = {"step": number} if paired else {}
-        connection.send({"sample": number, **step}, value(100 * stream + number))
-
-
-def run(place, stream, samples, *, paired=False):
-    """Be a stream that runs from its start, sending what the worker has not."""
-    connection, upto = place.hello(stream)
-    with connection:
-        send(connection, stream, range(upto, samples), paired=paired)
-        assert "ended" in finish(connection)
-
-
-@pytest.fixture
-def places():
-    """Make workers, which end with the test."""
-    made = []
-
-    def place(*args, **options):
-        made.append(Place(*args, **options))
-        return made[-1]
-
-    with nothing_left():
-        yield place
-        for each in made:
-            each.die()
-
+from tests.online.sending import finish, run, send
 
 # Every sample once
 
@@ -294,74 +255,6 @@ def test_a_burst_that_finds_room_for_some_is_had_as_far_as_it_was_put(places):
     assert place.receiver.snapshot()[1] == {0: 3}
 
 
-@pytest.mark.parametrize("when", ["waits", "comes"])
-def test_samples_of_one_who_was_given_up_come_too_late_and_do_no_harm(places, when):
-    """Nobody waits for a sender that has failed: what it has sent may still be there when reception is over."""
-    place = places(make("FIFO", 2))
-    connection, _ = place.hello(0)
-    with connection:
-        send(connection, 0, range(2 if when == "comes" else 4))
-        until(lambda: place.buffer.samples_put == 2 and (when == "comes" or place.buffer._room_made._waiters))
-        place.buffer.signal_reception_over()  # as the coordinator has it do
-        if when == "comes":
-            send(connection, 0, range(2, 4))
-        with suppress(ConnectionLostError):
-            connection.receive()  # it may be told what it is
-    assert place.failures == []
-    assert place.receiver.snapshot()[1] == {0: 2}
-
-
-def test_reception_is_over_at_once_where_nobody_sends(places):
-    place = places(make("FIFO", 9))
-    run(place, 0, 2)
-    with bare(place.port), Address(HERE, place.port, "other").connect({"hello": "samples", "stream": 1}):
-        place.receiver.over()
-        until(lambda: place.buffer._over)  # strangers are not waited for
-
-
-@pytest.mark.parametrize("how", ["ends", "is gone", "is refused"])
-def test_reception_is_over_when_what_was_sent_is_there(places, how):
-    place = places(make("FIFO", 2))
-    connection, _ = place.hello(0)
-    other, _ = place.hello(1)
-    send(connection, 0, range(5))
-    until(lambda: place.buffer._room_made._waiters)
-    if how == "is refused":
-        connection.send({"sample": 5}, [torch.zeros(2)])
-    for _ in range(2):
-        place.receiver.over()
-    other.close()
-    assert not place.buffer._over
-    if how == "is gone":
-        connection.close()
-    got = [int(place.buffer.get()[0]) for _ in range(5)]
-    if how == "ends":
-        send(connection, 0, [5])
-        got.append(int(place.buffer.get()[0]))
-        assert "ended" in finish(connection)
-    connection.close()
-    until(lambda: place.buffer._over)
-    assert got == list(range(len(got)))
-    with pytest.raises(BufferDrainedError):
-        place.buffer.get()
-    assert place.failures == []
-
-
-def test_one_that_has_said_the_end_and_stays_is_not_waited_for(places):
-    """Nothing in the documented messages says that it has to leave."""
-    place = places(make("FIFO", 9))
-    connection, _ = place.hello(0)
-    with connection:
-        send(connection, 0, range(3))
-        assert "ended" in finish(connection)
-        place.receiver.over()
-        connection._socket.settimeout(1)
-        with suppress(ConnectionLostError):
-            assert "ended" in finish(connection)
-        assert place.buffer._over
-    assert place.drained() == [0, 1, 2]
-
-
 def test_memory_that_runs_out_is_the_workers_fault(places):
     place = places(make("FIFO", 9))
     hold = Hold(place.buffer, "put_many", MemoryError("no more"))
@@ -375,61 +268,10 @@ def test_memory_that_runs_out_is_the_workers_fault(places):
     assert place.drained() == [0]
 
 
-def test_without_checkpoints_nothing_is_kept_for_them(places):
-    place = places(make("FIFO", 9), saving=False)
-    run(place, 0, 5)
-    assert not place.receiver._since_saved
-    assert place.drained() == list(range(5))
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_streams_can_be_forgotten_at_any_moment(places, waits):
-    place = places(make("FIFO", 6))
-    for number in range(3):
-        run(place, number, 2)
-    assert place.receiver.snapshot()[1] == {0: 2, 1: 2, 2: 2}
-    if waits:
-        connection, _ = place.hello(3)
-        send(connection, 3, [0])
-        until(lambda: place.buffer._room_made._waiters)
-    place.receiver.forget([0, 2, 77])
-    assert place.receiver.snapshot()[1] == {1: 2}
-    if waits:
-        connection.close()
-
-
 def test_only_streams_of_samples_are_received(places):
     place = places(make("FIFO", 9))
     with Address(HERE, place.port, KEY).connect({"hello": "sender", "stream": 0}) as stranger:
         assert "for samples, not for sender" in stranger.receive()[0]["error"]
-
-
-def test_what_comes_after_the_end_of_training_is_taken_and_forgotten(places):
-    place = places(make("FIFO", 2))
-    connection, _ = place.hello(0)
-    with connection:
-        sending = Thread(send, connection, 0, range(1000))
-        until(lambda: place.buffer._room_made._waiters)
-        place.receiver.discard()
-        sending.result()
-        assert "ended" in finish(connection)
-    assert place.buffer.samples_put == 2
-    assert place.receiver.snapshot()[1] == {0: 2}
-
-
-def test_closing_ends_all_threads_also_one_that_waits_for_room():
-    with nothing_left():
-        place = Place(make("FIFO", 1))
-        waiting, _ = place.hello(0)
-        silent, _ = place.hello(1)
-        send(waiting, 0, range(3))
-        until(lambda: place.buffer._room_made._waiters)
-        place.receiver.close()
-        place.receiver.close()
-        with silent, waiting, pytest.raises(ConnectionLostError):
-            silent.receive()
-        with pytest.raises(OSError):
-            place.hello(2)
 
 
 def test_strangers_cannot_put_anything(places):
@@ -439,87 +281,3 @@ def test_strangers_cannot_put_anything(places):
         assert "token" in stranger.receive()[0]["error"]
     run(place, 0, 1)
     assert place.drained() == [0]
-
-
-# Checkpoints
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("kind", "capacity"), [("FIFO", 20), ("FIRO", 20), ("Reservoir", 90)])
-def test_a_snapshot_at_any_moment_and_a_rerun_give_each_sample_once(places, kind, capacity, seed):
-    streams, samples = 3, 30
-    random = np.random.default_rng(seed)
-    place = places(make(kind, capacity, seed=seed))
-    order, stop = [], threading.Event()
-
-    def consume():
-        while not stop.is_set():
-            with suppress(queue.Empty):
-                order.append(numbers(place.buffer.get(timeout=0.01))[0])
-
-    running = [Thread(run, place, number, samples) for number in range(streams)]
-    consuming = Thread(consume)
-    snapshots = []
-    for moment in [*sorted(random.integers(streams * samples, size=6).tolist()), streams * samples]:
-        until(lambda moment=moment: place.buffer.samples_put >= moment)
-        snapshots.append(pickle.loads(pickle.dumps(place.receiver.snapshot())))
-    for each in running:
-        each.result()
-    stop.set()
-    consuming.result()
-    for state, received in snapshots:
-        assert sum(received.values()) == state["usage"]["put"]
-    for state, received in (snapshots[0], snapshots[int(random.integers(6))], snapshots[-1]):
-        buffer = make(kind, capacity, seed=seed)
-        buffer.load_state_dict(state)
-        again = places(buffer, received=received)
-        threads = [Thread(run, again, number, samples) for number in range(streams)]
-        got = []
-        if kind != "Reservoir":  # which holds all of them
-            had = order[: state["usage"]["got"]]
-            got = had + [numbers(buffer.get())[0] for _ in range(streams * samples - len(had))]
-        for each in threads:
-            each.result()
-        assert sorted(got + again.drained()) == [
-            100 * number + n for number in range(streams) for n in range(samples)
-        ]
-        assert again.receiver.snapshot()[1] == dict.fromkeys(range(streams), samples)
-
-
-def test_a_sample_that_is_being_put_is_in_neither_part_of_a_snapshot(places):
-    place = places(make("FIFO", 9))
-    run(place, 0, 2)
-    hold = Hold(place.buffer, "_settle")
-    running = Thread(run, place, 1, 3)
-    hold.entered()
-    state, received = place.receiver.snapshot()
-    assert (received, state["usage"]["put"]) == ({0: 2}, 2)
-    hold.release()
-    running.result()
-    state, received = place.receiver.snapshot()
-    assert (received, state["usage"]["put"]) == ({0: 2, 1: 3}, 5)
-
-
-def test_a_snapshot_of_pairs_goes_on_with_what_is_missing(places):
-    place = places(make("SimPairedReservoir", 40), paired=True)
-    for number, samples in enumerate((3, 5, STEPS)):
-        run(place, number, samples, paired=True)
-    state, received = place.receiver.snapshot()
-    assert received == {0: 3, 1: 5, 2: STEPS}
-    buffer = make("SimPairedReservoir", 40)
-    buffer.load_state_dict(state)
-    again = places(buffer, paired=True, received=received)
-    for number in range(4):
-        run(again, number, STEPS, paired=True)
-    assert len(buffer) == buffer.samples_put == 4 * STEPS
-
-
-def test_what_a_snapshot_gave_does_not_change_afterwards(places):
-    place = places(make("FIFO", 9))
-    run(place, 0, 2)
-    _, received = place.receiver.snapshot()
-    received[5] = 5
-    run(place, 1, 2)
-    assert received == {0: 2, 5: 5}
-    assert place.receiver.snapshot()[1] == {0: 2, 1: 2}
-    assert place.drained() == [0, 1, 100, 101]
