@@ -1,5 +1,6 @@
-"""Folders of small files."""
+"""Small files, and an index of them."""
 
+import numpy as np
 import pytest
 
 from tests.data.npz_files import write
@@ -12,3 +13,15 @@ def folder(tmp_path, monkeypatch):
     for number in range(3):
         write(f"{number}.npz", number + 1)
     return tmp_path
+
+
+@pytest.fixture
+def files(tmp_path):
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", x=np.zeros((number + 1, 2), np.float16), y=np.arange(number + 1))
+    return sorted(map(str, tmp_path.glob("*.npz")))
+
+
+@pytest.fixture
+def index(tmp_path):
+    return tmp_path / "index.json"
