@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compss_train import checkpoints
 from compss_train.callbacks.base import Callback
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
+from compss_train.checkpoints.encoded import GrowingList
 from compss_train.checkpoints.folder import path_of, purge
 from compss_train.exceptions import BadCheckpointError
 from compss_train.validation import check_count
@@ -76,6 +77,7 @@ class Checkpoint(Callback):
         self._best_value: float | None = None
         self._written: int | None = None
         self._goes_on = False
+        self._history = GrowingList("history")
 
     @property
     def path(self) -> Path | None:
@@ -187,7 +189,9 @@ class Checkpoint(Callback):
     def _write(self, trainer: DistributedTrainer, number: int) -> None:
         before, self._written = self._written, number
         try:
-            checkpoints.write(path_of(self.folder, number), trainer.snapshot().content())
+            snapshot = trainer.snapshot()
+            content = {**snapshot.content(), "history": self._history.encoded(snapshot.history)}
+            checkpoints.write(path_of(self.folder, number), content)
         except BaseException:
             self._written = before
             raise

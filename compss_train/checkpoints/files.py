@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from compss_train.checkpoints.arrays import save
+from compss_train.checkpoints.encoded import Encoded
 from compss_train.checkpoints.tree import cut, join
 from compss_train.exceptions import BadCheckpointError
 
@@ -27,6 +28,7 @@ VERSION = 1
 def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
     """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing what is there.
 
+    A value of ``content`` may be ``Encoded``, by its own name.
     Whenever the machine stops, the folder is complete or not there. Raises ``OSError`` where it cannot be written.
     """
     path = Path(path)
@@ -41,13 +43,24 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
 
 
 def _write_files(folder: Path, content: dict[str, Any]) -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    state = json.dumps(cut(content, "", tensors))
+    state, tensors = _joined(content)
     sha256 = {ARRAYS: save(tensors, folder / ARRAYS), "state": hashlib.sha256(state.encode()).hexdigest()}
     head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
     (folder / STATE).write_text(f'{head[:-1]}, "state": {state}}}\n', encoding="utf-8")
     for place in (folder / STATE, folder):
         _sync(place)
+
+
+def _joined(content: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
+    """Return the JSON of it all, and the tensors."""
+    encoded = {name: value for name, value in content.items() if isinstance(value, Encoded)}
+    tensors = {name: tensor for value in encoded.values() for name, tensor in value.tensors.items()}
+    others = {name: value for name, value in content.items() if name not in encoded}
+    document = json.dumps(cut(others, "", tensors))
+    if not encoded:
+        return document, tensors
+    items = ", ".join(f"{json.dumps(name)}: {value.text}" for name, value in encoded.items())
+    return f"{document[:-1]}{', ' if others else ''}{items}}}", tensors
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
