@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
+import numpy as np
+
 from compss_train.columns import round_rows, worker_rows
 from compss_train.exceptions import BadFileError
 from compss_train.extras import need
@@ -63,8 +65,7 @@ class History(list[Record]):
 
     def save(self, path: str | Path) -> None:
         """Write the records to a file, as JSON lines; the callback ``JsonLines`` does so while a fit runs."""
-        text = "".join(json.dumps(record) + "\n" for record in self)
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text("".join(map(line_of, self)), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -74,6 +75,17 @@ class History(list[Record]):
         ``BadFileError`` for any other line that holds no record, and ``OSError`` where the file cannot be read.
         """
         return cls(_records(Path(path)))
+
+
+def line_of(record: Record) -> str:
+    """Return a record as a line of JSON; numbers and arrays of numpy are written as Python's and as lists."""
+    return json.dumps(record, default=_plain) + "\n"
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"a record of the history holds a {type(value).__name__}, which JSON cannot hold")
 
 
 def _records(path: Path) -> Iterator[Record]:

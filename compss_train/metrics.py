@@ -55,6 +55,11 @@ BOOKKEEPING = (
 )
 """Names in a record of the history that are no losses or metrics."""
 
+COUNTED = ("round", "epoch", "samples", "seconds", "samples_per_second")
+"""Those of them that are a number in every record."""
+COUNTED_ONLINE = (*COUNTED, "batches_per_second", "received", "buffer", "unseen", "repetitions_mean")
+"""The same of online fits."""
+
 
 def measured_names(record: Mapping[str, Any]) -> list[str]:
     """Return the names of a record's losses and metrics, those of validation last."""

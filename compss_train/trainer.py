@@ -12,7 +12,7 @@ from compss_train import parameters as params
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
 from compss_train.callbacks.base import Telling
-from compss_train.callbacks.checks import check_callbacks, check_watched
+from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
 from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
@@ -334,7 +334,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             )
         stopping, told = Stopping(max_time), self._telling(callbacks, progress)
         held_out = None if validation_data is None else self._held_out(validation_data)
-        check_watched(told.callbacks, self.measures, validated=held_out is not None)
+        check_watched(told.callbacks, self.measures, validated=held_out is not None, online=True)
         params.check_finite(self._parameters)
         self.resumed_from = None
         self._last_fit = described_fit("fit_online", options, told.callbacks, validation_data=held_out)
@@ -369,9 +369,10 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
                 self._rounds = None
 
     def _telling(self, callbacks: Sequence[Callback], progress: bool) -> Telling:
-        check_callbacks(callbacks)
+        checked = check_callbacks(callbacks)
+        warn_of_other_hooks(checked)
         check_choice("progress", progress, (True, False))
-        return Telling(with_progress(callbacks, progress), self)
+        return Telling(with_progress(checked, progress), self)
 
     def _recorder(self, told: Telling) -> Callable[[Record], None]:
         """Return what a round's record is given to."""

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
 
 from compss_train.callbacks.base import Callback
-from compss_train.metrics import BOOKKEEPING
+from compss_train.metrics import COUNTED, COUNTED_ONLINE
 from compss_train.nearest import nearest
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
+_MOMENTS = ("epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round")
+"""What hooks of Keras, Lightning and others are named for."""
 
-def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Raise ``TypeError`` for what is no callback, ``ValueError`` for two that write to the same place.
 
-    Warns of methods with a hook's name in other libraries, which nothing would call.
+def check_callbacks(callbacks: Iterable[object]) -> list[Callback]:
+    """Return the callbacks.
+
+    Raises ``TypeError`` for what is no callback, ``ValueError`` for one that is there twice, and for two that write
+    to the same place.
     """
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks, which may be empty")
     checked = [_checked(callback) for callback in callbacks]
-    for callback in checked:
-        _warn_of_other_hooks(type(callback))
+    for place, callback in enumerate(checked):
+        if any(callback is other for other in checked[:place]):
+            raise ValueError(f"callbacks= holds the same {type(callback).__name__} twice")
     _check_places(checked)
+    return checked
 
 
 def _checked(callback: object) -> Callback:
@@ -32,41 +40,68 @@ def _checked(callback: object) -> Callback:
     return callback
 
 
-def _warn_of_other_hooks(kind: type[Callback]) -> None:
-    others = [name for name in dir(kind) if name.startswith("on_") and name not in HOOKS]
-    if others:
-        warnings.warn(
-            f"nothing calls {', '.join(others)} of {kind.__name__}; the hooks of a callback are {', '.join(HOOKS)}",
-            stacklevel=4,
-        )
-
-
 def _check_places(callbacks: Iterable[Callback]) -> None:
-    owners: dict[object, Callback] = {}
+    owners: dict[Path, Callback] = {}
     for callback in callbacks:
-        if (place := callback.writes_to()) is None:
+        given = callback.writes_to()
+        if given is None or _is_no_file(Path(given)):
             continue
-        other = owners.setdefault(place.resolve(), callback)
+        other = owners.setdefault(Path(given).resolve(), callback)
         if other is not callback:
             raise ValueError(
-                f"{type(other).__name__} and {type(callback).__name__} would both write to {place}; "
+                f"{type(other).__name__} and {type(callback).__name__} would both write to {given}; "
                 "give each its own"
             )
 
 
-def check_watched(callbacks: Sequence[Callback], measures: Collection[str], *, validated: bool) -> None:
+def _is_no_file(place: Path) -> bool:
+    """Tell whether it is there, but something like ``/dev/null``."""
+    return place.exists() and not (place.is_file() or place.is_dir())
+
+
+def warn_of_other_hooks(callbacks: Iterable[Callback]) -> None:
+    """Warn of methods with the names of other libraries' hooks, or nearly those of ours: nothing calls them."""
+    for kind in dict.fromkeys(map(type, callbacks)):
+        if others := list(_other_hooks(kind)):
+            warnings.warn(
+                f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
+                f"{', '.join(HOOKS)}",
+                stacklevel=4,
+            )
+
+
+def _other_hooks(kind: type[Callback]) -> Iterator[str]:
+    for name in dir(kind):
+        if not name.startswith("on_") or name in HOOKS or not callable(getattr(kind, name)):
+            continue
+        if not set(_MOMENTS).isdisjoint(name.split("_")) or get_close_matches(name, HOOKS, 1, 0.8):
+            yield name
+
+
+def check_watched(
+    callbacks: Sequence[Callback], measures: Collection[str], *, validated: bool, online: bool = False
+) -> None:
     """Raise ``ValueError`` where one goes by a number that records will not have.
 
-    Unless somebody else's callback is there, which may add it to them.
+    Unless somebody's own callback is told before it, which may add the number.
     """
     held_out = [f"val_{name}" for name in measures]
-    known = [*measures, *held_out] if validated else list(measures)
-    others = any(not type(callback).__module__.startswith("compss_train.") for callback in callbacks)
-    for callback in callbacks:
+    measured = [*measures, *held_out] if validated else list(measures)
+    counted = COUNTED_ONLINE if online else COUNTED
+    for place, callback in enumerate(callbacks):
         name = callback.watches()
-        if name is None or name in known or name in BOOKKEEPING or (others and name not in held_out):
+        if name is None or name in measured or name in counted:
             continue
-        hint = "; give fit validation_data=" if name in held_out else nearest(name, known)
+        missing = name in held_out
+        if not missing and any(map(_is_own, callbacks if callback.keeps_state else callbacks[:place])):
+            continue
+        hint = "; give fit validation_data=" if missing else nearest(name, measured)
         raise ValueError(
-            f"{type(callback).__name__} goes by {name!r}, but records have no {name!r} but {', '.join(known)}{hint}"
+            f"{type(callback).__name__} goes by {name!r}, but records have no {name!r} but {', '.join(measured)}"
+            f"{hint}"
         )
+
+
+def _is_own(callback: Callback) -> bool:
+    """Tell whether it is somebody's own."""
+    return not type(callback).__module__.startswith("compss_train.")

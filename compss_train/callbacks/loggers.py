@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from compss_train.callbacks.base import Callback
 from compss_train.columns import row
+from compss_train.history import line_of
 from compss_train.whole_files import check_writable, write_whole
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class JsonLines(_HistoryFile):
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Append the record."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(line_of(record))
 
     def _go_on(self, first: int) -> None:
         lines = self.path.read_bytes().splitlines(keepends=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any, Literal
 
 from compss_train.metrics import measured_names
+from compss_train.nearest import nearest
 from compss_train.validation import check_choice
 
 Mode = Literal["min", "max"]
@@ -21,11 +23,11 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
 
     Raises ``ValueError`` for a name that does not tell.
     """
+    if not isinstance(monitor, str):
+        raise TypeError(f"{monitor!r} is no name in the history's records; give for example 'val_loss'")
     if mode is not None:
         check_choice("mode", mode, ("min", "max"))
         return mode
-    if not isinstance(monitor, str):
-        raise TypeError(f"{monitor!r} is no name in the history's records; give for example 'val_loss'")
     words = monitor.lower().split("_")
     for known, best in ((_LOWER, "min"), (_HIGHER, "max")):
         if any(word in known for word in words):
@@ -53,9 +55,11 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
 def value_of(record: Mapping[str, Any], monitor: str) -> float:
     """Return the watched number of a record; raise ``ValueError`` where it has none of that name."""
     if monitor not in record:
-        hint = "; give fit validation_data=" if monitor.startswith("val_") else ""
-        raise ValueError(f"records have no {monitor!r} but {', '.join(measured_names(record))}{hint}")
+        names = measured_names(record)
+        validated = any(name.startswith("val_") for name in names)
+        hint = "; give fit validation_data=" if monitor.startswith("val_") and not validated else ""
+        raise ValueError(f"records have no {monitor!r} but {', '.join(names)}{hint or nearest(monitor, names)}")
     value = record[monitor]
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{monitor!r} is {value!r} and no single number, of which the best could be told")
     return float(value)

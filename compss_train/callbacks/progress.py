@@ -23,22 +23,25 @@ class ProgressBar(Callback):
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
         self._bar: tqdm[Any] | None = None
+        self._last: int | None = None
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Show an empty bar."""
+        self._last = None
         self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Move the bar by the round's samples."""
         if self._bar is None:
             return
+        self._last = record["round"]
         self._bar.set_postfix({**_where(record), **_measured(record)}, refresh=False)
         self._bar.update(record["samples"])
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
         """Leave the bar as it is, and tell why it is not full."""
         self._close()
-        _tell_stopped(trainer, self._file)
+        _tell_stopped(trainer, self._last, self._file)
 
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
         """Leave the bar where it stopped."""
@@ -55,9 +58,15 @@ class RoundLines(Callback):
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
+        self._last: int | None = None
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Begin anew."""
+        self._last = None
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Write the line."""
+        self._last = record["round"]
         shown = {"round": record["round"], **_where(record), **_measured(record)}
         speed = f"{record['samples_per_second']:,.0f} samples/s"
         line = ", ".join([*(f"{name} {value}" for name, value in shown.items()), speed])
@@ -65,13 +74,14 @@ class RoundLines(Callback):
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
         """Write why there are no more."""
-        _tell_stopped(trainer, self._file)
+        _tell_stopped(trainer, self._last, self._file)
 
 
-def _tell_stopped(trainer: DistributedTrainer, file: TextIO | None) -> None:
+def _tell_stopped(trainer: DistributedTrainer, last: int | None, file: TextIO | None) -> None:
+    """Write after which round of its own a fit was stopped, if it was, and why."""
     if trainer.stopped is not None:
-        rounds = f"round {trainer.history[-1]['round']}" if trainer.history else "no round"
-        print(f"stopped after {rounds}: {trainer.stopped}", file=file or sys.stderr, flush=True)
+        after = "no round" if last is None else f"round {last}"
+        print(f"stopped after {after}: {trainer.stopped}", file=file or sys.stderr, flush=True)
 
 
 def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callback, ...]:

@@ -34,6 +34,10 @@ class TensorBoard(Callback):
         self.folder = Path(folder)
         self._writer: SummaryWriter | None = None
 
+    def writes_to(self) -> Path:
+        """Return the folder."""
+        return self.folder
+
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Begin a new file in the folder, and write the configuration."""
         module = need("torch.utils.tensorboard", extra="tensorboard", by="TensorBoard")

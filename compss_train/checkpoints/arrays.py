@@ -30,7 +30,7 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What the types of tensors are called in the file; there are no others."""
+"""What the types of tensors are called in the file; others cannot be in a checkpoint."""
 
 
 def save(tensors: Mapping[str, torch.Tensor], path: Path) -> str:

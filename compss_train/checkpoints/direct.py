@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -50,8 +50,7 @@ class DirectFile:
     def finish(self) -> str:
         """Have the disk hold it all; return its SHA-256, in hexadecimal digits."""
         self._flush(self._filled // mmap.PAGESIZE * mmap.PAGESIZE)
-        self._set_direct(False)  # which can write whole pages only
-        self._flush(self._filled)
+        self._flush(self._filled)  # apart, as the system may write no parts of pages directly
         os.fsync(self._file.fileno())
         return self._sha256.hexdigest()
 
@@ -67,11 +66,11 @@ class DirectFile:
         """Write some of it; return how many bytes."""
         try:
             return self._file.write(content)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not self._direct:
+        except OSError:
+            if not self._direct:
                 raise
-        self._set_direct(False)  # this file system wants other sizes
-        return 0
+        self._set_direct(False)  # this file system wants other sizes; other errors come again
+        return self._file.write(content)
 
     def _set_direct(self, direct: bool) -> None:
         if not hasattr(os, "O_DIRECT"):
@@ -79,9 +78,7 @@ class DirectFile:
         import fcntl  # only where it is
 
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL) & ~os.O_DIRECT
-        try:
+        self._direct = False
+        with suppress(OSError):  # where the file system has no such writes
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags | (os.O_DIRECT if direct else 0))
             self._direct = direct
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise

@@ -37,8 +37,10 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
         new.mkdir(parents=True)
         _write_files(new, content)
         replace(new, path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

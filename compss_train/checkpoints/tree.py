@@ -58,7 +58,7 @@ def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> s
     name = path.encode(errors="backslashreplace").decode()
     while name in tensors or name == _RESERVED:
         name += "'"
-    tensors[name] = tensor.detach().cpu().contiguous()
+    tensors[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return name
 
 

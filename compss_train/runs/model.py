@@ -33,10 +33,11 @@ class Model:
         """How many workers there are."""
         return int(self.trainer["num_workers"])
 
-    def check(self, problems: Problems) -> None:
-        """Note what the trainer itself finds wrong."""
+    def check(self, problems: Problems) -> tuple[str, ...] | None:
+        """Return the names of what records will measure, or ``None`` after noting what the trainer finds wrong."""
         with problems.noting("[build]"):
-            self.built()
+            return self.built().measures
+        return None
 
     def built(self) -> DistributedTrainer:
         """Return a trainer; starts nothing."""

@@ -56,7 +56,10 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
     data = read_data(run_file, model, problems)
     options = _read_fit(run_file, folder, problems)
     if model is not None:
-        model.check(problems)
+        measures = model.check(problems)
+        if measures is not None and options is not None:
+            with problems.noting("[fit]"):
+                check_watched(options["callbacks"], measures, validated=run_file.is_validated)
     if model is not None and data is not None and options is not None:
         with problems.noting("[fit]"):
             check_fit(model.num_workers, *data, options)
@@ -106,10 +109,10 @@ def _read_fit(run_file: RunFile, folder: RunFolder, problems: Problems) -> dict[
     stopping = early_stopping(section.pop("early_stopping", False), problems)
     options = read_options("[fit]", section, fit_options(), problems)
     written = read_output(run_file.section("output"), folder, problems, validated=run_file.is_validated)
-    options["callbacks"] = [*written, *stopping, *options.get("callbacks", ())]
+    own = options.get("callbacks", ())
     with problems.noting("[fit]"):
-        check_callbacks(options["callbacks"])
-        check_watched(options["callbacks"], ("loss",), validated=run_file.is_validated)
+        own = check_callbacks(own)
+    options["callbacks"] = [*own, *written, *stopping]  # what they add to records is written and watched
     return options if len(problems) == before else None
 
 

@@ -4,11 +4,23 @@ import csv
 import re
 import warnings
 
+import numpy as np
 import pytest
 
-from compss_train.callbacks import Callback, Checkpoint, Csv, EarlyStopping, JsonLines, Report
-from compss_train.callbacks.checks import HOOKS, check_callbacks, check_watched
-from tests.resuming import fit, trainer_of
+from compss_train.callbacks import (
+    Callback,
+    Checkpoint,
+    Csv,
+    EarlyStopping,
+    JsonLines,
+    Report,
+    RoundLines,
+    TensorBoard,
+    checks,
+)
+from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
+from compss_train.history import History
+from tests.resuming import X, Y, fit, trainer_of
 
 
 class Keras(Callback):
@@ -19,27 +31,45 @@ class Keras(Callback):
         raise AssertionError
 
 
+class Nearly(Callback):
+    def on_rounds_end(self, trainer, record):
+        raise AssertionError
+
+
 class Adding(Callback):
     """Somebody's own, who may add numbers to records."""
 
+    on_gpu = False
 
-def test_hooks_of_other_libraries_are_told_with_those_that_there_are():
-    told = (
-        "nothing calls on_epoch_end, on_train_begin of Keras; the hooks of a callback are on_fit_start, "
-        "on_round_start, on_round_end, on_fit_end, on_exception"
-    )
-    with pytest.warns(UserWarning, match=re.escape(told)):
-        check_callbacks([Keras()])
+    def on_new_best(self):
+        """Is called by itself."""
 
 
-def test_hooks_are_what_the_base_class_has():
-    assert set(HOOKS) == {"on_fit_start", "on_round_start", "on_round_end", "on_fit_end", "on_exception"}
+HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end", "on_exception")
+
+
+@pytest.mark.parametrize(
+    ("callback", "names"), [(Keras(), "on_epoch_end, on_train_begin"), (Nearly(), "on_rounds_end")]
+)
+def test_hooks_of_other_libraries_are_told_with_those_that_there_are(callback, names):
+    told = f"fits do not call {names} of {type(callback).__name__}; the hooks of a callback are {', '.join(HOOKS)}"
+    with pytest.warns(UserWarning, match=re.escape(told)) as caught:
+        trainer_of().fit(
+            X, Y, num_epochs=1, batch_size=30, callbacks=[callback, callback.__class__()], progress=False
+        )
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_other_methods_are_not_warned_of():
+    assert set(HOOKS) == set(checks.HOOKS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_callbacks([Adding(), EarlyStopping()])
+        warn_of_other_hooks([Adding(), EarlyStopping(), Csv("it"), RoundLines()])
 
 
-@pytest.mark.parametrize("kinds", [(Checkpoint, Checkpoint), (JsonLines, Csv), (Csv, Report)])
+@pytest.mark.parametrize(
+    "kinds", [(Checkpoint, Checkpoint), (JsonLines, Csv), (Csv, Report), (TensorBoard, TensorBoard)]
+)
 def test_two_that_would_write_to_the_same_place_are_refused(tmp_path, monkeypatch, kinds):
     monkeypatch.chdir(tmp_path)
     first, second = (kind(place) for kind, place in zip(kinds, (tmp_path / "it.html", "it.html"), strict=True))
@@ -75,22 +105,65 @@ def test_numbers_that_they_will_have_are_not(monitor):
     check_watched([EarlyStopping(monitor, mode="max"), Callback()], MEASURES, validated=True)
 
 
-def test_what_somebodys_own_callback_may_add_is_waited_for():
-    check_watched([Adding(), EarlyStopping("own", mode="max")], MEASURES, validated=True)
+@pytest.mark.parametrize("monitor", ["received", "unseen", "batches_per_second"])
+def test_numbers_of_online_fits_are_theirs_alone(monitor):
+    check_watched([EarlyStopping(monitor, mode="max")], MEASURES, validated=False, online=True)
+    with pytest.raises(ValueError, match=f"records have no '{monitor}' but loss, accuracy"):
+        check_watched([EarlyStopping(monitor, mode="max")], MEASURES, validated=False)
+
+
+def test_what_somebodys_own_callback_may_add_is_waited_for_by_those_after_it():
+    stopping, saving = EarlyStopping("own", mode="max"), Checkpoint("folder", best="own", mode="max")
+    for callbacks in ([Adding(), stopping], [saving, Adding()]):  # checkpoints are written last in any case
+        check_watched(callbacks, MEASURES, validated=True)
+    with pytest.raises(ValueError, match="EarlyStopping goes by 'own', but records have no 'own'"):
+        check_watched([stopping, Adding()], MEASURES, validated=True)
     with pytest.raises(ValueError, match="give fit validation_data="):
         check_watched([Adding(), EarlyStopping("val_loss")], MEASURES, validated=False)
 
 
-def test_a_number_that_a_callback_adds_is_watched_written_and_saved(tmp_path):
+def test_a_generator_is_a_list():
+    told = []
+
+    class Noting(Callback):
+        def on_round_end(self, trainer, record):
+            told.append(record["round"])
+
+    data = {"num_epochs": 2, "batch_size": 30, "progress": False}
+    trainer_of().fit(X, Y, callbacks=(kind() for kind in (Noting, Callback)), **data)
+    assert told == [0, 1]
+
+
+def test_one_that_is_there_twice_is_refused():
+    callback = JsonLines("it")
+    with pytest.raises(ValueError, match="holds the same JsonLines twice"):
+        check_callbacks([callback, EarlyStopping(), callback])
+
+
+def test_where_ones_own_writes_may_be_a_text_and_what_is_no_file_is_nobodys(tmp_path):
+    class Own(Callback):
+        def writes_to(self):
+            return str(tmp_path)
+
+    with pytest.raises(ValueError, match="Own and Checkpoint would both write to"):
+        check_callbacks([Own(), Checkpoint(tmp_path)])
+    check_callbacks([JsonLines("/dev/null"), Csv("/dev/null")])
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(3), 3])
+def test_a_number_that_a_callback_adds_is_watched_written_and_saved(tmp_path, number):
     class Own(Callback):
         def on_round_end(self, trainer, record):
-            record["own"] = [3.0, 2.0, 1.0, 4.0][record["round"]]
+            record["own"] = number * [3, 2, 1, 4][record["round"]]
 
     trainer, restored, file = trainer_of(), trainer_of(), tmp_path / "history.csv"
+    lines = tmp_path / "history.jsonl"
     stopping, saving = EarlyStopping("own", mode="min", patience=1), Checkpoint(tmp_path, best="own", mode="min")
-    fit(trainer, Own(), Csv(file), stopping, saving, num_epochs=4)
-    assert [record["own"] for record in trainer.history] == [3.0, 2.0, 1.0, 4.0]
+    fit(trainer, Own(), Csv(file), JsonLines(lines), stopping, saving, num_epochs=4)
+    own = [number * factor for factor in (3, 2, 1, 4)]
+    assert [record["own"] for record in trainer.history] == own
     assert stopping.best_round == saving.best_round == 2
-    assert [row["own"] for row in csv.DictReader(file.read_text().splitlines())] == ["3.0", "2.0", "1.0", "4.0"]
+    assert [float(row["own"]) for row in csv.DictReader(file.read_text().splitlines())] == own
+    assert [record["own"] for record in History.load(lines)] == own
     restored.restore(tmp_path, best=True)
-    assert [record["own"] for record in restored.history] == [3.0, 2.0, 1.0]
+    assert [record["own"] for record in restored.history] == own[:3]

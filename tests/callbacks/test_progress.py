@@ -93,3 +93,11 @@ def test_why_a_fit_has_stopped_is_told_last(monkeypatch, stream):
     assert text.endswith("\nstopped after round 1: enough\n")
     _, text = shown(monkeypatch, stream(), max_time=1e-6)
     assert text.endswith("stopped after no round: max_time\n")
+
+
+@pytest.mark.parametrize("kind", [ProgressBar, RoundLines])
+def test_rounds_of_an_earlier_fit_are_not_its_own(kind):
+    trainer, file = trainer_of(), io.StringIO()
+    fit(trainer, kind(file))
+    fit(trainer, kind(file), max_time=1e-6)
+    assert file.getvalue().endswith("stopped after no round: max_time\n")

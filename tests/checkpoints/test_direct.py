@@ -45,37 +45,81 @@ def test_where_there_are_no_direct_writes_it_is_written_as_any_file_is(tmp_path,
 class Particular:
     """A raw file that takes at most so much at a time, and nothing directly after the first."""
 
-    def __init__(self, file, most):
-        self.file, self.most, self.refused, self.taken = file, most, 0, 0
+    def __init__(self, file, most, error):
+        self.file, self.most, self.error = file, most, error
+        self.taken = self.refused = 0
         self.fileno, self.close = file.fileno, file.close
 
     def write(self, content):
-        if self.taken and file_is_direct(self.file):
+        if self.taken and is_direct(self.file):
             self.refused += 1
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(self.error, os.strerror(self.error))
         self.taken += 1
         return self.file.write(content[: self.most])
 
 
-def file_is_direct(file):
+def is_direct(file):
     import fcntl
 
     return bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
 
 
-@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="there are no direct writes on this system")
+def takes_direct_writes(folder):
+    try:
+        os.close(os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no direct writes")
+
+
+@needs_direct
+def test_it_is_written_directly_where_the_file_system_does_that(tmp_path):
+    with DirectFile(tmp_path / "file") as file:
+        assert is_direct(file._file) == takes_direct_writes(tmp_path)
+        file.write(memoryview(bytes(3 * CHUNK)))
+        assert is_direct(file._file) == takes_direct_writes(tmp_path)
+
+
+@needs_direct
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
 @pytest.mark.parametrize("most", [PAGE, 100_000, CHUNK])
-def test_a_file_system_that_takes_less_or_wants_other_sizes(tmp_path, monkeypatch, most):
+def test_a_file_system_that_takes_less_or_wants_other_sizes(tmp_path, monkeypatch, most, error):
     parts = parts_of(CHUNK, CHUNK, CHUNK + 3)
     with DirectFile(tmp_path / "file") as file:
-        direct = file_is_direct(file._file)
-        particular = Particular(file._file, most)
+        particular = Particular(file._file, most, error)
         monkeypatch.setattr(file, "_file", particular)
         for part in parts:
             file.write(memoryview(part))
         file.finish()
     assert (tmp_path / "file").read_bytes() == b"".join(parts)
-    assert particular.refused == (direct and most % PAGE == 0)  # the file system itself refuses others
+    assert particular.refused <= takes_direct_writes(tmp_path)  # it is asked once
+    assert most == 100_000 or particular.refused == takes_direct_writes(tmp_path)
+
+
+@needs_direct
+def test_a_file_system_without_direct_writes(tmp_path, monkeypatch):
+    import fcntl
+
+    def refusing(file, what, flags=0):
+        if what == fcntl.F_SETFL:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return before(file, what, flags)
+
+    before = fcntl.fcntl
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    parts = parts_of(CHUNK + 3)
+    write(tmp_path / "file", parts)
+    assert (tmp_path / "file").read_bytes() == parts[0]
+
+
+def test_it_is_brought_to_the_disk_when_all_is_written(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    write(tmp_path / "file", parts_of(CHUNK, 5))
+    assert sizes == [CHUNK + 5]
 
 
 def test_what_the_system_refuses_is_raised(tmp_path):

@@ -27,11 +27,15 @@ def tensors(draw):
     raw = torch.from_numpy(_bytes_of(shape, itemsize, draw(st.integers(0, 999))))
     tensor = (raw % 2).bool() if dtype == torch.bool else raw.reshape(-1).view(dtype)
     tensor = tensor.reshape(shape)
-    form = draw(st.sampled_from(["plain", "transposed", "part", "strided", "expanded", "shared", "parameter"]))
+    form = draw(
+        st.sampled_from(["plain", "transposed", "part", "strided", "expanded", "shared", "parameter", "conjugate"])
+    )
     if form == "transposed":
         return tensor.mT if tensor.dim() > 1 else tensor
     if form in ("part", "strided") and tensor.dim():
         return torch.cat([tensor, tensor])[: len(tensor)] if form == "part" else torch.cat([tensor, tensor])[::2]
+    if form == "conjugate":
+        return tensor.conj().imag if draw(st.booleans()) and dtype.is_complex else tensor.conj()
     if form == "expanded":
         return tensor.reshape(1, *shape).expand(3, *shape)
     if form == "shared":

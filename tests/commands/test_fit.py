@@ -241,6 +241,33 @@ def test_what_is_wrong_is_told_before_anything_is_done(run_file, command, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
+OWN = f"fit.callbacks=[{{import='{PARTS}:Own'}}]"
+STOP = "fit.early_stopping={{monitor='{}', mode='{}', patience=1}}"
+
+
+@pytest.mark.parametrize("monitor", ["accuracy", "val_accuracy", "loss"])
+def test_what_is_measured_may_be_watched(run_file, command, monitor):
+    best = f"output.checkpoint={{best='{monitor}'}}"
+    command("fit", run_file, "--dry-run", "--set", STOP.format(monitor, "max"), "--set", best)
+
+
+@pytest.mark.parametrize(
+    "setting", [STOP.format("val_acuracy", "max"), "output.checkpoint={best='val_acuracy', mode='max'}"]
+)
+def test_what_is_not_is_told_with_the_nearest(run_file, command, setting):
+    told = command("fit", run_file, "--dry-run", "--set", setting, code=2).err
+    assert "goes by 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in told
+    assert "did you mean val_accuracy?" in told
+
+
+def test_what_a_callback_adds_to_records_is_written_and_watched(run_file, command, tmp_path):
+    settings = (OWN, "output.csv=true", STOP.format("own", "min"))
+    command("fit", run_file, *(part for setting in settings for part in ("--set", setting)))
+    folder = tmp_path / "runs" / "small"
+    assert [record["own"] for record in history(folder)] == [0, 1]
+    assert "own" in (folder / "history.csv").read_text().splitlines()[0].split(",")
+
+
 def test_early_stopping_without_validation_is_told_by_a_dry_run(run_file, command):
     text = run_file.read_text()
     assert "[validation]\nfraction" in text
