@@ -28,8 +28,8 @@ VERSION = 1
 def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
     """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing what is there.
 
-    A value of ``content`` may be ``Encoded``, by its own name.
-    Whenever the machine stops, the folder is complete or not there. Raises ``OSError`` where it cannot be written.
+    Values of ``content`` may be ``Encoded`` already, by the names that they have there. Whenever the machine stops,
+    the folder is complete or not there. Raises ``OSError`` where it cannot be written.
     """
     path = Path(path)
     new = _free(temporary(path, "new"))
@@ -39,7 +39,7 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
         replace(new, path)
     except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
