@@ -155,6 +155,8 @@ class Coordinator:
         weights = check_class_weight(class_weight)
         if weights is not None:
             check_weightable(loss_function)
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
         check_picklable(
             net=net, optimizer=factory, loss=loss_function, metric=measures.metrics, transform=transform
         )

@@ -7,9 +7,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch.utils.data import DataLoader, Dataset
+
 from compss_train.checks import check_picklable
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
+from compss_train.data.fingerprint import fingerprint
 from compss_train.data.readers import CustomReader
 from compss_train.data.schedule import Shuffle
 from compss_train.data.shuffle import check_paired
@@ -33,6 +36,11 @@ class Given(ABC):
     @abstractmethod
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
+
+    @property
+    def fingerprint(self) -> int | None:
+        """What tells other data of the same sizes, ``None`` where nothing is at hand that could."""
+        return None
 
     @abstractmethod
     def weighted(self, sample_weight: Any) -> Given:
@@ -82,6 +90,11 @@ class GivenBlocks(Given):
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block."""
         return self.x.sizes
+
+    @property
+    def fingerprint(self) -> int | None:
+        """A checksum of some rows of each block."""
+        return fingerprint(tensor for tensor in (self.x, self.y, self.weight) if tensor is not None)
 
     def publish(self, engine: Engine) -> Published:
         """Publish the blocks."""
@@ -165,6 +178,11 @@ def as_blocked(value: object, num_workers: int) -> BlockedTensor:
         return value
     if isinstance(value, FileDataset):
         raise TypeError("a FileDataset holds samples and targets in one; give it as x, alone")
+    if isinstance(value, Dataset | DataLoader):
+        raise TypeError(
+            f"a {type(value).__name__} cannot be cut into blocks; give its arrays or tensors as x and y, "
+            "BlockedTensor.from_files, or a FileDataset for samples that do not fit in memory"
+        )
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)
     block = as_block(value)

@@ -20,6 +20,7 @@ BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 IGNORED = -100
 """The class index that torch's losses leave out."""
 _SMALLEST = 1e-7  # keeps log() finite; EDDL's own epsilon for probabilities is of this size
+_LARGEST = 1.01  # of a probability, however it was rounded
 
 
 def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -44,8 +45,17 @@ def cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean", ignor
 def categorical_cross_entropy(
     output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORED
 ) -> Tensor:
-    """Cross entropy of probabilities (N, C), as a softmax layer gives them, with indices or soft targets."""
+    """Cross entropy of probabilities (N, C), as a softmax layer gives them, with indices or soft targets.
+
+    Raises ``ValueError`` for outputs that are no probabilities, whose loss would mean nothing.
+    """
     output = full_precision(output)
+    low, high = output.detach().aminmax() if output.numel() else (0.0, 1.0)
+    if low < 0 or high > _LARGEST:
+        raise ValueError(
+            f"outputs from {float(low):.3g} to {float(high):.3g} are no probabilities; end the network in a "
+            "softmax, or take the loss cross_entropy, which is for logits"
+        )
     target = class_targets(output, target)
     log = output.clamp(min=_SMALLEST).log()
     if target.shape == output.shape:

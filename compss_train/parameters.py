@@ -12,13 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 from torch.nn.parameter import is_lazy
+
+from compss_train.exceptions import BadFileError
 
 Parameters = dict[str, NDArray[Any]]
 
@@ -229,11 +233,17 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load(path: str | Path) -> Parameters:
-    """Read the arrays back from a file that ``save`` wrote, in its order for ``.npz``."""
+    """Read the arrays back from a file that ``save`` wrote, in its order for ``.npz``.
+
+    Raises ``BadFileError`` for a file that is damaged, and ``ValueError`` for another suffix.
+    """
     path = Path(path)
-    if path.suffix == ".safetensors":
-        return dict(load_file(path))
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        if path.suffix == ".npz":
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+    except (SafetensorError, BadZipFile, ValueError, EOFError) as error:
+        raise BadFileError(str(path), f"is damaged, or no file of parameters: {error}") from error
     raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors or .npz")

@@ -22,7 +22,10 @@ def resolve(kind: str, given: str | Function, known: Mapping[str, Function]) -> 
             raise ValueError(f"unknown {kind} {given!r}; choose one of {', '.join(known)} or pass a callable")
         return known[given]
     if isinstance(given, type) and issubclass(given, nn.Module):
-        return given()  # type: ignore[return-value]
+        try:
+            return given()  # type: ignore[return-value]
+        except TypeError as error:
+            raise TypeError(f"{kind}={given.__name__} is a class that needs arguments; call it: {error}") from error
     if callable(given):
         return given
     raise TypeError(f"{kind}={given!r} is neither a name nor a callable; names are {', '.join(known)}")

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from compss_train.coordinator import Coordinator
 from compss_train.data.schedule import Position
 from compss_train.describe import described, described_fields
 from compss_train.fleet import values_of
+from compss_train.given import Given
 from compss_train.options import FitOptions
 from compss_train.rounds import Course, Rounds
 from compss_train.stopping import TERMINATED, Stopping
@@ -67,7 +69,8 @@ class Resumable(Coordinator):
         course = self._course
         progress = None
         if course is not None:
-            progress = Progress(course.options.described(), course.sizes, course.first_epoch, course.reached)
+            described = dict(course.described)
+            progress = Progress(described, course.sizes, course.first_epoch, course.reached, course.fingerprint)
         return Snapshot(
             parameters=parameters,
             workers=tuple(workers),
@@ -157,15 +160,23 @@ class Resumable(Coordinator):
         progress = None if found is None else found[1].progress
         return self.num_workers if progress is None else len(progress.sizes)
 
-    def _resume(self, found: Found | None, options: FitOptions, sizes: tuple[int, ...], told: Telling) -> Course:
+    def _resume(self, found: Found | None, options: FitOptions, data: Given, told: Telling) -> Course:
         """Return where a fit begins, having taken what is to be resumed from its checkpoint."""
         self.resumed_from = None
-        begin = Course(options, sizes, self._epochs, Position(self._epochs))
+        begin = Course(
+            options,
+            data.sizes,
+            self._epochs,
+            Position(self._epochs),
+            described={**options.described(), **self._objective(data)},
+            fingerprint=data.fingerprint,
+        )
         if found is None:
             return begin
         path, snapshot = found
         agreement.check_parameters(path, snapshot.parameters, self._parameters)
-        agreement.check_fit(path, snapshot, options.described(), sizes)
+        agreement.check_fit(path, snapshot, begin.described, data.sizes)
+        agreement.check_data(path, snapshot, begin.fingerprint)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
         self._take(snapshot)
         self.resumed_from = path
@@ -173,7 +184,16 @@ class Resumable(Coordinator):
         if (progress := snapshot.progress) is None:
             return begin
         skipped = snapshot.history[-1].get("skipped", ()) if snapshot.history else ()
-        return Course(options, sizes, progress.first_epoch, progress.reached, tuple(skipped))
+        return replace(begin, first_epoch=progress.first_epoch, reached=progress.reached, skipped=tuple(skipped))
+
+    def _objective(self, data: Given) -> dict[str, Any]:
+        """Return what a fit minimises."""
+        recipe = self._require_built().recipe
+        return {
+            "loss": described(recipe.loss),
+            "class_weight": recipe.class_weight,
+            "sample_weight": "given" if data.has_weights else None,
+        }
 
     def _take(self, snapshot: Snapshot) -> None:
         self._parameters = params.copy_of({name: snapshot.parameters[name] for name in self._parameters})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -41,6 +41,10 @@ class Course:
     reached: Position
     skipped: tuple[str, ...] = ()
     """Files that could not be read."""
+    described: Mapping[str, Any] = field(default_factory=dict)
+    """The options, and what is minimised: what has to be the same when the fit is resumed."""
+    fingerprint: int | None = None
+    """Of the data, where they are at hand."""
 
 
 @dataclass

@@ -179,7 +179,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         held_out = None if validation_data is None else self._held_out(validation_data)
         check_watched(told.callbacks, self.measures, validated=held_out is not None)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
-        course = self._resume(found, options, data.sizes, told)
+        course = self._resume(found, options, data, told)
         if built.lr_schedule is not None:
             built.lr_schedule.prepare(course.first_epoch + num_epochs)
         params.check_finite(self._parameters)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, NotBuiltError, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
@@ -234,6 +235,13 @@ def test_validation_data_that_are_no_pair_are_refused(trainer, value):
 def test_callbacks_that_are_no_list_are_refused(trainer, value):
     with pytest.raises(TypeError, match=r"callbacks=.*: give a list of callbacks"):
         trainer.fit(X, Y, **GOOD, callbacks=value)
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, lambda *parts: DataLoader(TensorDataset(*parts))])
+def test_torchs_own_data_are_told_what_to_give(trainer, kind):
+    data = kind(torch.as_tensor(X), torch.as_tensor(Y))
+    with pytest.raises(TypeError, match=r"a \w+ cannot be cut into blocks; give its arrays or tensors as x and y"):
+        trainer.fit(data, **GOOD)
 
 
 @pytest.mark.parametrize(

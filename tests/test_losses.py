@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train.losses import LOSSES, resolve_loss
+from compss_train.losses import LOSSES, categorical_cross_entropy, resolve_loss
 
 torch.manual_seed(0)
 LOGITS = torch.randn(7, 4)
@@ -90,3 +90,15 @@ def test_names_classes_and_callables():
         resolve_loss("crossentropy")
     with pytest.raises(TypeError, match="neither a name nor a callable"):
         resolve_loss(3)
+
+
+@pytest.mark.parametrize("outputs", [[[-0.1, 1.1]], [[0.5, 1.02]], [[-1e-3, 0.5]]])
+def test_what_is_no_probability_is_refused(outputs):
+    with pytest.raises(ValueError, match="are no probabilities; end the network in a softmax, or take the loss"):
+        categorical_cross_entropy(torch.tensor(outputs), torch.tensor([1]))
+
+
+def test_probabilities_that_were_rounded_are_not():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        outputs = torch.softmax(torch.tensor([[30.0, 0.0], [0.1, 0.2]], dtype=dtype), dim=1)
+        assert categorical_cross_entropy(outputs, torch.tensor([0, 1])) >= 0

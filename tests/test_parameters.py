@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
+from compss_train import BadFileError
 from compss_train import parameters as params
 from tests.models import assert_close, assert_same_bits, awkward_net, mlp
 
@@ -201,3 +202,13 @@ def test_files(tmp_path, suffix):
         params.save(tmp_path / "p.bin", arrays)
     with pytest.raises(ValueError, match="use the suffix"):
         params.load(tmp_path / "p.bin")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+@pytest.mark.parametrize("content", [b"", b"x" * 100, None])
+def test_a_file_that_is_damaged_is_named(tmp_path, suffix, content):
+    path = tmp_path / f"it{suffix}"
+    params.save(path, {"a": np.ones(1000)})
+    path.write_bytes(path.read_bytes()[:500] if content is None else content)
+    with pytest.raises(BadFileError, match=rf"it\{suffix} is damaged, or no file of parameters: "):
+        params.load(path)

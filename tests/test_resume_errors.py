@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.checkpoints import checkpoints, files, newest, read
 from tests.checkpoints.trees import assert_same
-from tests.models import MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
+from tests.models import ADAM, MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.resuming import Interrupt, Refusing, X, Y, assert_alike, fit, numbers_of, trainer_of
 
 BLOCKS = MODES[3]
@@ -123,6 +124,32 @@ def test_all_other_options_are_named_at_once(folder):
     assert_refused(refusing(), ValueError, message, resume=folder, merge="commutative", rule="halving")
 
 
+OBJECTIVES = {
+    "loss": ({"loss": "soft_cross_entropy"}, {}, r"loss was \S*cross_entropy, and is \S*categorical_cross_entropy"),
+    "classes": ({"class_weight": [1, 2, 3]}, {}, r"class_weight was None, and is \(1.0, 2.0, 3.0\)"),
+    "samples": ({}, {"sample_weight": np.ones(57)}, "sample_weight was None, and is given"),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_is_minimised_has_to_be_the_same(folder, name):
+    built, fitted, message = OBJECTIVES[name]
+    trainer = DistributedTrainer(3, engine="serial", seed=0, threads=1)
+    given = {"loss": "cross_entropy", "metric": "accuracy", **built}
+    trainer.build(awkward_net(), ADAM, transform=Refusing(), **given)
+    assert_refused(trainer, ValueError, f"of another fit: {message}", resume=folder, **fitted)
+    trainer.restore(folder)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_data_of_the_same_sizes_with_other_values_are_warned_of(folder, part):
+    x, y = blocked(X, Y, 7)
+    data = [(x, y), (blocked(X + 1, Y, 7)[0], blocked(X, 2 - Y, 7)[1])]
+    chosen = [data[1][n] if n == part else data[0][n] for n in (0, 1)]
+    with pytest.warns(UserWarning, match="its data had other values than these, or another order"):
+        fit(trainer_of(), data=chosen, resume=folder / "round-000001")
+
+
 def test_what_changes_no_number_may_be_another(tmp_path):
     options = {"shuffle": "partial", "num_epochs": 2}
     whole, again = trainer_of(), trainer_of()
@@ -218,7 +245,8 @@ def test_a_damaged_checkpoint_offers_an_older_one_which_leads_to_the_same_end(ow
 def test_damaged_ones_only(own):
     for path in checkpoints(own).values():
         damage(path)
-    assert assert_refused(refusing(), BadCheckpointError, "is damaged.*json$", resume=own).good is None
+    told = "is damaged.*json, nor is another there good; begin anew, with Checkpoint"
+    assert assert_refused(refusing(), BadCheckpointError, told, resume=own).good is None
 
 
 def test_a_checkpoint_of_another_version(own, monkeypatch):

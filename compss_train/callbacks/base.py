@@ -140,6 +140,11 @@ def _named(callback: Callback, hook: str) -> Iterator[None]:
     """Add the callback's name to an exception that leaves the block."""
     try:
         yield
+    except KeyboardInterrupt:  # which came while it ran
+        raise
     except BaseException as error:
-        error.add_note(f"Raised in the callback {type(callback).__name__}, by its {hook}.")
+        unnamed = isinstance(error, OSError) and error.filename is None
+        place = callback.writes_to() if unnamed else None
+        where = "" if place is None else f", which writes to {place}"
+        error.add_note(f"Raised in the callback {type(callback).__name__}, by its {hook}{where}.")
         raise

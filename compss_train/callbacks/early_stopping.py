@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from compss_train.callbacks.base import Callback
@@ -44,7 +45,7 @@ class EarlyStopping(Callback):
     ) -> None:
         self.monitor = monitor
         self.patience = check_count("patience", patience)
-        self.min_delta = min_delta
+        self.min_delta = _checked_delta(min_delta)
         self.mode = mode_of(monitor, mode)
         self.restore_best = restore_best
         self._forget()
@@ -105,3 +106,9 @@ class EarlyStopping(Callback):
         """Give the trainer the best parameters."""
         if self._parameters is not None:
             trainer.set_parameters(self._parameters)
+
+
+def _checked_delta(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"min_delta={value!r}: give a number of at least 0")
+    return float(value)

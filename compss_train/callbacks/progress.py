@@ -28,6 +28,7 @@ class ProgressBar(Callback):
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Show an empty bar."""
         self._last = None
+        _tell_resumed(trainer, total_samples, self._file)
         self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
@@ -61,8 +62,9 @@ class RoundLines(Callback):
         self._last: int | None = None
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Begin anew."""
+        """Write where a resumed fit goes on."""
         self._last = None
+        _tell_resumed(trainer, total_samples, self._file)
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Write the line."""
@@ -75,6 +77,12 @@ class RoundLines(Callback):
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
         """Write why there are no more."""
         _tell_stopped(trainer, self._last, self._file)
+
+
+def _tell_resumed(trainer: DistributedTrainer, total_samples: int | None, file: TextIO | None) -> None:
+    if trainer.resumed_from is not None:
+        left = "; nothing is left to train" if total_samples == 0 else ""
+        print(f"resumed from {trainer.resumed_from}{left}", file=file or sys.stderr, flush=True)
 
 
 def _tell_stopped(trainer: DistributedTrainer, last: int | None, file: TextIO | None) -> None:

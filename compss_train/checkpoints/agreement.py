@@ -43,6 +43,15 @@ def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes:
         )
 
 
+def check_data(path: Path, snapshot: Snapshot, fingerprint: int | None) -> None:
+    """Warn of data of the same sizes with other values, as far as a few of them tell."""
+    saved = None if snapshot.progress is None else snapshot.progress.fingerprint
+    if saved is not None and fingerprint is not None and saved != fingerprint:
+        warnings.warn(
+            f"the fit goes on from {path}, but its data had other values than these, or another order", stacklevel=4
+        )
+
+
 def check_trainer(path: Path, snapshot: Snapshot, setting: Mapping[str, Any], seed: int | None) -> None:
     """Raise ``ValueError`` for another optimizer or seed; warn of what makes other numbers than without a break."""
     saved = snapshot.setting

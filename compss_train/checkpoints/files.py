@@ -87,7 +87,8 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads((path / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadCheckpointError(path, f"there is no {STATE} in it") from error
+        what = f"there is no {STATE} in it" if path.exists() else "there is no such folder"
+        raise BadCheckpointError(path, what) from error
     except OSError as error:
         raise BadCheckpointError(path, f"{STATE} cannot be read: {error}") from error
     except ValueError as error:

@@ -50,6 +50,9 @@ def _read_or_offer(path: Path, others: dict[int, Path]) -> dict[str, Any]:
         return read(path)
     except BadCheckpointError as error:
         older = next((other for other in reversed(others.values()) if other != path and _is_good(other)), None)
+        if older is None and len(others) > 1:
+            reason = f"{error.reason}, nor is another there good; begin anew, with Checkpoint(..., overwrite=True)"
+            raise BadCheckpointError(path, reason) from error
         error.good = older
         raise
 

@@ -25,6 +25,8 @@ class Progress:
     first_epoch: int
     """Of the fit, counted over all fits of the trainer."""
     reached: Position
+    fingerprint: int | None = None
+    """Of the data, where they were at hand."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Self
 from loky.backend import resource_tracker
 
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
+from compss_train.engines.folders import Folders
 from compss_train.engines.lane import interrupts_blocked
 from compss_train.engines.pool import Pool
 from compss_train.engines.scheduler import Scheduler
-from compss_train.engines.store import Folders, store
+from compss_train.engines.store import store
 from compss_train.engines.tasks import Handle, Task, Updates, Value
 from compss_train.engines.this_machine import LOOPBACK, ThisMachineEngine, cores
 from compss_train.exceptions import EngineClosedError

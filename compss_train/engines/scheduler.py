@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -197,11 +198,13 @@ class Scheduler:
     def _run_again(self, task: Task, error: BaseException) -> None:
         discard_all(self._names(task), self._folders)
         task.deaths += 1
-        if task.deaths < RUNS:
-            heapq.heappush(self._ready, task)
-            return
         name = getattr(task.function, "__name__", repr(task.function))
         codes = re.search(r"{(.*?)}", str(error))  # loky says {SIGKILL(-9)}, say, amid its own advice
+        if task.deaths < RUNS:
+            how = f" ({codes[1]})" if codes else ""
+            print(f"compss_train: a worker process died{how}; its task {name!r} runs again", file=sys.stderr)
+            heapq.heappush(self._ready, task)
+            return
         lost = WorkerLostError(
             f"task {name!r} was running {RUNS} times when a process died, the last time with "
             f"{codes[1] if codes else error}. If the system killed it (SIGKILL), memory most likely ran out: use "

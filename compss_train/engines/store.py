@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from loky.backend import resource_tracker
 
 from compss_train.engines.codec import decode, encode, map_file
 
-SHARED_MEMORY = Path("/dev/shm")
 INLINE = 32 * 1024
 """Bytes up to which a value travels in messages instead of in a file."""
 
@@ -82,26 +78,3 @@ def discard_all(names: Sequence[str], folders: Sequence[str]) -> None:
     for folder in folders:
         for name in names:
             discard(os.path.join(folder, name))
-
-
-class Folders:
-    """The folders that values are written to: shared memory first, the temporary folder where that is full.
-
-    Loky's resource tracker, a process of its own, removes them if this process is killed.
-    """
-
-    def __init__(self) -> None:
-        parents = [str(SHARED_MEMORY)] if os.access(SHARED_MEMORY, os.W_OK) else []
-        self.paths = [
-            tempfile.mkdtemp(prefix=f"compss_train-{os.getpid()}-", dir=parent)
-            for parent in [*parents, tempfile.gettempdir()]
-        ]
-        for path in self.paths:
-            resource_tracker.register(path, "folder")
-
-    def remove(self) -> None:
-        """Remove the folders and all in them; a second call does nothing."""
-        for path in self.paths:
-            shutil.rmtree(path, ignore_errors=True)
-            resource_tracker.unregister(path, "folder")
-        self.paths = []

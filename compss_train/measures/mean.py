@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -67,10 +68,20 @@ class _MeanSoFar(Measuring):
         self._sum = WeightedSum()
 
     def add(self, output: Any, target: torch.Tensor, samples: int) -> None:
-        self._sum.add(self._function(output, target), samples)
+        self._sum.add(_number(self._function(output, target)), samples)
 
     def state(self) -> float:
         return self._sum.total()
+
+
+def _number(value: Any) -> torch.Tensor | float:
+    """Return what a metric has returned; raise where that is no number."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value
+    if not isinstance(value, Real):
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+        raise TypeError(f"a metric returned {what}; it has to return one number, the mean over the batch")
+    return float(value)
 
 
 def mean(sums: Sequence[float], samples: int) -> float:

@@ -134,6 +134,9 @@ def test_what_cannot_be_is_an_error():
     for patience in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match=f"patience={patience}: give an integer of at least 1"):
             EarlyStopping("loss", patience=patience)
+    for delta in ("a", -1, float("nan"), True):
+        with pytest.raises(ValueError, match=f"min_delta={delta!r}: give a number of at least 0"):
+            EarlyStopping("loss", min_delta=delta)
     with pytest.raises(
         ValueError, match=r"records have no 'val_loss' but loss, accuracy; give fit validation_data="
     ):

@@ -75,10 +75,14 @@ def test_a_bar_of_a_fit_that_ends_early_stays_where_it_was(monkeypatch, stop):
 
 def test_a_resumed_fit_shows_what_is_left(monkeypatch, tmp_path):
     fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
+    told = f"resumed from {tmp_path}/round-000000"
     _, text = shown(monkeypatch, Terminal(), resume=tmp_path)
+    assert text.startswith(f"{told}\n")
     assert "114/114" in text.split("\r")[-1]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path)
-    assert [line.split(",")[0] for line in lines.splitlines()] == ["round 1", "round 2"]
+    assert [line.split(",")[0] for line in lines.splitlines()] == [told, "round 1", "round 2"]
+    _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path, num_epochs=1)
+    assert lines == f"{told}; nothing is left to train\n"
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])

@@ -139,7 +139,7 @@ def test_each_kind_of_damage_is_told(good, tmp_path):
     assert reason_of(good) == "there is no state.json in it"
     (good / "state.json").mkdir()
     assert reason_of(good).startswith("state.json cannot be read: [Errno 21]")
-    assert reason_of(tmp_path / "nowhere") == "there is no state.json in it"
+    assert reason_of(tmp_path / "nowhere") == "there is no such folder"
     (tmp_path / "file").touch()
     assert reason_of(tmp_path / "file").startswith("state.json cannot be read: [Errno 20]")
 

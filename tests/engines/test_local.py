@@ -14,7 +14,8 @@ import pytest
 from compss_train import LocalEngine, WorkerLostError
 from compss_train.engines import Resources, scheduler
 from compss_train.engines.base import ONE_CPU
-from compss_train.engines.store import Folders, store
+from compss_train.engines.folders import Folders
+from compss_train.engines.store import store
 from compss_train.exceptions import EngineClosedError, WorkerTraceback
 from tests.engines import tasks
 
@@ -168,7 +169,7 @@ def test_a_failure_is_told_before_slower_tasks_end(local, tmp_path):
     (tmp_path / "never").touch()
 
 
-def test_a_killed_process_is_replaced_and_its_task_runs_again_and_none_beside_it(local, tmp_path):
+def test_a_killed_process_is_replaced_and_its_task_runs_again_and_none_beside_it(local, tmp_path, capsys):
     before, runs = workers(local), tmp_path / "runs"
     beside = local.submit(_note_and_wait, runs, tmp_path / "gate")
     wait_until(runs.exists)
@@ -177,6 +178,8 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again_and_none_beside_it
     values = local.fetch(refs)
     assert values[0].sum() == 10_000
     assert values[1:] == [2 * n for n in range(10)]
+    told = "compss_train: a worker process died (SIGKILL(-9)); its task 'die_once' runs again\n"
+    assert capsys.readouterr().err == told
     (tmp_path / "gate").touch()
     survivor = local.fetch([beside])[0]
     assert runs.read_text().split() == [str(survivor)]

@@ -25,6 +25,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
 from compss_train.measures import Measures, resolve_metrics
+from compss_train.measures.mean import BatchMean
 
 CLASSES = 3
 
@@ -264,3 +265,12 @@ def test_what_goes_wrong_in_a_metric_names_it():
     with pytest.raises(TypeError, match="the metric computed a str; the history holds numbers") as caught:
         measures.values([measured(measures, [(torch.rand(4), torch.rand(4))])])
     assert caught.value.__notes__ == ["Raised by the metric 'second'."]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "'good'"), (None, "None")]
+)
+def test_a_metric_that_returns_no_number_is_told(returned, told):
+    measuring = BatchMean(lambda output, target: returned).start()
+    with pytest.raises(TypeError, match=f"a metric returned {told}; it has to return one number, the mean"):
+        measuring.add(torch.ones(3), torch.ones(3), 3)
