@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     again.add_argument("--overwrite", action="store_true", help="remove a run that is in the folder")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, say what would be done, start nothing"
+        "--dry-run",
+        action="store_true",
+        help="check everything, train on one batch in this process, say what would be done",
     )
 
 
@@ -67,9 +69,20 @@ def _show_keys() -> int:
 
 
 def _show(training: Training) -> int:
+    from compss_train.runs.checking import try_a_batch
+    from compss_train.runs.problems import describe
     from compss_train.runs.telling import planned
 
-    print(planned(training))
+    told = planned(training)
+    model = training.model
+    if not model.build.get("num_gpu"):
+        try:
+            try_a_batch(model.net, model.build, training.data, training.fit)
+        except Exception as error:
+            lines = [f"the first batch cannot be trained on: {describe(error)}", *getattr(error, "__notes__", ())]
+            print("compss-train fit:", "\n  ".join(lines), file=sys.stderr)
+            return 2
+    print(told)
     return 0
 
 

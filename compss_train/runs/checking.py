@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from compss_train.callbacks import Callback
@@ -38,6 +40,36 @@ def check_fit(num_workers: int, samples: Samples, held_out: Samples | None, opti
             fit(trainer, samples, held_out, {**options, "callbacks": [_Before()], "progress": False})
         except _WouldBeginError:
             return
+
+
+class _EnoughError(Exception):
+    """One batch has been trained on."""
+
+
+class _OneBatch:
+    """A transform that ends the fit when a second batch comes."""
+
+    def __init__(self, transform: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+        self._transform = transform
+        self._seen = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._seen:
+            raise _EnoughError
+        self._seen = True
+        return x if self._transform is None else self._transform(x)
+
+
+def try_a_batch(net: nn.Module, build: Mapping[str, Any], samples: Samples, options: Mapping[str, Any]) -> None:
+    """Raise what network, loss, metrics and optimizer raise for the first batch; on the CPU of this process."""
+    few = {name: options[name] for name in ("batch_size", "num_batches_per_worker") if name in options}
+    few |= {"num_epochs": 1, "shuffle": None, "shuffle_block_data": False, "file_buffer": 1, "progress": False}
+    build = {**build, "transform": _OneBatch(build.get("transform"))}
+    with warnings.catch_warnings(), DistributedTrainer(1, engine="serial", seed=0) as trainer:
+        warnings.simplefilter("ignore")  # the fit itself warns
+        trainer.build(net, **build)
+        with suppress(_EnoughError):
+            fit(trainer, samples, None, few)
 
 
 def fit(

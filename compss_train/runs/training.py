@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,9 @@ def _check_folder(folder: RunFolder, *, free: bool) -> None:
 
     ``free`` says that there may be no run in the folder.
     """
+    first = next(place for place in (folder.path, *folder.path.absolute().parents) if place.exists())
+    if not (first.is_dir() and os.access(first, os.W_OK)):
+        raise WrongValueError(f"{folder.path}: {first} is no folder that can be written to")
     begun = folder.configuration.exists()
     if begun and not _is_of_run(folder.configuration):
         raise WrongValueError(

@@ -25,6 +25,10 @@ def to_float(x):
     return x.float()
 
 
+def broken(*batch):
+    raise RuntimeError("this function is broken")
+
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()

@@ -268,6 +268,37 @@ def test_what_a_callback_adds_to_records_is_written_and_watched(run_file, comman
     assert "own" in (folder / "history.csv").read_text().splitlines()[0].split(",")
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("network.inputs=5", "mat1 and mat2 shapes cannot be multiplied"),
+        ("build.class_weight=[1, 2]", "class_weight"),
+        (f"build.transform='import:{PARTS}:broken'", "this function is broken"),
+        (f"build.metric='import:{PARTS}:broken'", "this function is broken"),
+        ("build.loss=cce", "are no probabilities"),
+        (f"network.import={PARTS}:Broken", "the network is broken here"),
+    ],
+)
+def test_a_dry_run_trains_on_a_batch(run_file, command, tmp_path, setting, told):
+    err = command("fit", run_file, "--dry-run", "--set", setting, code=2).err
+    assert err.startswith("compss-train fit: the first batch cannot be trained on: ")
+    assert told in err
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+def test_a_dry_run_trains_on_one_batch_only(run_file, command, monkeypatch):
+    seen = []
+    monkeypatch.setattr("tests.commands.parts.to_float", lambda x: seen.append(len(x)) or x.float())
+    command("fit", run_file, "--dry-run", "--set", f"build.transform='import:{PARTS}:to_float'")
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("place", ["small.toml", "small.toml/runs"])
+def test_an_output_that_can_be_no_folder_is_told(run_file, command, place):
+    told = command("fit", run_file, "--dry-run", "--output", place, code=2).err
+    assert "small.toml is no folder that can be written to" in told
+
+
 def test_early_stopping_without_validation_is_told_by_a_dry_run(run_file, command):
     text = run_file.read_text()
     assert "[validation]\nfraction" in text
