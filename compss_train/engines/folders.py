@@ -46,6 +46,8 @@ class Folders:
 
 def remove_abandoned(parents: Sequence[str]) -> None:
     """Remove folders of this user's that no living process has locked, as far as that can be told."""
+    if not hasattr(os, "getuid"):
+        return
     for parent in parents:
         for path in Path(parent).glob("compss_train-[0-9]*-*"):
             with suppress(OSError):
@@ -59,8 +61,10 @@ def remove_abandoned(parents: Sequence[str]) -> None:
 
 def _locked(path: str) -> int | None:
     """Lock a folder; return the descriptor that holds the lock, ``None`` where another does or it cannot be had."""
-    import fcntl  # only on POSIX
-
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # not on POSIX
+        return None
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
