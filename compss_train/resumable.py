@@ -89,6 +89,9 @@ class Resumable(Coordinator):
         try:
             with stopping.on_sigterm():
                 yield
+        except KeyboardInterrupt:
+            self._tell_ended("Ctrl-C")
+            raise
         finally:
             self._stopping = self._told = self._course = None
 
@@ -209,13 +212,16 @@ class Resumable(Coordinator):
     def _end_in_time(self, stopping: Stopping) -> None:
         """End what a fit that had to stop has left running, and the process where SIGTERM asked for that."""
         if stopping.terminated:
-            last = self.history[-1]["round"] if self.history else None
-            print(f"compss_train: SIGTERM ended a fit; its last complete round is {last}", file=sys.stderr)
+            self._tell_ended("SIGTERM")
             raise SystemExit(TERMINATED)
         if stopping.urgent and self._own_engine and self._session is not None:
             states = values_of(self._session.engine, self._session.states)
             self._end(kill=True)
             self._carry(states)
+
+    def _tell_ended(self, how: str) -> None:
+        last = self.history[-1]["round"] if self.history else None
+        print(f"compss_train: {how} ended a fit; its last complete round is {last}", file=sys.stderr)
 
 
 def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -31,7 +32,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make the file, empty, and its folders, unless it is there; raise ``OSError`` where it cannot be written."""
+    """Make the file, empty, and its folders, unless it is there; raise ``OSError`` where it cannot be written.
+
+    What is there and is no file is refused: another would be put in the place of ``/dev/null``, say.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):
         pass

@@ -17,7 +17,7 @@ from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.checkpoints import checkpoints
 from compss_train.stopping import Stopping
 from tests.models import MODES, SGD, assert_same_bits, mlp
-from tests.resuming import StopAfter, X, Y, assert_alike, fit, trainer_of
+from tests.resuming import Interrupt, StopAfter, X, Y, assert_alike, fit, trainer_of
 from tests.stops import Ahead, At, Ended
 from tests.test_faults import children
 
@@ -294,3 +294,9 @@ def test_early_stopping_after_time_is_up_gives_the_best_so_far(clock):
     parameters = fit(trainer, worst, Passing(clock, [10] * 6), max_time=35, num_epochs=6)
     assert (trainer.stopped, worst.best_round) == ("max_time", 0)
     assert_same_bits(parameters, fit(short, num_epochs=1))
+
+
+def test_after_ctrl_c_the_last_complete_round_is_told(capsys):
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer_of(), Interrupt(2))
+    assert capsys.readouterr().err == "compss_train: Ctrl-C ended a fit; its last complete round is 1\n"

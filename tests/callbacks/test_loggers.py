@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import shutil
 import sys
 from types import SimpleNamespace
@@ -234,3 +235,11 @@ def test_tensorboard_names_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs tensorboard: pip install 'compss_train\[tensorboard\]'"):
         TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Csv])
+def test_what_is_no_file_is_not_replaced(trainer, kind, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match=r"it is there and is no file: .*pipe"):
+        fit(trainer, kind(tmp_path / "pipe"))
+    assert (tmp_path / "pipe").is_fifo()

@@ -20,7 +20,7 @@ CHILD = """
 import ctypes, json, os, subprocess, sys, threading, time
 from compss_train.online import watchdog
 
-watchdog._TICK, watchdog._GRACE = 0.02, 0.3
+watchdog._TICK, watchdog._GRACE = 0.02, 1.5
 hold = ctypes.PyDLL(None).usleep  # keeps other threads of Python from running
 
 
