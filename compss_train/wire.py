@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from compss_train.data.block import Block, as_tensor
+from compss_train.data.block import Block, as_tensor, flat_bytes
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -67,7 +67,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
 def _bytes(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
-    return _flat(tensor).numpy().data
+    return flat_bytes(tensor).numpy().data
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Received:
         if len(self.pieces) == 1:
             return torch.frombuffer(self.pieces[0], dtype=self.dtype).reshape(self.shape)
         # numpy has the system give large memory in large pages, which takes a quarter of the time.
-        whole = np.empty(self.size, np.uint8) if memory is None else _flat(memory).numpy()
+        whole = np.empty(self.size, np.uint8) if memory is None else flat_bytes(memory).numpy()
         start = 0
         for piece in self.pieces:
             whole[start : start + piece.nbytes] = np.frombuffer(piece, np.uint8)
@@ -142,11 +142,6 @@ def _received(name: str, shape: list[int], left: deque[memoryview]) -> Received:
     if came != size:
         raise WireError(f"an array of {name} {shape} has {size} bytes, {came} came")
     return Received(dtype, tuple(tensor.shape), pieces)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    # A dimension of one element may have any stride and still count as contiguous.
-    return tensor.reshape(-1).as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _buffer(frame: Any) -> memoryview:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from compss_train.checkpoints.direct import DirectFile
+from compss_train.data.block import flat_bytes
 
 TYPES = {
     torch.float64: "F64",
@@ -39,7 +40,7 @@ def save(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
     Raises ``OSError`` where it cannot be written. Source of the layout:
     https://github.com/huggingface/safetensors#format.
     """
-    contents = {name: _bytes_of(tensor) for name, tensor in tensors.items()}
+    contents = {name: flat_bytes(tensor).numpy().data for name, tensor in tensors.items()}
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so each is aligned
     ends = list(accumulate(len(contents[name]) for name in ordered))
     with DirectFile(path) as file:
@@ -47,11 +48,6 @@ def save(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
         for name in ordered:
             file.write(contents[name])
         return file.finish()
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    row = tensor.as_strided((tensor.numel(),), (1,))  # strides of axes of length 1 may be any
-    return row.view(torch.uint8).numpy().data
 
 
 def _head(tensors: Mapping[str, tuple[torch.Tensor, int]]) -> memoryview:

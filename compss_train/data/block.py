@@ -47,6 +47,12 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
     return plain if plain.flags.writeable and min(plain.strides, default=0) >= 0 else np.array(plain)
 
 
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor as a flat one that shares its memory."""
+    # A dimension of one element may have any stride and still count as contiguous.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
     """Return the rows as bytes, shape (rows, bytes a row), sharing memory with a block that is contiguous.
 

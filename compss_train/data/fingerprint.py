@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from compss_train.data.block import rows_of_bytes
 from compss_train.data.blocked import BlockedTensor
 
 
@@ -19,11 +20,5 @@ def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
             if not isinstance(block, np.ndarray | torch.Tensor):
                 return None
             for row in (block[:1], block[-1:]):
-                checksum = zlib.crc32(_bytes_of(row), checksum)
+                checksum = zlib.crc32(rows_of_bytes(row).data, checksum)
     return checksum
-
-
-def _bytes_of(row: np.ndarray | torch.Tensor) -> bytes:
-    if isinstance(row, torch.Tensor):
-        row = row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return row.tobytes()

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train.data.block import flat_bytes
+
 Bytes: TypeAlias = "NDArray[np.uint8]"
 
 _ALIGNMENT = 64
@@ -59,7 +61,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     dense = tensor.permute(order)
     if not dense.is_contiguous():
         order, dense = list(range(tensor.dim())), tensor.contiguous()
-    raw = dense.reshape(-1).view(torch.uint8).numpy()
+    raw = flat_bytes(dense).numpy()
     return _rebuild_tensor, (raw, tensor.dtype, tuple(dense.shape), tuple(order))
 
 

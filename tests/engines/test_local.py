@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from compss_train import LocalEngine, WorkerLostError
 from compss_train.engines import Resources, scheduler
@@ -361,3 +362,10 @@ def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
         with pytest.raises(EngineClosedError):
             engine.submit(tasks.add, 1)
         engine.shutdown(kill=True)
+
+
+def test_a_single_element_travels_whatever_its_strides(shared_local):
+    column = torch.arange(8).reshape(2, 4)[:1, 1]
+    assert column.is_contiguous()
+    assert column.stride() == (4,)
+    assert torch.equal(shared_local.fetch([shared_local.publish(column)])[0], column)
