@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -91,9 +92,9 @@ class GivenBlocks(Given):
         """Samples of each block."""
         return self.x.sizes
 
-    @property
+    @cached_property
     def fingerprint(self) -> int | None:
-        """A checksum of some rows of each block."""
+        """A checksum of some rows of each block, taken when it is first asked for: blocks may be on a slow disk."""
         return fingerprint(tensor for tensor in (self.x, self.y, self.weight) if tensor is not None)
 
     def publish(self, engine: Engine) -> Published:

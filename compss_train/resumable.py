@@ -69,8 +69,8 @@ class Resumable(Coordinator):
         course = self._course
         progress = None
         if course is not None:
-            described = dict(course.described)
-            progress = Progress(described, course.sizes, course.first_epoch, course.reached, course.fingerprint)
+            data = course.data
+            progress = Progress(course.described, data.sizes, course.first_epoch, course.reached, data.fingerprint)
         return Snapshot(
             parameters=parameters,
             workers=tuple(workers),
@@ -168,18 +168,17 @@ class Resumable(Coordinator):
         self.resumed_from = None
         begin = Course(
             options,
-            data.sizes,
+            data,
             self._epochs,
             Position(self._epochs),
             described={**options.described(), **self._objective(data)},
-            fingerprint=data.fingerprint,
         )
         if found is None:
             return begin
         path, snapshot = found
         agreement.check_parameters(path, snapshot.parameters, self._parameters)
         agreement.check_fit(path, snapshot, begin.described, data.sizes)
-        agreement.check_data(path, snapshot, begin.fingerprint)
+        agreement.check_data(path, snapshot, data.fingerprint)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
         self._take(snapshot)
         self.resumed_from = path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ from compss_train.data.schedule import Position, Round
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.fleet import Fleet, States, values_of
+from compss_train.given import Given
 from compss_train.inference import Inference, skipped_batches, tell_skipped
 from compss_train.measures import Measures
 from compss_train.merging import Merge, Submitted
@@ -34,17 +35,14 @@ class Course:
     """How far a fit has come, and what its rounds depend on."""
 
     options: FitOptions
-    sizes: tuple[int, ...]
-    """Samples of each block or file."""
+    data: Given
     first_epoch: int
     """Of the fit, counted over all fits of the trainer."""
     reached: Position
     skipped: tuple[str, ...] = ()
     """Files that could not be read."""
-    described: Mapping[str, Any] = field(default_factory=dict)
+    described: dict[str, Any] = field(default_factory=dict)
     """The options, and what is minimised: what has to be the same when the fit is resumed."""
-    fingerprint: int | None = None
-    """Of the data, where they are at hand."""
 
 
 @dataclass

@@ -194,7 +194,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
 
     def _schedule(self, course: Course) -> Schedule:
         return course.options.schedule(
-            course.sizes, self.num_workers, self.seed, course.first_epoch, len(self.history), course.reached
+            course.data.sizes, self.num_workers, self.seed, course.first_epoch, len(self.history), course.reached
         )
 
     def _run(

@@ -29,6 +29,13 @@ def check_positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_at_least_0(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r}: give a number of at least 0")
+    return float(value)
+
+
 def check_seed(value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is one that torch's generators take."""
     if check_count("seed", value, least=0) >= 2**63:

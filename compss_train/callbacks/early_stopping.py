@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from compss_train.callbacks.base import Callback
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.parameters import Parameters
-from compss_train.validation import check_count
+from compss_train.validation import check_at_least_0, check_count
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer
@@ -45,7 +44,7 @@ class EarlyStopping(Callback):
     ) -> None:
         self.monitor = monitor
         self.patience = check_count("patience", patience)
-        self.min_delta = _checked_delta(min_delta)
+        self.min_delta = check_at_least_0("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
         self.restore_best = restore_best
         self._forget()
@@ -106,9 +105,3 @@ class EarlyStopping(Callback):
         """Give the trainer the best parameters."""
         if self._parameters is not None:
             trainer.set_parameters(self._parameters)
-
-
-def _checked_delta(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"min_delta={value!r}: give a number of at least 0")
-    return float(value)

@@ -17,32 +17,57 @@ if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer
 
 
-class ProgressBar(Callback):
-    """A tqdm bar over samples that shows epoch, loss, metrics and samples/s; on standard error by default."""
+class _Progress(Callback):
+    """Tells where a resumed fit goes on, and why one has stopped; on standard error by default."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
-        self._bar: tqdm[Any] | None = None
         self._last: int | None = None
+        """The last round of this fit."""
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Tell of a checkpoint that the fit goes on from."""
+        self._last = None
+        if trainer.resumed_from is not None:
+            left = "; nothing is left to train" if total_samples == 0 else ""
+            self._print(f"resumed from {trainer.resumed_from}{left}")
+
+    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+        """Take note of the round."""
+        self._last = record["round"]
+
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+        """Tell why there are no more rounds, where the fit was stopped."""
+        if trainer.stopped is not None:
+            after = "no round" if self._last is None else f"round {self._last}"
+            self._print(f"stopped after {after}: {trainer.stopped}")
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._file or sys.stderr, flush=True)
+
+
+class ProgressBar(_Progress):
+    """A tqdm bar over samples that shows epoch, loss, metrics and samples/s; on standard error by default."""
+
+    _bar: tqdm[Any] | None = None
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Show an empty bar."""
-        self._last = None
-        _tell_resumed(trainer, total_samples, self._file)
+        super().on_fit_start(trainer, total_samples)
         self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Move the bar by the round's samples."""
+        super().on_round_end(trainer, record)
         if self._bar is None:
             return
-        self._last = record["round"]
         self._bar.set_postfix({**_where(record), **_measured(record)}, refresh=False)
         self._bar.update(record["samples"])
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
         """Leave the bar as it is, and tell why it is not full."""
         self._close()
-        _tell_stopped(trainer, self._last, self._file)
+        super().on_fit_end(trainer)
 
     def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
         """Leave the bar where it stopped."""
@@ -54,47 +79,20 @@ class ProgressBar(Callback):
             self._bar = None
 
 
-class RoundLines(Callback):
+class RoundLines(_Progress):
     """Writes a line a round, on standard error by default: for logs, where a bar would be a mess."""
-
-    def __init__(self, file: TextIO | None = None) -> None:
-        self._file = file
-        self._last: int | None = None
-
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Write where a resumed fit goes on."""
-        self._last = None
-        _tell_resumed(trainer, total_samples, self._file)
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Write the line."""
-        self._last = record["round"]
+        super().on_round_end(trainer, record)
         shown = {"round": record["round"], **_where(record), **_measured(record)}
         speed = f"{record['samples_per_second']:,.0f} samples/s"
-        line = ", ".join([*(f"{name} {value}" for name, value in shown.items()), speed])
-        print(line, file=self._file or sys.stderr, flush=True)
-
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
-        """Write why there are no more."""
-        _tell_stopped(trainer, self._last, self._file)
-
-
-def _tell_resumed(trainer: DistributedTrainer, total_samples: int | None, file: TextIO | None) -> None:
-    if trainer.resumed_from is not None:
-        left = "; nothing is left to train" if total_samples == 0 else ""
-        print(f"resumed from {trainer.resumed_from}{left}", file=file or sys.stderr, flush=True)
-
-
-def _tell_stopped(trainer: DistributedTrainer, last: int | None, file: TextIO | None) -> None:
-    """Write after which round of its own a fit was stopped, if it was, and why."""
-    if trainer.stopped is not None:
-        after = "no round" if last is None else f"round {last}"
-        print(f"stopped after {after}: {trainer.stopped}", file=file or sys.stderr, flush=True)
+        self._print(", ".join([*(f"{name} {value}" for name, value in shown.items()), speed]))
 
 
 def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callback, ...]:
     """Return the callbacks, and one that shows progress unless there is one or none is wanted."""
-    if not progress or any(isinstance(callback, ProgressBar | RoundLines) for callback in callbacks):
+    if not progress or any(isinstance(callback, _Progress) for callback in callbacks):
         return tuple(callbacks)
     return (*callbacks, ProgressBar() if _shows_bars() else RoundLines())
 

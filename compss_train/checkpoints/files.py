@@ -59,10 +59,8 @@ def _joined(content: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
     tensors = {name: tensor for value in encoded.values() for name, tensor in value.tensors.items()}
     others = {name: value for name, value in content.items() if name not in encoded}
     document = json.dumps(cut(others, "", tensors))
-    if not encoded:
-        return document, tensors
-    items = ", ".join(f"{json.dumps(name)}: {value.text}" for name, value in encoded.items())
-    return f"{document[:-1]}{', ' if others else ''}{items}}}", tensors
+    items = [document[1:-1], *(f"{json.dumps(name)}: {value.text}" for name, value in encoded.items())]
+    return f"{{{', '.join(filter(None, items))}}}", tensors
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

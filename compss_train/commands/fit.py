@@ -70,24 +70,24 @@ def _show_keys() -> int:
 
 def _show(training: Training) -> int:
     from compss_train.runs.checking import try_a_batch
-    from compss_train.runs.problems import describe
+    from compss_train.runs.problems import describe, with_notes
     from compss_train.runs.telling import planned
 
-    told = planned(training)
+    plan = planned(training)
     model = training.model
     if not model.build.get("num_gpu"):
         try:
             try_a_batch(model.net, model.build, training.data, training.fit)
         except Exception as error:
-            lines = [f"the first batch cannot be trained on: {describe(error)}", *getattr(error, "__notes__", ())]
-            print("compss-train fit:", "\n  ".join(lines), file=sys.stderr)
+            told = with_notes(f"the first batch cannot be trained on: {describe(error)}", error)
+            print(f"compss-train fit: {told}", file=sys.stderr)
             return 2
-    print(told)
+    print(plan)
     return 0
 
 
 def _train(training: Training, options: argparse.Namespace) -> int:
-    from compss_train.runs.problems import RunFileError, describe
+    from compss_train.runs.problems import RunFileError, describe, with_notes
     from compss_train.runs.telling import left, reached
     from compss_train.runs.training import train
 
@@ -102,8 +102,7 @@ def _train(training: Training, options: argparse.Namespace) -> int:
         if options.traceback:
             traceback.print_exc()
         hint = left(training.folder) + ("" if options.traceback else "; --traceback shows where it failed")
-        notes = [*getattr(error, "__notes__", ()), *_where_workers_look(error, training)]
-        told = "\n  ".join([describe(error), *notes, hint])
+        told = with_notes(describe(error), error, *_where_workers_look(error, training), hint)
         print(f"compss-train fit: training failed: {told}", file=sys.stderr)
         return FAILED
     print(reached(trainer, training.folder))

@@ -51,8 +51,9 @@ def _predicted(trainer: DistributedTrainer, samples: Any) -> NDArray[Any]:
     try:
         return trainer.predict(samples)
     except (RuntimeError, ArithmeticError, LookupError) as error:  # of the network, which these samples do not suit
-        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-        raise ValueError(f"these samples cannot be predicted: {error}{notes}") from error
+        from compss_train.runs.problems import with_notes
+
+        raise ValueError(with_notes(f"these samples cannot be predicted: {error}", error)) from error
 
 
 def _write(target: Path, output: NDArray[Any]) -> None:

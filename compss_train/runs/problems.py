@@ -79,6 +79,11 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def with_notes(told: str, error: BaseException, *more: str) -> str:
+    """Return what is told of an exception with its notes below, and more lines below these."""
+    return "\n  ".join([told, *getattr(error, "__notes__", ()), *more])
+
+
 def unknown(name: str, accepted: Collection[str], kind: str = "key") -> str:
     """Return what to say about a name that is not among the accepted ones: the nearest, and all."""
     return f"there is no such {kind}{nearest(name, accepted) or ';'} The {kind}s are {', '.join(accepted)}"

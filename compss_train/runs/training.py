@@ -113,9 +113,9 @@ def _read_fit(run_file: RunFile, folder: RunFolder, problems: Problems) -> dict[
     stopping = early_stopping(section.pop("early_stopping", False), problems)
     options = read_options("[fit]", section, fit_options(), problems)
     written = read_output(run_file.section("output"), folder, problems, validated=run_file.is_validated)
-    own = options.get("callbacks", ())
+    own: list[Callback] = []
     with problems.noting("[fit]"):
-        own = check_callbacks(own)
+        own = check_callbacks(options.get("callbacks", ()))
     options["callbacks"] = [*own, *written, *stopping]  # what they add to records is written and watched
     return options if len(problems) == before else None
 

@@ -205,6 +205,7 @@ def test_dry_run_checks_tells_and_leaves_nothing(run_file, command, tmp_path):
         ("fit.batch_size=none", "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one"),
         ("fit.merge=sync", '[fit] merge: "sync" does not fit; give "synchronous" or'),
         ("fit.shuffle=total", None),
+        (f"fit.callbacks='import:{PARTS}:data'", "[fit]: TypeError: callbacks=<function data"),
         (
             "fit.early_stopping={patient=1}",
             "[fit] early_stopping patient: there is no such key; did you mean patience",
