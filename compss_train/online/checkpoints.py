@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +10,16 @@ import numpy as np
 import torch
 
 from compss_train.parameter_server.base import Closable
+from compss_train.temporary import LockedFolder
 
 
 class Checkpoints(Closable):
     """Files in a temporary folder, the last one of each worker."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="compss_train-online-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        folder = LockedFolder()
+        self._folder = Path(folder.path)
+        self._remove = weakref.finalize(self, folder.remove)
 
     def keep(self, worker: int, saved: torch.Tensor) -> None:
         """Replace what is kept of a worker."""

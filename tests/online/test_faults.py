@@ -243,7 +243,7 @@ def script(tmp_path):
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     wait_until(lambda: (tmp_path / "training").exists() and (tmp_path / "sleeping").exists(), 60)
-    wait_until(lambda: list(tmp_path.glob("compss_train-online-*/0.saved")), 20)
+    wait_until(lambda: list(tmp_path.glob("compss_train-*/0.saved")), 20)
     yield process
     if session(process.pid):
         os.killpg(process.pid, signal.SIGKILL)
@@ -260,4 +260,4 @@ def test_ctrl_c_ends_everything_within_three_seconds(script, tmp_path):
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert out == ""
     assert leftovers(script.pid) == []
-    assert list(tmp_path.glob("compss_train-online-*")) == []
+    assert list(tmp_path.glob("compss_train-*")) == []

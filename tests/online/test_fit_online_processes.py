@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -192,7 +193,7 @@ def test_nothing_is_left_of_a_fit(local, tmp_path):
             "files": len(files),
             "descriptors": me.num_fds(),
             "connections": tcp,
-            "folders": len(list(Path("/tmp").glob("compss_train-online-*"))),
+            "folders": len(list(Path(tempfile.gettempdir()).glob(f"compss_train-{me.pid}-*"))),
         }
 
     fits()

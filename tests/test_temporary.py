@@ -1,0 +1,86 @@
+"""Temporary folders: locked while a program lives, and removed by the next one when it was killed."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from compss_train import temporary
+from compss_train.engines import folders
+from compss_train.engines.folders import Folders
+from compss_train.online.checkpoints import Checkpoints
+from compss_train.temporary import LockedFolder, remove_abandoned
+
+HOLDER = """
+import sys
+from compss_train.temporary import LockedFolder
+print(LockedFolder(sys.argv[1]).path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(temporary, "NEW", -1.0)
+    return tmp_path
+
+
+def abandoned(parent, name="compss_train-123-abcd"):
+    (parent / name).mkdir()
+    (parent / name / "value").write_bytes(bytes(100))
+    return parent / name
+
+
+@pytest.mark.parametrize(
+    ("make", "remove"), [(LockedFolder, "remove"), (Folders, "remove"), (Checkpoints, "close")]
+)
+def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, make, remove):
+    left, first = abandoned(parent), make()
+    assert not left.exists()
+    second = make()
+    assert len(os.listdir(parent)) == 2
+    for held in (first, second):
+        getattr(held, remove)()
+    assert os.listdir(parent) == []
+
+
+def test_what_is_new_or_of_others_stays(parent, monkeypatch):
+    others = [abandoned(parent, name) for name in ("compss_train-online-1", "other-123-abcd")]
+    new = abandoned(parent)
+    monkeypatch.setattr(temporary, "NEW", 60.0)
+    remove_abandoned(str(parent))
+    assert new.is_dir()
+    os.utime(new, times=(time.time() - 61,) * 2)
+    monkeypatch.setattr(os, "getuid", lambda: new.stat().st_uid + 1)
+    remove_abandoned(str(parent))
+    assert new.is_dir()
+    monkeypatch.undo()
+    remove_abandoned(str(parent))
+    assert not new.exists()
+    assert all(path.is_dir() for path in others)
+
+
+def test_a_lock_ends_with_the_process_and_not_before(parent):
+    command = [sys.executable, "-c", HOLDER, str(parent)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as holder:
+        path = holder.stdout.readline().strip()
+        remove_abandoned(str(parent))
+        assert os.path.isdir(path)
+        holder.kill()
+        holder.wait(30)
+    remove_abandoned(str(parent))
+    assert os.listdir(parent) == []
+
+
+def test_removing_twice_does_nothing_more(parent):
+    first = LockedFolder(str(parent))
+    first.remove()
+    second = LockedFolder(str(parent))
+    first.remove()
+    remove_abandoned(str(parent))
+    assert os.path.isdir(second.path)
+    second.remove()
