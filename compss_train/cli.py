@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from compss_train import __version__
 from compss_train.commands import COMMANDS, Command
+from compss_train.runs.problems import text_of
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
@@ -23,17 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if getattr(options, "traceback", False):
             traceback.print_exc()
-        print(f"compss-train {options.command}: {_told(error)}", file=sys.stderr)
+        print(f"compss-train {options.command}: {text_of(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"compss-train {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 def make_parser() -> argparse.ArgumentParser:

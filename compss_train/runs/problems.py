@@ -73,10 +73,17 @@ def made(value: Made | None) -> Made:
 
 def describe(error: BaseException) -> str:
     """Return what to say about an exception: its type, unless its text is made for users, and its text."""
-    text = str(error)
+    text = text_of(error)
     if isinstance(error, ValueError | ModuleNotFoundError | OSError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception; of the system's, what file it is about and what was wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def with_notes(told: str, error: BaseException, *more: str) -> str:

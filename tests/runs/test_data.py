@@ -98,7 +98,7 @@ def test_files_are_a_data_set_with_its_options():
     [
         ({}, '[data]: it names no samples; give files = "train/*.npz", or x = '),
         ({"y": "y.npy"}, "it names no samples"),
-        ({"x": "none.npy"}, "[data] x: [Errno 2] No such file or directory: 'none.npy'"),
+        ({"x": "none.npy"}, "[data] x: none.npy: No such file or directory"),
         ({"x": "x.npy", "y": "none.npz"}, "[data] y: "),
         ({"x": "x.csv"}, "[data] x: files that end in '.csv': give files of one kind, .npz"),
         ({"x": 3}, "[data] x: a block needs a first dimension"),
