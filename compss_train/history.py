@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
@@ -69,12 +70,12 @@ class History(list[Record]):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` or ``JsonLines`` wrote.
+        """Read what ``save`` or ``JsonLines`` wrote; where several runs did, the last of them, with a warning.
 
         A last line that was cut off, as when the program was killed, is left out with a warning. Raises
         ``BadFileError`` for any other line that holds no record, and ``OSError`` where the file cannot be read.
         """
-        return cls(_records(Path(path)))
+        return cls(_last_run(list(_records(Path(path))), path))
 
 
 def line_of(record: Record) -> str:
@@ -95,9 +96,19 @@ def _records(path: Path) -> Iterator[Record]:
         if _is_record(record):
             yield record
         elif number == len(lines) and not line.endswith(b"\n"):
-            warnings.warn(f"{path} ends within a line, which was left out", stacklevel=4)
+            warnings.warn(f"{path} ends within a line, which was left out", stacklevel=3)
         else:
             raise BadFileError(str(path), f"holds no record of a round in line {number}")
+
+
+def _last_run(records: list[Record], path: str | Path) -> list[Record]:
+    """Return the records of the last run: rounds are counted on within one, by all its fits."""
+    rounds = [record["round"] for record in records]
+    begins = [index for index, (last, this) in enumerate(pairwise(rounds), 1) if this <= last]
+    if not begins:
+        return records
+    warnings.warn(f"{path} holds {len(begins) + 1} runs; only the last one was read", stacklevel=3)
+    return records[begins[-1] :]
 
 
 def _parsed(line: bytes) -> Any:

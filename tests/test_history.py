@@ -14,7 +14,7 @@ from compss_train import BadFileError, DistributedTrainer
 from compss_train.callbacks import Callback
 from compss_train.columns import row
 from compss_train.curves import panels, positions
-from compss_train.history import History
+from compss_train.history import History, line_of
 from compss_train.timeline import KINDS
 from tests.histories import histories, online_record
 from tests.models import SGD, blocked, classification, mlp
@@ -147,6 +147,16 @@ def test_axes_never_go_back_and_panels_have_a_point_a_record(history):
 def test_an_unknown_axis_is_an_error(trainer):
     with pytest.raises(ValueError, match="against='time': choose one of 'round', 'epoch'"):
         trainer.history.plot(against="time")
+
+
+def test_of_several_runs_in_a_file_the_last_is_loaded(trainer, tmp_path):
+    path = tmp_path / "history.jsonl"
+    text = "".join(map(line_of, trainer.history))
+    for before in (text, text + text[: text.index("\n") + 1]):
+        path.write_text(before + text)
+        with pytest.warns(UserWarning, match=f"holds {before.count(text[:12]) + 1} runs; only the last") as told:
+            assert History.load(path) == trainer.history
+        assert told[0].filename == __file__
 
 
 @given(history=histories())

@@ -55,7 +55,10 @@ class _HistoryFile(Callback):
 
 
 class JsonLines(_HistoryFile):
-    """Appends each round's record to a file as one line of JSON, which ``History.load`` reads."""
+    """Appends each round's record to a file as one line of JSON, which ``History.load`` reads.
+
+    Runs that are given the same file follow each other in it.
+    """
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Append the record."""

@@ -63,7 +63,7 @@ def rows_of(path):
 def rounds_of(path):
     if path.suffix == ".csv":
         return [int(cells["round"]) for cells in rows_of(path)]
-    return [record["round"] for record in History.load(path)]
+    return [json.loads(line)["round"] for line in path.read_text().splitlines()]
 
 
 def test_json_lines_hold_the_history(trainer, tmp_path):
