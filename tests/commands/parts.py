@@ -1,5 +1,6 @@
 """What run files of the tests name by import path."""
 
+import json
 import os
 import signal
 
@@ -9,6 +10,12 @@ from torch import nn
 
 from compss_train.callbacks import Callback
 from tests.models import classification
+
+PARTS = __name__
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def data(samples: int = 60, double: bool = False):
