@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -14,12 +15,20 @@ NEW = 60.0
 
 
 class LockedFolder:
-    """A new folder in ``parent``, the system's temporary folder by default; abandoned ones there are removed."""
+    """A folder in ``parent``, the system's temporary folder by default; it has a name, and ``make`` makes it.
+
+    These are two steps so that what removes it can be in place before it is there, whenever Ctrl-C comes.
+    """
 
     def __init__(self, parent: str | None = None) -> None:
-        parent = parent or tempfile.gettempdir()
-        remove_abandoned(parent)
-        self.path = tempfile.mkdtemp(prefix=f"compss_train-{os.getpid()}-", dir=parent)
+        self._parent = parent or tempfile.gettempdir()
+        self.path = os.path.join(self._parent, f"compss_train-{os.getpid()}-{secrets.token_hex(6)}")
+        self._lock: int | None = None
+
+    def make(self) -> None:
+        """Make and lock the folder, after removing abandoned ones next to it."""
+        remove_abandoned(self._parent)
+        os.mkdir(self.path, mode=0o700)
         self._lock = _locked(self.path)
 
     def remove(self) -> None:

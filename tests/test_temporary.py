@@ -16,7 +16,9 @@ from compss_train.temporary import LockedFolder, remove_abandoned
 HOLDER = """
 import sys
 from compss_train.temporary import LockedFolder
-print(LockedFolder(sys.argv[1]).path, flush=True)
+held = LockedFolder(sys.argv[1])
+held.make()
+print(held.path, flush=True)
 sys.stdin.read()
 """
 
@@ -35,16 +37,45 @@ def abandoned(parent, name="compss_train-123-abcd"):
     return parent / name
 
 
+def made(folder):
+    folder.make()
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("make", "remove"), [(LockedFolder, "remove"), (Folders, "remove"), (Checkpoints, "close")]
+    ("new", "remove"),
+    [(lambda: made(LockedFolder()), "remove"), (lambda: made(Folders()), "remove"), (Checkpoints, "close")],
+    ids=["LockedFolder", "Folders", "Checkpoints"],
 )
-def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, make, remove):
-    left, first = abandoned(parent), make()
+def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, new, remove):
+    left, first = abandoned(parent), new()
     assert not left.exists()
-    second = make()
+    second = new()
     assert len(os.listdir(parent)) == 2
     for held in (first, second):
         getattr(held, remove)()
+    assert os.listdir(parent) == []
+
+
+@pytest.mark.parametrize("step", ["mkdir", "open"])
+def test_what_was_interrupted_while_it_was_made_is_removed(parent, monkeypatch, step):
+    real = getattr(os, step)
+
+    def interrupted(path, *options, **more):
+        done = real(path, *options, **more)
+        if str(path).startswith(str(parent)):
+            if step == "open":
+                os.close(done)
+            raise KeyboardInterrupt
+        return done
+
+    folders = Folders()
+    with monkeypatch.context() as patched:
+        patched.setattr(temporary.os, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folders.make()
+    assert os.listdir(parent) != []
+    folders.remove()
     assert os.listdir(parent) == []
 
 
@@ -77,9 +108,9 @@ def test_a_lock_ends_with_the_process_and_not_before(parent):
 
 
 def test_removing_twice_does_nothing_more(parent):
-    first = LockedFolder(str(parent))
+    first = made(LockedFolder(str(parent)))
     first.remove()
-    second = LockedFolder(str(parent))
+    second = made(LockedFolder(str(parent)))
     first.remove()
     remove_abandoned(str(parent))
     assert os.path.isdir(second.path)

@@ -21,15 +21,20 @@ class Folders:
     """
 
     def __init__(self) -> None:
+        self._folders: list[LockedFolder] = []
+
+    def make(self) -> None:
+        """Make the folders; ``remove`` may be called whenever this has been interrupted."""
         parents = [str(SHARED_MEMORY)] if os.access(SHARED_MEMORY, os.W_OK) else []
-        parents.append(tempfile.gettempdir())
-        self._folders = [LockedFolder(parent) for parent in parents]
-        for path in self.paths:
-            resource_tracker.register(path, "folder")
+        for parent in [*parents, tempfile.gettempdir()]:
+            folder = LockedFolder(parent)
+            resource_tracker.register(folder.path, "folder")
+            self._folders.append(folder)
+            folder.make()
 
     @property
     def paths(self) -> list[str]:
-        """Return where the folders are, in the order of preference; none once they are removed."""
+        """Where the folders are, in the order of preference; none once they are removed."""
         return [folder.path for folder in self._folders]
 
     def remove(self) -> None:

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
-from loky.backend import resource_tracker
-
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
 from compss_train.engines.folders import Folders
-from compss_train.engines.lane import interrupts_blocked
 from compss_train.engines.pool import Pool
 from compss_train.engines.scheduler import Scheduler
 from compss_train.engines.store import store
@@ -47,10 +44,9 @@ class LocalEngine(ThisMachineEngine):
         self.cpus = 0
         self._numbers = itertools.count()
         with contextlib.ExitStack() as undo:  # of a start that is interrupted
-            resource_tracker.ensure_running()  # which unblocks them
-            with interrupts_blocked():
-                self._folders = Folders()
-                undo.callback(self._folders.remove)
+            self._folders = Folders()
+            undo.callback(self._folders.remove)
+            self._folders.make()
             self._pool = Pool(threads, self._folders.paths)
             self._scheduler = Scheduler(self._folders.paths)
             self._close = weakref.finalize(

@@ -20,6 +20,7 @@ class Checkpoints(Closable):
         folder = LockedFolder()
         self._folder = Path(folder.path)
         self._remove = weakref.finalize(self, folder.remove)
+        folder.make()
 
     def keep(self, worker: int, saved: torch.Tensor) -> None:
         """Replace what is kept of a worker."""

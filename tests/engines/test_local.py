@@ -114,6 +114,7 @@ def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monke
 
 def test_folders_are_removed_once():
     folders = Folders()
+    folders.make()
     paths = list(folders.paths)
     assert all(map(os.path.isdir, paths))
     folders.remove()

@@ -37,7 +37,7 @@ class Stream:
 
 def hangs(stream):
     with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
-        time.sleep(30)
+        time.sleep(100)
 
 def hangs_unheard(stream):
     stream.gone = True
@@ -45,17 +45,17 @@ def hangs_unheard(stream):
 
 def hangs_deep(stream):
     with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
-        hold(30_000_000)
+        hold(100_000_000)
 
 def goes_on_after_the_end(stream):
     with watchdog.Watchdog(stream, None) as dog, dog.computing():
         stream.ended.set()
-        time.sleep(30)
+        time.sleep(100)
 
 def waits_after_the_end(stream):
     with watchdog.Watchdog(stream, 100) as dog:
         stream.ended.set()
-        time.sleep(30)
+        time.sleep(100)
 
 def ends_after_the_end(stream):
     with watchdog.Watchdog(stream, None) as dog, dog.computing():
@@ -130,14 +130,13 @@ EXITS = {
 @pytest.fixture(scope="module")
 def children():
     """Run all at the same time; give what each said, its exit status last, and what came on standard error."""
-    began = time.monotonic()
-    run = subprocess.run([sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=14)
+    run = subprocess.run([sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=50)
     assert run.returncode == 0, run.stderr
     said = {name: [] for name in EXITS}
     for line in run.stdout.splitlines():
         name, what = json.loads(line)
         said[name].append(what)
-    return said, run.stderr, time.monotonic() - began
+    return said, run.stderr
 
 
 @pytest.mark.parametrize("name", EXITS)
