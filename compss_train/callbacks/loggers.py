@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from compss_train.callbacks.base import Callback
 from compss_train.columns import row
@@ -20,12 +19,15 @@ if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer
 
 
+Round: TypeAlias = tuple[int, float | None]
+"""A round in a file: its number, -1 for what is none, and when it ended, which no two rounds have in common."""
+
+
 class _HistoryFile(Callback):
     """A file that each round adds to, as soon as it ends; what is there already stays."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._resumed = False
 
     def writes_to(self) -> Path:
         """Return the file."""
@@ -34,24 +36,31 @@ class _HistoryFile(Callback):
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Make the file, or make sure that it can be added to; raises ``OSError`` where it cannot.
 
-        In a resumed fit, the rounds that had come after the checkpoint are removed: they are trained again.
+        In a resumed fit, the rounds that had come after the checkpoint are removed: they are trained again. So is
+        what a program that was killed has not written to its end.
         """
         check_writable(self.path)
-        first = len(trainer.history) if self._resumed else sys.maxsize
-        self._resumed = False
-        self._go_on(first)
+        rounds = self._rounds()
+        self._keep(len(rounds) if trainer.resumed_from is None else _continued(rounds, trainer.history))
 
-    def _go_on(self, first: int) -> None:
-        """Remove rounds from this number on, and what a program that was killed has not written to its end."""
+    def _rounds(self) -> list[Round]:
+        """Return the rounds that are complete; raise ``ValueError`` where the file holds something else."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the file's name: a fit that goes on with another file leaves that as it is."""
-        return {"path": str(self.path)}
+    def _keep(self, count: int) -> None:
+        """Remove all but the first so many rounds."""
+        raise NotImplementedError
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take note that the next fit is a resumed one."""
-        self._resumed = state.get("path") == str(self.path)
+
+def _continued(rounds: Sequence[Round], history: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many rounds of a file stay when its run goes on from a history; all, if they are of others."""
+    kept = len(rounds)
+    while kept and rounds[kept - 1][0] >= len(history):
+        kept -= 1
+    if not kept:
+        return kept
+    number, ended = rounds[kept - 1]
+    return kept if number >= 0 and history[number]["ended"] == ended else len(rounds)
 
 
 class JsonLines(_HistoryFile):
@@ -65,23 +74,27 @@ class JsonLines(_HistoryFile):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(record))
 
-    def _go_on(self, first: int) -> None:
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        if lines and lines[0].endswith(b"\n") and _round_of(lines[0]) < 0:
+    def _rounds(self) -> list[Round]:
+        rounds = [_round_of(line) for line in self._lines()]
+        if rounds and rounds[0][0] < 0:
             raise ValueError(
                 f"{self.path} is there and its first line is no round's record; remove it, or give another path"
             )
-        while lines and (not lines[-1].endswith(b"\n") or _round_of(lines[-1]) >= first):
-            lines.pop()
+        return rounds
+
+    def _keep(self, count: int) -> None:
         with self.path.open("r+b") as file:
-            file.truncate(sum(map(len, lines)))
+            file.truncate(sum(map(len, self._lines()[:count])))
+
+    def _lines(self) -> list[bytes]:
+        return [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def _round_of(line: bytes) -> int:
-    """Return the number of the round that a line holds, -1 where it holds none."""
+def _round_of(line: bytes) -> Round:
     with suppress(ValueError, TypeError, LookupError):
-        return int(json.loads(line)["round"])
-    return -1
+        record = json.loads(line)
+        return int(record["round"]), record.get("ended")
+    return -1, None
 
 
 class Csv(_HistoryFile):
@@ -107,30 +120,34 @@ class Csv(_HistoryFile):
         with self.path.open("a", encoding="utf-8", newline="") as file:
             self._writer(file).writerow(cells)
 
-    def _go_on(self, first: int) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        self._columns = list(csv.DictReader(text.splitlines()).fieldnames or ())
+    def _rounds(self) -> list[Round]:
+        self._columns = list(csv.DictReader(self._text().splitlines()).fieldnames or ())
         if self._columns and not {"round", "epoch"} <= set(self._columns):
             raise ValueError(
                 f"{self.path} is there and holds no rounds, its columns are {', '.join(self._columns)[:80]}; "
                 "remove it, or give another path"
             )
-        rows = self._read()
-        kept = [cells for cells in rows if self._round_of(cells) < first]
-        if len(kept) < len(rows) or not text.endswith("\n"):
-            self._write(kept)
+        return [self._round_of(cells) for cells in self._read()]
 
-    def _round_of(self, cells: Mapping[str, str]) -> int:
+    def _keep(self, count: int) -> None:
+        rows = self._read()
+        if count < len(rows) or not self._text().endswith("\n"):
+            self._write(rows[:count])
+
+    def _round_of(self, cells: Mapping[str, str]) -> Round:
         try:
-            return int(cells["round"])
+            return int(cells["round"]), float(cells["ended"]) if cells.get("ended") else None
         except ValueError as error:
             raise ValueError(
                 f"{self.path} is there and has {cells['round']!r} for a round; remove it, or give another path"
             ) from error
 
+    def _text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
     def _read(self) -> list[dict[str, str]]:
         """Return the rows that are complete."""
-        text = self.path.read_text(encoding="utf-8")
+        text = self._text()
         return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
 
     def _write(self, rows: Iterable[Mapping[str, object]]) -> None:

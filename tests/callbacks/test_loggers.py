@@ -46,7 +46,7 @@ class Failing(Callback):
 
 def tell(callback, records, resumed_from=None):
     """Tell a callback of a fit with these records, of a trainer that has those before."""
-    trainer = SimpleNamespace(history=[] if resumed_from is None else records[:resumed_from])
+    trainer = SimpleNamespace(history=records[: resumed_from or 0], resumed_from=resumed_from)
     callback.on_fit_start(trainer, None)
     for record in records[resumed_from:]:
         callback.on_round_start(trainer, record["round"])
@@ -109,23 +109,41 @@ def test_csv_of_an_online_fit(tmp_path):
     assert math.isnan(float(told[1]["loss"]))
 
 
+def records_of(run, count=6):
+    """The records of a run, which began at another time than others."""
+    return [{**online_record(number), "ended": 100.5 * run + number} for number in range(count)]
+
+
+def path_of(folder, logger):
+    return folder / f"history.{'csv' if logger is Csv else 'jsonl'}"
+
+
 @pytest.mark.parametrize("logger", FILES)
 @pytest.mark.parametrize("cut", [0, 30])
 def test_a_resumed_fit_replaces_what_came_after_the_checkpoint(tmp_path, logger, cut):
-    path = tmp_path / f"history.{'csv' if logger is Csv else 'jsonl'}"
-    records = [online_record(number) for number in range(6)]
+    path, records = path_of(tmp_path, logger), records_of(1)
     tell(logger(path), records)
     path.write_bytes(path.read_bytes()[: -cut or None])  # killed while it wrote
-    resumed = logger(path)
-    resumed.load_state_dict(json.loads(json.dumps(logger(path).state_dict())))
-    tell(resumed, records, resumed_from=3)
+    tell(logger(path), records, resumed_from=3)
     assert rounds_of(path) == [0, 1, 2, 3, 4, 5]
-    tell(resumed, records)  # a fit that is not resumed goes on at the end
+    tell(logger(path), records_of(2))  # another run
     assert rounds_of(path) == [*range(6), *range(6)]
-    elsewhere = logger(path)
-    elsewhere.load_state_dict(logger(tmp_path / "other").state_dict())
-    tell(elsewhere, records, resumed_from=5)
-    assert rounds_of(path) == [*range(6), *range(6), 5]
+
+
+@pytest.mark.parametrize("logger", FILES)
+def test_a_resumed_fit_leaves_what_others_have_written(tmp_path, logger):
+    path, mine = path_of(tmp_path, logger), records_of(2)
+    tell(logger(path), records_of(1, 8))
+    tell(logger(path), mine[:4])
+    tell(logger(path), mine, resumed_from=2)
+    assert rounds_of(path) == [*range(8), *range(6)]
+    other = path_of(tmp_path / "other", logger)
+    tell(logger(other), records_of(1, 8))
+    tell(logger(other), mine, resumed_from=3)  # the first that this run writes there
+    assert rounds_of(other) == [*range(8), 3, 4, 5]
+    tell(logger(other), records_of(3, 0))
+    tell(logger(other), mine, resumed_from=4)
+    assert rounds_of(other) == [*range(8), 3, 4, 5]
 
 
 @pytest.mark.parametrize("position", [0, 2])
