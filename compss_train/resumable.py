@@ -247,8 +247,10 @@ def _plain(value: Any) -> Any:
 def _best_round(path: Path, content: Mapping[str, Any]) -> int:
     """Return the round that a ``Checkpoint`` has kept as the best; other callbacks have bests of their own."""
     states = [state for name, state in content["callbacks"].items() if name.startswith("Checkpoint ")]
-    kept = [int(state["best_round"]) for state in states if state["best_round"] is not None]
+    kept = [state for state in states if state["best_round"] is not None]
     if not kept:
         raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")
+    here = [state for state in kept if Path(state["folder"]).resolve() == path.parent.resolve()]
     there = checkpoints.checkpoints(path.parent)
-    return next((number for number in kept if number in there), kept[0])
+    numbers = [int(state["best_round"]) for state in here or kept]  # all, where the folder has been moved
+    return next((number for number in numbers if number in there), numbers[0])

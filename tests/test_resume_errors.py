@@ -257,7 +257,7 @@ def test_a_checkpoint_of_another_version(own, monkeypatch):
 
 def test_a_folder_with_checkpoints_of_another_run(own):
     names = sorted(os.listdir(own))
-    message = f"{own} has checkpoints of another run; give fit resume=True"
+    message = rf"{own} has checkpoints of another run, or .* \(round 2\); give fit resume=True"
     assert_refused(refusing(), FileExistsError, message, Checkpoint(own))
     assert sorted(os.listdir(own)) == names
     whole, over = trainer_of(), trainer_of()
@@ -268,14 +268,36 @@ def test_a_folder_with_checkpoints_of_another_run(own):
 
 
 def test_a_fit_that_is_resumed_into_a_folder_with_checkpoints_of_another_run(own, folder):
-    names = sorted(os.listdir(own))
+    other = own.with_name("other")
+    fit(trainer_of(), Checkpoint(other, keep=3), num_epochs=2)
+    names = sorted(os.listdir(other))
     for resume in (folder, folder / "round-000001"):
         with pytest.raises(FileExistsError, match="has checkpoints of another run"):
-            fit(refusing(), Checkpoint(own), resume=resume)
-    assert sorted(os.listdir(own)) == names
+            fit(refusing(), Checkpoint(other), resume=resume)
+    assert sorted(os.listdir(other)) == names
     again = trainer_of()
-    fit(again, Checkpoint(own, overwrite=True), resume=folder / "round-000001")
-    assert sorted(os.listdir(own)) == ["round-000002"]
+    callback = Checkpoint(other, best="loss", overwrite=True)
+    fit(again, callback, resume=folder / "round-000001")
+    assert sorted(os.listdir(other)) == ["round-000002"]
+    assert callback.best_round == 2
+    again.restore(other, best=True)
+
+
+def test_a_copy_of_the_checkpoints_is_of_the_same_run(own, folder):
+    again, whole = trainer_of(), trainer_of()
+    fit(again, Checkpoint(own), resume=folder / "round-000001")
+    whole.restore(folder)
+    assert_alike(again, whole)
+    assert sorted(os.listdir(own)) == ["round-000001", "round-000002"]
+
+
+def test_a_folder_with_later_rounds_of_the_same_run(own):
+    trainer = trainer_of()
+    trainer.restore(own / "round-000001")
+    with pytest.raises(FileExistsError, match=r"or of later rounds of this one \(round 2\)"):
+        fit(trainer, Checkpoint(own), num_epochs=1)
+    fit(trainer, Checkpoint(own, keep=9, overwrite=True), num_epochs=1)
+    assert sorted(os.listdir(own)) == ["round-000000", "round-000001", "round-000002"]
 
 
 def test_folders_that_cannot_be_written_to(tmp_path):

@@ -111,10 +111,11 @@ class Telling:
                 self._asked(callback, "load_state_dict", self.saved[name])
 
     def _by_name(self) -> Iterator[tuple[str, Callback]]:
-        """Iterate over the callbacks with the names of their classes, numbered."""
+        """Iterate over the callbacks with the names of their classes and what they watch, numbered."""
         seen: Counter[str] = Counter()
         for callback in self.callbacks:
-            name = type(callback).__name__
+            watched = self._asked(callback, "watches")
+            name = type(callback).__name__ if watched is None else f"{type(callback).__name__} of {watched}"
             seen[name] += 1
             yield f"{name} {seen[name]}", callback
 

@@ -37,7 +37,8 @@ class Checkpoint(Callback):
     keep:
         How many are kept, the newest ones; the best is kept beside them.
     best:
-        Name in the history's records, such as ``"val_loss"``, whose best round is kept; ``None`` for none.
+        Name in the history's records, such as ``"val_loss"``, whose best round is kept, that of all fits of the
+        run; ``None`` for none.
     mode:
         ``"min"`` or ``"max"``, whichever is better; ``None`` tells by the name.
     overwrite:
@@ -70,13 +71,9 @@ class Checkpoint(Callback):
         self.best = best
         self.mode: Mode = "min" if best is None else mode_of(best, mode)
         self.overwrite = overwrite
-        self._forget()
-
-    def _forget(self) -> None:
         self.best_round: int | None = None
         self._best_value: float | None = None
         self._written: int | None = None
-        self._goes_on = False
         self._history = GrowingList("history")
 
     @property
@@ -101,36 +98,47 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """See to it that checkpoints can be written, and are not mistaken for those of another run."""
-        if trainer.resumed_from is None:
-            self._forget()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._check_room(trainer)
         own = self._own_rounds(trainer)
-        if own is not None and not own.issuperset(checkpoints.checkpoints(self.folder)):
+        if others := set(checkpoints.checkpoints(self.folder)) - own:
             if not self.overwrite:
                 raise FileExistsError(
-                    f"{self.folder} has checkpoints of another run; give fit resume=True to go on with it, "
-                    "Checkpoint another folder, or overwrite=True to have them removed"
+                    f"{self.folder} has checkpoints of another run, or of later rounds of this one (round "
+                    f"{max(others)}); give fit resume=True to go on from there, Checkpoint another folder, or "
+                    "overwrite=True to have them removed"
                 )
             purge(self.folder, own)
+        self._go_on(trainer.history, own)
 
-    def _own_rounds(self, trainer: DistributedTrainer) -> set[int] | None:
-        """Return which of the checkpoints in the folder can be of this run, ``None`` for all."""
-        if trainer.resumed_from is None:
-            return set(range(len(trainer.history))) if self._holds_beginning_of(trainer.history) else set()
-        return None if self._goes_on or trainer.resumed_from.parent.resolve() == self.folder.resolve() else set()
+    def _own_rounds(self, trainer: DistributedTrainer) -> set[int]:
+        """Return which of the checkpoints in the folder are of this run; those after a resumed round, too."""
+        there = set(checkpoints.checkpoints(self.folder))
+        resumed = trainer.resumed_from
+        if resumed is not None and resumed.parent.resolve() == self.folder.resolve():
+            return there
+        if not there or not self._is_of(trainer.history):
+            return set()
+        return {number for number in there if resumed is not None or number < len(trainer.history)}
 
-    def _holds_beginning_of(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Tell whether the newest checkpoint is of the same run, by when its rounds ended."""
-        if not history or not checkpoints.checkpoints(self.folder):
-            return True
+    def _is_of(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Tell whether the newest checkpoint and a history are of the same run, by when its rounds ended."""
         try:
             saved = checkpoints.newest(self.folder)[1]["history"]
         except BadCheckpointError:
             return False
-        return [record.get("ended") for record in saved] == [
-            record.get("ended") for record in history[: len(saved)]
-        ]
+        pairs = list(zip(saved, history, strict=False))
+        return bool(pairs) and all(one.get("ended") == other.get("ended") for one, other in pairs)
+
+    def _go_on(self, history: Sequence[Mapping[str, Any]], own: set[int]) -> None:
+        """Take note of the rounds that a run has had: which is written, and the best of those that are there."""
+        self.best_round = self._best_value = None
+        self._history = GrowingList("history")
+        had = sorted(number for number in own if number < len(history))
+        self._written = had[-1] if had else None
+        for number in had:
+            if self.best in history[number]:
+                self._is_best(history[number])
 
     def _check_room(self, trainer: DistributedTrainer) -> None:
         """Find out now what would otherwise be found after the first round: a checkpoint's bytes can be had."""
@@ -147,27 +155,9 @@ class Checkpoint(Callback):
                 ) from error
             raise
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the best so far, if it is in the same folder and of the same number."""
-        self._forget()
-        self._goes_on = state["folder"] == str(self.folder)
-        there = checkpoints.checkpoints(self.folder)
-        same = (state["best"], state["mode"]) == (self.best, self.mode)
-        if same and state["best_round"] in there:
-            self.best_round, self._best_value = state["best_round"], state["best_value"]
-        if state["written"] in there:
-            self._written = state["written"]
-
     def state_dict(self) -> dict[str, Any]:
-        """Return where checkpoints go, the best so far, and what is written now."""
-        return {
-            "folder": str(self.folder),
-            "best": self.best,
-            "mode": self.mode,
-            "best_round": self.best_round,
-            "best_value": self._best_value,
-            "written": self._written,
-        }
+        """Return where checkpoints go and which is the best, for ``restore(best=True)``."""
+        return {"folder": str(self.folder), "best": self.best, "mode": self.mode, "best_round": self.best_round}
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Write a checkpoint where one is due, or the round is the best."""
@@ -175,7 +165,7 @@ class Checkpoint(Callback):
         if self._is_best(record) or self._is_due(number):
             self._write(trainer, number)
 
-    def _is_best(self, record: dict[str, Any]) -> bool:
+    def _is_best(self, record: Mapping[str, Any]) -> bool:
         if self.best is None or not is_better(value := value_of(record, self.best), self._best_value, self.mode):
             return False
         self._best_value, self.best_round = value, record["round"]

@@ -58,7 +58,7 @@ class EarlyStopping(Callback):
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Begin anew, as another fit may have other data; or stop a resumed fit that had been stopped."""
-        if not self._resumed:
+        if trainer.resumed_from is None or not self._resumed:
             self._forget()
         self._resumed = False
         self._stop_if_due(trainer)

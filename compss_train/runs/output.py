@@ -28,7 +28,7 @@ KEYS = ("folder", *_FILES)
 
 
 class HistoryFile(JsonLines):
-    """The history as lines of JSON; when a fit is resumed, rounds that it repeats are not in it twice."""
+    """The history as lines of JSON: the trainer's, whatever has been in the file of a run's folder."""
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Write the rounds that the trainer has had."""

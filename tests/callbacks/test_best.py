@@ -42,15 +42,28 @@ def test_without_a_best_of_checkpoint_there_is_none(tmp_path):
         trainer.restore(tmp_path, best=True)
 
 
-def test_a_resumed_fit_that_watches_another_number_has_no_best_of_that_yet(tmp_path):
+def test_of_two_folders_with_the_others_best_round_each_has_its_own(tmp_path):
+    """The best round of one is also kept in the other."""
+    highest, lowest = tmp_path / "highest", tmp_path / "lowest"
+    trainer = train(
+        [Checkpoint(highest, keep=9, best="val_loss", mode="max"), Checkpoint(lowest, keep=9, best="val_loss")]
+    )
+    for folder, number in ((lowest, 3), (highest, 0)):
+        trainer.restore(folder, best=True)
+        assert trainer.history[-1]["round"] == number
+    trainer.restore(lowest.rename(tmp_path / "moved"), best=True)  # of either
+
+
+def test_a_resumed_fit_that_watches_another_number_knows_the_best_of_what_is_there(tmp_path):
     train([EarlyStopping("loss"), Checkpoint(tmp_path, best="loss")], epochs=2)
     stopping = EarlyStopping("val_loss", mode="max", patience=9)
     checkpoint = Checkpoint(tmp_path, keep=1, best="val_loss", mode="max")
     trainer = train([stopping, checkpoint], resume=True)
-    losses = {record["round"]: record["val_loss"] for record in trainer.history[2:]}
-    assert stopping.best_round == checkpoint.best_round == max(losses, key=losses.get)
-    assert stopping.best == max(losses.values())
-    assert list(checkpoints.checkpoints(tmp_path)) == [2, 3]
+    losses = {record["round"]: record["val_loss"] for record in trainer.history}
+    assert checkpoint.best_round == max(losses, key=losses.get) == 0
+    assert list(checkpoints.checkpoints(tmp_path)) == [0, 3]
+    assert stopping.best_round == 2  # it begins anew
+    assert stopping.best == max(losses[2], losses[3])
 
 
 def test_a_trainer_that_is_built_anew_has_had_no_fit(tmp_path):

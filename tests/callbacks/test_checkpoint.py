@@ -91,13 +91,37 @@ def test_best_is_the_checkpoints_and_not_that_of_early_stopping(tmp_path):
     assert len(restored.history) == 3
 
 
-def test_what_a_fit_writes_is_made_anew_in_the_next_one(tmp_path):
+def test_the_best_is_kept_over_all_fits_of_a_run(tmp_path):
     trainer = trainer_of()
     callback = Checkpoint(tmp_path, keep=2, best="loss", mode="max")
     fit(trainer, callback, num_epochs=2)
     fit(trainer, callback, num_epochs=3)
-    assert callback.best_round == 2  # of the second fit
-    assert list(checkpoints(tmp_path)) == [2, 3, 4]
+    assert callback.best_round == 0
+    assert list(checkpoints(tmp_path)) == [0, 3, 4]
+    another = trainer_of()
+    fit(another, elsewhere := Checkpoint(tmp_path / "other", keep=1), num_epochs=3)
+    elsewhere.best = "loss"  # what was kept until now has a best, too
+    fit(another, elsewhere, num_epochs=1)
+    assert (elsewhere.best_round, list(checkpoints(tmp_path / "other"))) == (3, [3])
+
+
+@pytest.mark.parametrize("interrupted", [3, 4, 5])
+def test_of_two_that_go_on_each_keeps_its_best(tmp_path, interrupted):
+    class Scores(Callback):
+        def on_round_end(self, trainer, record):
+            record["score"] = [0.1, 0.2, 0.9, 0.3, 0.4, 0.5][record["round"]]
+
+    def callbacks():
+        return Scores(), Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b", keep=1, best="score", mode="max")
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer_of(), *callbacks(), Interrupt(interrupted), num_epochs=6)
+    trainer = trainer_of()
+    fit(trainer, *(again := callbacks()), resume=True, num_epochs=6)
+    assert again[2].best_round == 2
+    assert list(checkpoints(tmp_path / "b")) == [2, 5]
+    trainer.restore(tmp_path / "b", best=True)
+    assert len(trainer.history) == 3
 
 
 def test_what_came_after_the_round_that_is_resumed_goes_when_that_is_trained_again(tmp_path):

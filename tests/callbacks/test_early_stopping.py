@@ -18,8 +18,8 @@ VALIDATION = {"validation_data": (X[:20], Y[:20])}
 class Told:
     """A trainer whose rounds measure what they are told to."""
 
-    def __init__(self):
-        self.reason, self.parameters = None, None
+    def __init__(self, resumed_from=None):
+        self.reason, self.parameters, self.resumed_from = None, None, resumed_from
 
     def stop(self, reason):
         self.reason = reason
@@ -83,7 +83,7 @@ def test_resumed_in_the_middle_it_stops_where_it_would_have(values, patience, mo
     k = data.draw(st.integers(1, rounds), "interrupted after")
     Told().run(first, values[:k])
     second.load_state_dict(first.state_dict())
-    again = Told()
+    again = Told(resumed_from="a checkpoint")
     assert again.run(second, values, start=k) == rounds
     assert (second.best, second.best_round) == (whole.best, whole.best_round)
     assert again.parameters == (None if whole.best_round is None else {"round": whole.best_round})
@@ -94,6 +94,9 @@ def test_each_fit_begins_anew_but_a_resumed_one():
     Told().run(callback, [1, 2, 3])
     assert Told().run(callback, [9, 8, 9, 9]) == 4
     assert callback.best == 8
+    callback.load_state_dict(callback.state_dict())  # by a fit that was refused before it began
+    assert Told().run(callback, [7, 6, 7, 7]) == 4
+    assert callback.best == 6
 
 
 def test_without_restoring_the_last_parameters_stay():
