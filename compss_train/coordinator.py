@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train import parameters as params
+from compss_train.callbacks.base import Telling
 from compss_train.checks import check_network, check_optimizer, check_picklable
 from compss_train.describe import described_build, described_machine, versions
 from compss_train.engines import Engine, Ref, engine_class
@@ -77,6 +78,7 @@ class Coordinator:
         self._built: Built | None = None
         self._parameters: Parameters = {}
         self._rounds: Rounds | OnlineFit | None = None
+        self._told: Telling | None = None
         self._epochs = 0
         self._carried: list[WorkerState] | None = None
         self._last_fit: dict[str, Any] | None = None
@@ -224,7 +226,10 @@ class Coordinator:
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
         """Replace the global parameters; raises ``ValueError`` where names or shapes differ."""
         net = copy.deepcopy(self._require_built().recipe.net)
-        self._require_idle("set_parameters")
+        if self._rounds is not None:
+            raise RuntimeError(
+                "set_parameters was called during a fit, between rounds; call it at the start or end"
+            )
         params.load_into(net, parameters)
         self._parameters = params.from_module(net)
 
@@ -290,7 +295,7 @@ class Coordinator:
         return self._parameters if current is None else current
 
     def _require_idle(self, method: str) -> None:
-        if self._rounds is not None:
+        if self._told is not None:
             raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
 
     def _require_workers(self, method: str) -> None:

@@ -43,7 +43,6 @@ class Resumable(Coordinator):
     """The checkpoint that the present or last fit went on from."""
     _stopping: Stopping | None = None
     _course: Course | None = None
-    _told: Telling | None = None
 
     def stop(self, reason: str) -> None:
         """End the fit when the round that callbacks are being told of is over; for callbacks.
@@ -107,25 +106,29 @@ class Resumable(Coordinator):
         """Return what the numbers depend on beside the data and the options of a fit."""
         built = self._require_built()
         recipe = built.recipe
-        optimizer, options = self._optimizer()
+        optimizer, groups = self._optimizer()
         return {
             "optimizer": optimizer,
-            "optimizer_options": {name: _plain(value) for name, value in options.items()},
+            "optimizer_options": [{name: _plain(value) for name, value in group.items()} for group in groups],
             "seed": self.seed,
             "num_workers": self.num_workers,
             "threads": self.threads,
+            "num_gpu": built.num_gpu,
             "precision": recipe.precision,
+            "memory_format": recipe.memory_format,
+            "transform": described(recipe.transform),
             "schedule": described(built.schedule),
             **described_fields(recipe.stepping),
             "torch": torch.__version__,
             "numpy": np.__version__,
         }
 
-    def _optimizer(self) -> tuple[str, dict[str, Any]]:
-        """Return the name of the optimizer's class, and its options."""
+    def _optimizer(self) -> tuple[str, list[dict[str, Any]]]:
+        """Return the name of the optimizer's class, and the options of each of its groups of parameters."""
         recipe = self._require_built().recipe
         optimizer = recipe.optimizer(recipe.net.parameters())
-        return type(optimizer).__name__, optimizer.defaults
+        groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+        return type(optimizer).__name__, groups
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Take parameters, history and counters, and the workers' states, from a checkpoint; call ``build`` first.
@@ -133,7 +136,8 @@ class Resumable(Coordinator):
         ``folder`` is that of a ``Checkpoint`` callback, of which the newest checkpoint is taken, or with ``best``
         the best one; or it is one checkpoint. A fit afterwards is a new one, as a second fit of the same trainer.
 
-        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for that of another network.
+        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for that of another network or
+        optimizer, or of another seed than the trainer was given.
         """
         self._require_built()
         self._require_idle("restore")
@@ -143,7 +147,7 @@ class Resumable(Coordinator):
             content = checkpoints.read(path)
         snapshot = Snapshot.of(content)
         agreement.check_parameters(path, snapshot.parameters, self._parameters)
-        agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
+        agreement.check_trainer(path, snapshot, self._setting(), self._given_seed, fit="fits go")
         self._take(snapshot)
 
     def _forget_fits(self) -> None:
@@ -180,11 +184,14 @@ class Resumable(Coordinator):
         agreement.check_fit(path, snapshot, begin.described, data.sizes)
         agreement.check_data(path, snapshot, data.fingerprint)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
+        progress = snapshot.progress
+        if progress is None:
+            return begin
+        own = bool(self.history) and self.history[-1]["ended"] == snapshot.history[-1]["ended"]
+        agreement.check_end(path, progress, options.num_epochs, own=own)
         self._take(snapshot)
         self.resumed_from = path
         told.saved = snapshot.callbacks
-        if (progress := snapshot.progress) is None:
-            return begin
         skipped = snapshot.history[-1].get("skipped", ()) if snapshot.history else ()
         return replace(begin, first_epoch=progress.first_epoch, reached=progress.reached, skipped=tuple(skipped))
 
@@ -204,8 +211,10 @@ class Resumable(Coordinator):
         self.seed = snapshot.setting["seed"]
         if (schedule := self._require_built().lr_schedule) is not None:
             schedule.load_state_dict(snapshot.schedule)
-        before = snapshot.setting["optimizer_options"]
-        changed = {name: value for name, value in self._optimizer()[1].items() if before.get(name) != _plain(value)}
+        changed = [
+            {name: value for name, value in now.items() if saved.get(name) != _plain(value)}
+            for saved, now in zip(snapshot.setting["optimizer_options"], self._optimizer()[1], strict=True)
+        ]
         self._carry([state.with_options(changed) for state in snapshot.workers])
 
     def _end_in_time(self, stopping: Stopping) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from compss_train import BufferSpec, DistributedTrainer, FileDataset
@@ -234,8 +235,8 @@ def test_what_a_trainer_has_trained_before_does_not_matter(tmp_path):
     ("now", "told"),
     [
         (1, "the optimizers and random numbers of workers 1 to 2 are left behind"),
-        (2, "the optimizers and random numbers of workers 2 to 2 are left behind"),
-        (5, "workers 3 to 4 begin with new optimizers and random numbers"),
+        (2, "the optimizers and random numbers of worker 2 are left behind"),
+        (5, "the optimizers and random numbers of workers 3 to 4 are new"),
     ],
 )
 @pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
@@ -256,9 +257,11 @@ def test_with_other_threads_it_says_so(tmp_path):
     fit(whole, Checkpoint(tmp_path), num_epochs=1)
     trainer = DistributedTrainer(3, engine="serial", seed=0, threads=2)
     trainer.build(whole.model(), ADAM, "cross_entropy")
-    for go_on in (lambda: trainer.restore(tmp_path), lambda: fit(trainer, resume=tmp_path, num_epochs=1)):
-        with pytest.warns(UserWarning, match=r"not bit for bit .*: threads was 1, and is 2$"):
-            go_on()
+    told = r"on from .*, but not bit for bit .*: threads was 1, and is 2$"
+    with pytest.warns(UserWarning, match=f"^the fit goes {told}"):
+        fit(trainer, resume=tmp_path, num_epochs=1)
+    with pytest.warns(UserWarning, match=f"^fits go {told}"):
+        trainer.restore(tmp_path)
 
 
 def test_with_other_options_of_the_optimizer_it_says_so_and_takes_them(tmp_path):
@@ -275,6 +278,71 @@ def test_with_other_options_of_the_optimizer_it_says_so_and_takes_them(tmp_path)
     assert [(group["lr"], group["betas"]) for group in groups] == [(0.5, (0.9, 0.999))] * 3
     assert_same_bits(resumed.get_parameters(), restored.get_parameters())
     assert (resumed.get_parameters()["0.weight"] != same.get_parameters()["0.weight"]).any()
+
+
+class Two:
+    """An optimizer with two groups of parameters, of which the first has a learning rate of its own."""
+
+    def __init__(self, first, lr, momentum=0.0):
+        self.first, self.lr, self.momentum = first, lr, momentum
+
+    def __call__(self, parameters):
+        first, *others = parameters
+        own = {"params": [first], "lr": self.first}
+        return torch.optim.SGD([own, {"params": others}], lr=self.lr, momentum=self.momentum)
+
+
+@pytest.mark.parametrize(
+    ("new", "told", "lrs"),
+    [
+        (Two(0.1, 0.02), "group 1's lr was 0.01, and is 0.02$", [0.1, 0.02]),
+        (Two(0.5, 0.01), "group 0's lr was 0.1, and is 0.5$", [0.5, 0.01]),
+        (Two(0.1, 0.01, 0.9), "group 0's momentum was 0.0, and is 0.9; group 1's momentum .*$", [0.1, 0.01]),
+    ],
+)
+def test_groups_of_parameters_keep_their_own_options(tmp_path, new, told, lrs):
+    fit(trainer_of(optimizer=Two(0.1, 0.01)), Checkpoint(tmp_path), num_epochs=1)
+    resumed = trainer_of(optimizer=new)
+    with pytest.warns(UserWarning, match=told):
+        fit(resumed, resume=tmp_path, num_epochs=2)
+    for worker in resumed.snapshot().workers:
+        assert [group["lr"] for group in worker.optimizer["param_groups"]] == lrs
+    with pytest.raises(ValueError, match=r"of an optimizer with 2 groups of parameters, and this one has 1"):
+        fit(trainer_of(optimizer=SGD), resume=tmp_path, num_epochs=2)
+
+
+def test_what_else_changes_numbers_is_told(tmp_path):
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
+    for options, told in (
+        ({"transform": torch.square}, "transform was None, and is .*square"),
+        ({"memory_format": "channels_last"}, "memory_format was contiguous, and is channels_last"),
+    ):
+        with pytest.warns(UserWarning, match=f"not bit for bit .*: {told}"):
+            fit(trainer_of(**options), resume=tmp_path, num_epochs=2)
+
+
+def test_a_second_fit_into_the_folder_of_the_first_is_told_of(tmp_path):
+    trainer = trainer_of()
+    fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=2)
+    with pytest.warns(UserWarning, match="this trainer has ended a fit of 2 epochs: nothing is left to train"):
+        fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=2)
+    assert len(trainer.history) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=3)
+        fit(trainer_of(), Checkpoint(tmp_path), resume=True, num_epochs=3)
+    assert len(trainer.history) == 3
+
+
+@pytest.mark.parametrize(("every", "told"), [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None)])
+def test_a_longer_fit_whose_last_round_was_cut_short_is_told_of(tmp_path, every, told):
+    fit(trainer_of(), Checkpoint(tmp_path), merge_every=every, num_epochs=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(trainer_of(), resume=tmp_path, merge_every=every, num_epochs=5)
+    assert [str(one.message).endswith(f"the workers merged {told}") for one in caught] == [True] * (
+        told is not None
+    )
 
 
 def test_numbers_come_back_as_they_were(tmp_path):

@@ -18,6 +18,7 @@ from tests.models import ADAM, MODES, SGD, assert_same_bits, awkward_net, blocke
 from tests.resuming import Interrupt, Refusing, X, Y, assert_alike, fit, numbers_of, trainer_of
 
 BLOCKS = MODES[3]
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*transform was None, and is <tests\.resuming\.Refusing")
 
 
 @pytest.fixture(scope="module")
@@ -368,14 +369,21 @@ def test_nothing_is_left_of_an_interrupted_write(tmp_path, monkeypatch):
 
 
 def test_restore_before_build_and_in_a_fit(folder):
-    class Restoring(Callback):
-        def on_round_end(self, trainer, record):
-            trainer.restore(folder)
-
     with pytest.raises(RuntimeError, match="no network yet"):
         DistributedTrainer(2, engine="serial").restore(folder)
-    with pytest.raises(RuntimeError, match="restore was called during a fit"):
-        fit(trainer_of(), Restoring())
+    calls = {
+        "restore": lambda trainer: trainer.restore(folder),
+        "build": lambda trainer: trainer.build(mlp(), SGD, "cross_entropy"),
+        "fit": fit,
+    }
+    for hook in ("on_fit_start", "on_round_end", "on_fit_end"):
+        for name, call in calls.items():
+            callback = Callback()
+            setattr(callback, hook, lambda trainer, *_, call=call: call(trainer))
+            trainer = trainer_of()
+            with pytest.raises(RuntimeError, match=f"{name} was called during a fit"):
+                fit(trainer, callback)
+            assert [record["round"] for record in trainer.history] == [0, 1, 2][: len(trainer.history)]
 
 
 def test_without_a_best_one_there_is_none_to_restore(own):

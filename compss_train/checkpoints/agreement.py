@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compss_train.checkpoints.snapshot import Snapshot
+from compss_train.checkpoints.snapshot import Progress, Snapshot
 from compss_train.parameters import Parameters
 
 MAY_DIFFER = ("num_epochs", "file_buffer")
@@ -43,6 +43,26 @@ def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes:
         )
 
 
+def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> None:
+    """Warn where a fit had come to its end: if it was the trainer's ``own``, or its last round was cut short."""
+    before, every = progress.options["num_epochs"], progress.options["merge_every"]
+    if progress.reached.epoch < progress.first_epoch + before:
+        return
+    if own and num_epochs <= before:
+        warnings.warn(
+            f"the fit goes on from {path}, where this trainer has ended a fit of {before} epochs: nothing is left "
+            "to train; a new fit needs a folder of its own, or no resume=",
+            stacklevel=4,
+        )
+    cut = progress.options["merge_unit"] == "epochs" and (before % every if every else before)
+    if cut and num_epochs > before:
+        warnings.warn(
+            f"the fit goes on from {path}, but not bit for bit as if it had always had {num_epochs} epochs: there "
+            f"the workers merged after {cut} of {every or num_epochs}",
+            stacklevel=4,
+        )
+
+
 def check_data(path: Path, snapshot: Snapshot, fingerprint: int | None) -> None:
     """Warn of data of the same sizes with other values, as far as a few of them tell."""
     saved = None if snapshot.progress is None else snapshot.progress.fingerprint
@@ -52,7 +72,9 @@ def check_data(path: Path, snapshot: Snapshot, fingerprint: int | None) -> None:
         )
 
 
-def check_trainer(path: Path, snapshot: Snapshot, setting: Mapping[str, Any], seed: int | None) -> None:
+def check_trainer(
+    path: Path, snapshot: Snapshot, setting: Mapping[str, Any], seed: int | None, *, fit: str = "the fit goes"
+) -> None:
     """Raise ``ValueError`` for another optimizer or seed; warn of what makes other numbers than without a break."""
     saved = snapshot.setting
     if saved["optimizer"] != setting["optimizer"]:
@@ -60,26 +82,39 @@ def check_trainer(path: Path, snapshot: Snapshot, setting: Mapping[str, Any], se
             f"{path} has the states of {saved['optimizer']}, and the optimizer is {setting['optimizer']}; build "
             "with the same one"
         )
+    if len(saved["optimizer_options"]) != len(setting["optimizer_options"]):
+        groups = f"{len(saved['optimizer_options'])} groups of parameters, and this one"
+        raise ValueError(f"{path} is of an optimizer with {groups} has {len(setting['optimizer_options'])}")
     if seed is not None and seed != saved["seed"]:
         raise ValueError(f"{path} is of a fit with seed={saved['seed']}, and this trainer has seed={seed}")
     others = [name for name in setting if name not in ("optimizer", "optimizer_options", "seed")]
     different = [
-        *_differences(saved["optimizer_options"], setting["optimizer_options"]),
+        *_of_optimizers(saved["optimizer_options"], setting["optimizer_options"]),
         *_differences({name: saved.get(name) for name in others}, setting),
         *_of_workers(saved["num_workers"], setting["num_workers"]),
     ]
     if different:
         warnings.warn(
-            f"the fit goes on from {path}, but not bit for bit as without interruption: {_some(different)}",
+            f"{fit} on from {path}, but not bit for bit as without interruption: {_some(different)}",
             stacklevel=4,
         )
 
 
+def _of_optimizers(saved: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for number, (before, after) in enumerate(zip(saved, now, strict=True)):
+        where = f"group {number}'s " if len(now) > 1 else ""
+        yield from (f"{where}{told}" for told in _differences(before, after))
+
+
 def _of_workers(saved: int, now: int) -> Iterator[str]:
     if now > saved:
-        yield f"workers {saved} to {now - 1} begin with new optimizers and random numbers"
+        yield f"the optimizers and random numbers of {_numbered(saved, now)} are new"
     if now < saved:
-        yield f"the optimizers and random numbers of workers {now} to {saved - 1} are left behind"
+        yield f"the optimizers and random numbers of {_numbered(now, saved)} are left behind"
+
+
+def _numbered(first: int, stop: int) -> str:
+    return f"worker {first}" if stop == first + 1 else f"workers {first} to {stop - 1}"
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

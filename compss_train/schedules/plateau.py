@@ -11,6 +11,9 @@ from compss_train.schedules.base import LrSchedule
 from compss_train.schedules.groups import Groups
 from compss_train.worker.shard import Hyperparameters
 
+_RUNNING = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+"""What a scheduler counts; all else is what it was made with, of which a resumed fit may have another."""
+
 
 class OnPlateau(LrSchedule):
     """``ReduceLROnPlateau``: stepped with what the last round has measured, when another epoch begins after it.
@@ -39,16 +42,17 @@ class OnPlateau(LrSchedule):
         self._measured = record.get("val_loss", record["loss"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's state, the learning rates, and what the last round has measured."""
+        """Return what the scheduler counts, the learning rates, and what the last round has measured."""
+        state = self._scheduler.state_dict()
         return {
-            "scheduler": self._scheduler.state_dict(),
+            "scheduler": {name: state[name] for name in _RUNNING},
             "lrs": [values["lr"] for values in self._groups.hyperparameters()],
             "epoch": self._epoch,
             "measured": self._measured,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; from the beginning where the state is that of another schedule."""
+        """Go on from there; from the beginning where the state is that of another kind of schedule."""
         if not state:
             return
         self._scheduler.load_state_dict(dict(state["scheduler"]))

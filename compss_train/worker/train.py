@@ -35,11 +35,12 @@ class WorkerState:
     random: RandomState | int
     """A state, or the seed to begin with."""
 
-    def with_options(self, options: dict[str, Any]) -> WorkerState:
-        """Return this with other options of the optimizer, such as ``lr``."""
-        if self.optimizer is None or not options:
+    def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
+        """Return this with other options of the optimizer's groups of parameters, such as ``lr``."""
+        if self.optimizer is None:
             return self
-        groups = [{**group, **options} for group in self.optimizer["param_groups"]]
+        saved = self.optimizer["param_groups"]
+        groups = [{**group, **changed} for group, changed in zip(saved, options, strict=True)]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
     def on_cpu(self) -> WorkerState:

@@ -66,6 +66,19 @@ def test_two_fits_are_one():
     assert_same_bits(parts.fit(*blocked(X, Y, 6), num_epochs=5, batch_size=5), expected)
 
 
+def test_with_another_factor_it_goes_on_with_that():
+    first, second = (
+        make_schedule(partial(PLATEAU, factor=factor), mlp(), optimizer_factory(SGD)) for factor in (0.5, 0.1)
+    )
+    for epoch in range(3):
+        first.at(epoch)
+        first.observe({"loss": 1.0})
+    second.load_state_dict(first.state_dict())
+    before = first.lr(2)
+    assert first.lr(3) == pytest.approx(before / 2)
+    assert second.lr(3) == pytest.approx(before / 10)
+
+
 def test_its_state_goes_on_elsewhere():
     losses = [1.0, 0.9, 0.95, 0.4, 0.39, 0.38]
     expected = expected_lrs(losses)
