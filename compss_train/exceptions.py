@@ -15,6 +15,10 @@ class WorkerLostError(RuntimeError):
     """A task's process died each time it was run, most often because memory ran out."""
 
 
+class ScriptLoadingError(RuntimeError):
+    """PyCOMPSs is only importing the script, which it runs afterwards; nothing can be trained yet."""
+
+
 class EngineClosedError(RuntimeError):
     """The engine was shut down while something still waited for it, or was used afterwards."""
 

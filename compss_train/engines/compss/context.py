@@ -22,6 +22,11 @@ def under_compss() -> bool:
     return _context("in_master")
 
 
+def is_loading() -> bool:
+    """Return whether PyCOMPSs only imports the script, as it does with each before it starts the runtime."""
+    return _context("is_loading")
+
+
 def in_worker() -> bool:
     """Return whether this process runs tasks of a COMPSs application."""
     return _context("in_worker")
@@ -36,8 +41,8 @@ def is_future(value: object) -> bool:
 
 
 def _context(question: str) -> bool:
-    module = sys.modules.get("pycompss.util.context")
-    return module is not None and bool(getattr(module.CONTEXT, question)())
+    context = getattr(sys.modules.get("pycompss.util.context"), "CONTEXT", None)
+    return bool(getattr(context, question, bool)())  # False where this PyCOMPSs does not know the question
 
 
 def declared_nodes() -> list[DeclaredNode]:

@@ -3,11 +3,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train import configuration
+from compss_train import DistributedTrainer, configuration
 from compss_train.configuration import DeclaredNode
 from compss_train.engines import CompssEngine, LocalEngine, engine_class
 from compss_train.engines.compss import context
 from compss_train.engines.compss.context import declared_nodes, thread_share, under_compss
+from compss_train.exceptions import ScriptLoadingError
 
 
 @pytest.fixture
@@ -33,6 +34,19 @@ def test_auto_is_compss_in_its_main_program_only(as_main_program, monkeypatch):
     monkeypatch.delitem(sys.modules, "pycompss.util.context")
     assert not under_compss()
     assert engine_class("auto") is LocalEngine
+
+
+def test_while_the_script_is_imported_there_is_no_compss_yet(as_main_program, monkeypatch):
+    loading = [True]
+    monkeypatch.setattr(
+        sys.modules["pycompss.util.context"].CONTEXT, "is_loading", lambda: loading[0], raising=False
+    )
+    for name in ("auto", "compss"):
+        with pytest.raises(ScriptLoadingError, match="imports a script before it runs it"):
+            DistributedTrainer(2, engine=name)
+    assert engine_class("local") is LocalEngine
+    loading[0] = False
+    assert engine_class("auto") is CompssEngine
 
 
 def test_nodes_are_those_of_the_configuration(monkeypatch, tmp_path):
