@@ -225,7 +225,10 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
     """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix."""
     path = Path(path)
     if path.suffix == ".safetensors":
+        path.touch()
+        mode = path.stat().st_mode
         save_file({name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}, path)
+        path.chmod(mode)  # safetensors lets nobody else read its files
     elif path.suffix == ".npz":
         np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
     else:

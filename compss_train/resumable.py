@@ -228,8 +228,10 @@ class Resumable(Coordinator):
             self._carry(states)
 
     def _tell_ended(self, how: str) -> None:
-        last = self.history[-1]["round"] if self.history else None
-        print(f"compss_train: {how} ended a fit; its last complete round is {last}", file=sys.stderr)
+        last = (
+            f"its last complete round is {self.history[-1]['round']}" if self.history else "no round was complete"
+        )
+        print(f"compss_train: {how} ended a fit; {last}", file=sys.stderr)
 
 
 def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:

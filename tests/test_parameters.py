@@ -212,3 +212,13 @@ def test_a_file_that_is_damaged_is_named(tmp_path, suffix, content):
     path.write_bytes(path.read_bytes()[:500] if content is None else content)
     with pytest.raises(BadFileError, match=rf"it\{suffix} is damaged, or no file of parameters: "):
         params.load(path)
+
+
+@pytest.mark.parametrize("name", ["it.safetensors", "it.npz"])
+def test_files_may_be_read_by_whom_others_may_be_read(tmp_path, name):
+    (tmp_path / "other").touch()
+    params.save(tmp_path / name, {"a": np.ones(3)})
+    assert (tmp_path / name).stat().st_mode == (tmp_path / "other").stat().st_mode
+    (tmp_path / name).chmod(0o640)
+    params.save(tmp_path / name, {"a": np.ones(3)})
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o640

@@ -15,6 +15,7 @@ from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.checkpoints.encoded import GrowingList
 from compss_train.checkpoints.folder import path_of, purge
 from compss_train.exceptions import BadCheckpointError
+from compss_train.folder_lock import FolderLock
 from compss_train.validation import check_count
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Checkpoint(Callback):
     Attributes: ``best_round``, the number of the best round, ``None`` before there is one.
 
     Raises ``OSError`` at the start of a fit where the folder cannot be written to, or lacks room for a checkpoint;
-    ``FileExistsError`` for one with checkpoints of another run.
+    ``FileExistsError`` for one with checkpoints of another run, ``BlockingIOError`` for one that another program is
+    writing to.
     """
 
     keeps_state: ClassVar[bool] = True
@@ -75,6 +77,7 @@ class Checkpoint(Callback):
         self._best_value: float | None = None
         self._written: int | None = None
         self._history = GrowingList("history")
+        self._lock = FolderLock(self.folder)
 
     @property
     def path(self) -> Path | None:
@@ -99,6 +102,7 @@ class Checkpoint(Callback):
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """See to it that checkpoints can be written, and are not mistaken for those of another run."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
         self._check_room(trainer)
         own = self._own_rounds(trainer)
         if others := set(checkpoints.checkpoints(self.folder)) - own:
@@ -175,6 +179,11 @@ class Checkpoint(Callback):
         """Write the last complete round, unless that is done: also where the fit was stopped."""
         if trainer.history and self._written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
+        self._lock.release()
+
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+        """Leave the folder to others."""
+        self._lock.release()
 
     def _write(self, trainer: DistributedTrainer, number: int) -> None:
         before, self._written = self._written, number

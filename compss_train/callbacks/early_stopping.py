@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from compss_train.callbacks.base import Callback
@@ -67,6 +68,9 @@ class EarlyStopping(Callback):
         """Go on with the best so far, unless that is of another number."""
         if (state["monitor"], state["mode"]) != (self.monitor, self.mode):
             return
+        if self.restore_best and state["parameters"] is None and state["best_round"] is not None:
+            told = f"EarlyStopping has not kept the parameters of the best round until now, {state['best_round']}"
+            warnings.warn(f"{told}, and restores them only if a later round is better", stacklevel=2)
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._parameters = state["waited"], state["parameters"]
         self._resumed = True

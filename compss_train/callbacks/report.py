@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,16 @@ if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer
 
 
+SHARE = 0.02
+"""The most of a fit's time that pages about its rounds take; each takes longer than the one before."""
+
+
 class Report(Callback):
     """Writes ``compss_train.report`` to an HTML file when a fit ends, by an exception as well.
 
-    With ``every`` it is written after every so many rounds, too, and browsers that show it read it again every few
-    seconds until the fit has ended. Whoever reads it gets a whole page.
+    With ``every`` it is written after every so many rounds, too, but not so often that it takes more than 2% of the
+    time, and browsers that show it read it again every few seconds until the fit has ended. Whoever reads it gets a
+    whole page.
 
     Raises ``ValueError`` unless the name ends in .html and ``every`` is an integer of at least 1 or ``None``, and
     ``OSError`` at the fit's start where the file cannot be written.
@@ -30,6 +36,7 @@ class Report(Callback):
             raise ValueError(f"{str(path)!r}: a report is a web page; give a name that ends in .html")
         self.every = None if every is None else check_count("every", every)
         self._rounds = 0
+        self._rests_until = 0.0
 
     def writes_to(self) -> Path:
         """Return the file."""
@@ -44,7 +51,8 @@ class Report(Callback):
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Write the report if it is time."""
         self._rounds += 1
-        if self.every is not None and self._rounds % self.every == 0:
+        is_due = self.every is not None and self._rounds % self.every == 0
+        if is_due and time.monotonic() >= self._rests_until:
             self._write_running(trainer)
 
     def on_fit_end(self, trainer: DistributedTrainer) -> None:
@@ -57,7 +65,10 @@ class Report(Callback):
         self._write(trainer, f"failed: {type(error).__name__}" + (f": {first[:300]}" if first else ""))
 
     def _write_running(self, trainer: DistributedTrainer) -> None:
+        began = time.monotonic()
         self._write(trainer, "running", refresh=self.every is not None)
+        now = time.monotonic()
+        self._rests_until = now + (now - began) / SHARE
 
     def _write(self, trainer: DistributedTrainer, status: str, *, refresh: bool = False) -> None:
         report.write(self.path, trainer.history, trainer.configuration, status=status, refresh=refresh)

@@ -50,8 +50,8 @@ def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> 
         return
     if own and num_epochs <= before:
         warnings.warn(
-            f"the fit goes on from {path}, where this trainer has ended a fit of {before} epochs: nothing is left "
-            "to train; a new fit needs a folder of its own, or no resume=",
+            f"the fit goes on from {path}, where this trainer has ended a fit with num_epochs={before}: nothing is "
+            "left to train; a new fit needs a folder of its own, or no resume=",
             stacklevel=4,
         )
     cut = progress.options["merge_unit"] == "epochs" and (before % every if every else before)

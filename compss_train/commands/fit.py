@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FAILED = 1
 """Exit code where training fails after it has begun."""
+UNFINISHED = 75
+"""Exit code where ``max_time`` has ended it, that of sysexits.h for what is to be tried again later."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train; return 0 when that is done, 1 where it has failed."""
+    """Train; return 0 when that is done, 1 where it has failed, 75 where ``max_time`` has ended it."""
     if options.example:
         print(files("compss_train.runs").joinpath("example.toml").read_text(encoding="utf-8"), end="")
         return 0
@@ -106,7 +108,7 @@ def _train(training: Training, options: argparse.Namespace) -> int:
         print(f"compss-train fit: training failed: {told}", file=sys.stderr)
         return FAILED
     print(reached(trainer, training.folder))
-    return 0
+    return UNFINISHED if trainer.stopped == "max_time" else 0
 
 
 def _where_workers_look(error: Exception, training: Training) -> list[str]:
@@ -127,6 +129,6 @@ COMMAND = Command(
   compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set build.optimizer.lr=0.003 --output runs/b
   compss-train fit spirals.toml --resume
 
-Exit codes: 0 done, 1 training has failed, 2 something is wrong with what was given, 130 after Ctrl-C, 143 after
-SIGTERM. After 1, 130 and 143, --resume goes on from the last checkpoint.""",
+Exit codes: 0 done, 1 training has failed, 2 something is wrong with what was given, 75 stopped by max_time,
+130 after Ctrl-C, 143 after SIGTERM. After 1, 75, 130 and 143, --resume goes on from the last checkpoint.""",
 )

@@ -30,9 +30,9 @@ class _Before(Callback):
         raise _WouldBeginError
 
 
-def check_fit(num_workers: int, samples: Samples, held_out: Samples | None, options: Mapping[str, Any]) -> None:
-    """Raise what ``fit`` raises for these options and data; the network has no part in that."""
-    trainer = DistributedTrainer(num_workers, engine="serial", seed=0, threads=1)
+def check_fit(blocks: int, samples: Samples, held_out: Samples | None, options: Mapping[str, Any]) -> None:
+    """Raise what ``fit`` raises for these options and data, arrays in so many blocks; the network has no part."""
+    trainer = DistributedTrainer(blocks, engine="serial", seed=0, threads=1)
     trainer.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 1.0}, "mse")
     with warnings.catch_warnings(), trainer:
         warnings.simplefilter("ignore")  # the fit itself warns

@@ -59,7 +59,7 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether a run has come to something here, which is a pity to lose."""
         rounds = self.history.exists() and self.history.stat().st_size > 0
-        return rounds or self.parameters.exists() or any(self.checkpoints.glob("*"))
+        return rounds or self.parameters.exists() or any(self.checkpoints.glob("round-*"))
 
     def existing(self) -> list[Path]:
         """Return the files and folders that are there."""

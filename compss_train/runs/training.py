@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from compss_train import parameters
 from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks, check_watched
+from compss_train.checkpoints import checkpoints, newest
+from compss_train.exceptions import BadCheckpointError
+from compss_train.folder_lock import FolderLock
 from compss_train.runs import toml
 from compss_train.runs.checking import check_fit, fit
 from compss_train.runs.data import Samples
@@ -50,7 +54,7 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
     run_file.check_sections(problems)
     folder = RunFolder(run_file.output)
     with problems.noting("[output] folder"):
-        _check_folder(folder, free=not (resume or overwrite))
+        _check_folder(folder, resume=resume, overwrite=overwrite)
     if resume:
         run_file = _with_seed_of(folder, run_file)
     model = read_model(run_file, problems)
@@ -63,17 +67,14 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
                 check_watched(options["callbacks"], measures, validated=run_file.is_validated)
     if model is not None and data is not None and options is not None:
         with problems.noting("[fit]"):
-            check_fit(model.num_workers, *data, options)
+            check_fit(_blocks(folder, model, resume=resume), *data, options)
     problems.check()
     train_on, held_out = made(data)
     return Training(run_file, made(model), train_on, held_out, made(options), folder, resume)
 
 
-def _check_folder(folder: RunFolder, *, free: bool) -> None:
-    """Raise ``WrongValueError`` where the files of a run would take the place of others.
-
-    ``free`` says that there may be no run in the folder.
-    """
+def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    """Raise ``WrongValueError`` where the files of a run would take the place of others."""
     first = next(place for place in (folder.path, *folder.path.absolute().parents) if place.exists())
     if not (first.is_dir() and os.access(first, os.W_OK)):
         raise WrongValueError(f"{folder.path}: {first} is no folder that can be written to")
@@ -83,12 +84,26 @@ def _check_folder(folder: RunFolder, *, free: bool) -> None:
             f"{folder.configuration} is no run's, and a run writes a file of this name; --output names another "
             "folder"
         )
+    if resume and folder.parameters.exists() and not checkpoints(folder.checkpoints):
+        raise WrongValueError(
+            f"{folder.path} holds a run that has ended and no checkpoint to go on from; --overwrite begins anew, "
+            "--output names another folder"
+        )
+    free = not (resume or overwrite)
     if free and folder.holds_run:
         hint = "--resume goes on with it, --overwrite removes it, --output names another"
         raise WrongValueError(f"{folder.path} holds a run: {hint}")
     if free and not begun and (there := folder.existing()):
         hint = "--overwrite removes what has such names, --output names another folder"
         raise WrongValueError(f"{there[0]} is in the way of a run's: {hint}")
+
+
+def _blocks(folder: RunFolder, model: Model, *, resume: bool) -> int:
+    """Return how many blocks arrays are cut into: one a worker, or as many as when the run began."""
+    with suppress(FileNotFoundError, BadCheckpointError):
+        if resume and (progress := newest(folder.checkpoints)[1]["progress"]) is not None:
+            return len(progress["sizes"])
+    return model.num_workers
 
 
 def _is_of_run(configuration: Path) -> bool:
@@ -138,6 +153,7 @@ def train(training: Training) -> DistributedTrainer:
         finally:
             if begun.last.told and trainer.history:
                 save(training.folder, trainer)
+            begun.lock.release()
     return trainer
 
 
@@ -165,11 +181,13 @@ class _Begun(Callback):
     def __init__(self, training: Training) -> None:
         self._training = training
         self.last = _Told()
+        self.lock = FolderLock(training.folder.path)
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Make the folder and describe the run in it; what is there of another goes unless it is resumed."""
         folder, run_file = self._training.folder, self._training.file
         folder.path.mkdir(parents=True, exist_ok=True)
+        self.lock.acquire()
         if self._training.resume:
             folder.parameters.unlink(missing_ok=True)  # until there are newer ones, checkpoints are
         else:

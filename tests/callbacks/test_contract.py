@@ -138,6 +138,7 @@ def test_it_changes_no_number_and_works_again(make):
     assert_alike(watched, alone)
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing is left to train")
 def test_it_works_where_no_round_is_left(make, tmp_path):
     whole, again = trainer_of(), trainer_of()
     fit(whole, make(), Checkpoint(tmp_path))

@@ -99,6 +99,16 @@ def test_each_fit_begins_anew_but_a_resumed_one():
     assert callback.best == 6
 
 
+def test_what_was_not_kept_cannot_be_restored_which_is_told():
+    first = EarlyStopping("loss", patience=9, restore_best=False)
+    Told().run(first, [3, 1, 2])
+    second, trainer = EarlyStopping("loss", patience=9), Told(resumed_from="a checkpoint")
+    with pytest.warns(UserWarning, match="has not kept the parameters of the best round until now, 1, and"):
+        second.load_state_dict(first.state_dict())
+    trainer.run(second, [3, 1, 2, 2, 2], start=3)
+    assert (trainer.parameters, second.best_round) == (None, 1)
+
+
 def test_without_restoring_the_last_parameters_stay():
     callback, trainer = EarlyStopping("loss", patience=1, restore_best=False), Told()
     trainer.run(callback, [1, 2, 3])

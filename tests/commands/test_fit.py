@@ -1,6 +1,9 @@
 """The subcommand fit: runs, their folders and how they go on."""
 
 import json
+import os
+import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 
 from compss_train import BlockedTensor, DistributedTrainer, checkpoints, parameters
+from compss_train.folder_lock import FolderLock
 from compss_train.runs.data import Samples
 from compss_train.runs.split import split
 from tests.commands.parts import PARTS, data, history, weighted
@@ -166,6 +170,37 @@ def test_resume_begins_where_there_is_nothing_and_goes_further_than_before(run_f
     assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
 
 
+def test_resume_leaves_a_run_that_has_ended_alone_where_its_checkpoints_are_gone(run_file, fitted, command):
+    before = saved(fitted)
+    shutil.rmtree(fitted / "checkpoints")
+    told = command("fit", run_file, "--resume", code=2).err
+    assert "runs/small holds a run that has ended and no checkpoint to go on from; --overwrite begins anew" in told
+    assert_same_bits(saved(fitted), before)
+
+
+def test_max_time_has_an_exit_code_of_its_own(run_file, command, tmp_path):
+    command("fit", run_file, "--output", "whole")
+    told = command("fit", run_file, "--set", "fit.max_time=0.001", code=75).out
+    assert "stopped: max_time" in told
+    command("fit", run_file, "--resume")
+    assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("how", ["--overwrite", "--resume"])
+def test_a_folder_that_another_program_writes_to_is_left_alone(run_file, fitted, command, how):
+    before = saved(fitted), history(fitted)
+    lock = FolderLock(fitted)
+    lock.acquire()
+    told = command("fit", run_file, how, "--set", "fit.num_epochs=9", code=2).err
+    assert re.search(rf"runs/small: process {os.getpid()} on \S+ is writing to this folder", told)
+    assert_same_bits(saved(fitted), before[0])
+    assert history(fitted) == before[1]
+    lock.release()
+    command("fit", run_file, how, "--set", "fit.num_epochs=4")
+    assert len(history(fitted)) == 4
+    assert not (fitted / ".lock").exists()
+
+
 def test_a_run_is_not_replaced_unless_that_is_asked_for(run_file, fitted, command):
     before = saved(fitted)
     (fitted / "notes.txt").write_text("mine")
@@ -224,10 +259,15 @@ def test_files_that_are_no_runs_are_not_removed(run_file, command, tmp_path):
     assert len(history(tmp_path)) == 3
 
 
-@pytest.mark.filterwarnings("ignore:the fit goes on from:UserWarning", "ignore:3 workers share 2:UserWarning")
+@pytest.mark.filterwarnings("ignore:the fit goes on from:UserWarning", "ignore:. workers share 2:UserWarning")
 def test_a_run_of_arrays_goes_on_with_more_workers(run_file, command):
+    batches = ("--set", "fit.num_batches_per_worker=16", "--set", "fit.batch_size=none")
     run_file.write_text(run_file.read_text().replace("blocks = 4\n", ""))
     command("fit", run_file, "--set", "fit.num_epochs=1")
     command("fit", run_file, "--resume", "--workers", "3")
+    told = "only 11 rows"  # of four blocks, but there were two when it began
+    assert told in command("fit", run_file, "--workers", "4", "--output", "more", *batches, code=2).err
+    command("fit", run_file, "--output", "two", *batches, "--set", "fit.num_epochs=1")
+    command("fit", run_file, "--output", "two", *batches, "--workers", "4", "--resume")
     records = (run_file.parent / "runs/small/history.jsonl").read_text().splitlines()
     assert [len(json.loads(record)["workers"]) for record in records] == [2, 2, 2]  # of two blocks
