@@ -120,6 +120,15 @@ def test_the_serial_engine_leaves_exceptions_as_they_are():
     assert caught.traceback[-1].name == "forward"
 
 
+def test_classes_that_the_network_has_no_output_for_are_explained(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine=engine, seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(IndexError, match="Target 3 is out of bounds") as caught:
+        trainer.fit(x, y + 1, num_epochs=1, batch_size=len(x))
+    assert "go from 1 to 3: classes are numbered from 0" in "\n".join(caught.value.__notes__)
+
+
 def test_types_that_do_not_fit_are_explained(engine):
     x, y = classification()
     trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)

@@ -56,7 +56,7 @@ class Trainee:
 
     def learn(self, batch: Batch) -> None:
         """Train on one batch."""
-        with explained(batch.x, self._replica, own_target=batch.y is None):
+        with explained(batch.x, self._replica, batch.y, own_target=batch.y is None):
             learnt = self._stepper.learn(batch, self._tally)
         self._skipped = 0 if learnt else self._skipped + 1
         if self._skipped == MOST_SKIPPED:

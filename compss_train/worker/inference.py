@@ -41,7 +41,7 @@ def evaluate(
 
 
 def _measure(replica: Replica, batch: Batch, tally: Tally) -> None:
-    with explained(batch.x, replica, own_target=batch.y is None):
+    with explained(batch.x, replica, batch.y, own_target=batch.y is None):
         with replica.autocast():
             output, target = replica.forward(batch.x, batch.y)
             loss = replica.recipe.loss(output, target)

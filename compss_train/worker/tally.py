@@ -51,7 +51,9 @@ class Tally:
 
 
 @contextmanager
-def explained(x: torch.Tensor, replica: Replica, *, own_target: bool = False) -> Iterator[None]:
+def explained(
+    x: torch.Tensor, replica: Replica, y: torch.Tensor | None = None, *, own_target: bool = False
+) -> Iterator[None]:
     """Add what the batch and the network are to an exception that leaves the block."""
     try:
         yield
@@ -65,4 +67,9 @@ def explained(x: torch.Tensor, replica: Replica, *, own_target: bool = False) ->
         )
         if own_target:
             error.add_note("There is no y, so that x is its own target.")
+        if isinstance(error, IndexError) and y is not None and y.numel() and not y.is_floating_point():
+            error.add_note(
+                f"The targets of the batch go from {int(y.min())} to {int(y.max())}: classes are numbered from 0, "
+                "and the network needs an output for each."
+            )
         raise

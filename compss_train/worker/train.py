@@ -75,7 +75,7 @@ def train(
             if epoch in shard.hyperparameters:
                 stepper.set(shard.hyperparameters[epoch])
             for batch in in_epoch:
-                with explained(batch.x, replica, own_target=batch.y is None):
+                with explained(batch.x, replica, batch.y, own_target=batch.y is None):
                     stepper.learn(batch, tally)
             stepper.finish()
         sums = {**tally.sums(), **source.measured()}
