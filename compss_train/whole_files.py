@@ -31,12 +31,17 @@ def write_whole(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8", newline="")
 
 
+def is_no_file(path: Path) -> bool:
+    """Tell whether something is there that is neither a file nor a folder, such as ``/dev/null``."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
 def check_writable(path: Path) -> None:
     """Make the file, empty, and its folders, unless it is there; raise ``OSError`` where it cannot be written.
 
     What is there and is no file is refused: another would be put in the place of ``/dev/null``, say.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if is_no_file(path):
         raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from compss_train.callbacks.base import Callback
 from compss_train.metrics import COUNTED, COUNTED_ONLINE
 from compss_train.nearest import nearest
+from compss_train.whole_files import is_no_file
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
@@ -44,7 +45,7 @@ def _check_places(callbacks: Iterable[Callback]) -> None:
     owners: dict[Path, Callback] = {}
     for callback in callbacks:
         given = callback.writes_to()
-        if given is None or _is_no_file(Path(given)):
+        if given is None or is_no_file(Path(given)):
             continue
         other = owners.setdefault(Path(given).resolve(), callback)
         if other is not callback:
@@ -52,11 +53,6 @@ def _check_places(callbacks: Iterable[Callback]) -> None:
                 f"{type(other).__name__} and {type(callback).__name__} would both write to {given}; "
                 "give each its own"
             )
-
-
-def _is_no_file(place: Path) -> bool:
-    """Tell whether it is there, but something like ``/dev/null``."""
-    return place.exists() and not (place.is_file() or place.is_dir())
 
 
 def warn_of_other_hooks(callbacks: Iterable[Callback]) -> None:

@@ -49,11 +49,6 @@ class Snapshot:
     schedule: dict[str, Any]
     """The state of the learning rate's schedule, as far as it does not follow from the epoch."""
 
-    @property
-    def round(self) -> int:
-        """The number of the last round that is complete, -1 before there is one."""
-        return len(self.history) - 1
-
     def content(self) -> dict[str, Any]:
         """Return this as plain values."""
         progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}

@@ -57,11 +57,6 @@ def test_progress(tmp_path, progress):
     assert back == progress or vars(back) == vars(progress)
 
 
-def test_the_round_is_that_of_the_history():
-    assert EMPTY.round == -1
-    assert replace(EMPTY, history=[{"round": 0}, {"round": 1}]).round == 1
-
-
 def test_a_trainers_snapshot_is_the_same_when_it_was_restored(tmp_path):
     trainer, restored = trainer_of(), trainer_of(seed=None)
     with pytest.raises(KeyboardInterrupt):
