@@ -12,8 +12,6 @@ from compss_train.commands.options import add_run, add_run_settings, settings_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from compss_train import DistributedTrainer
-
 SUFFIXES = (".npy", ".npz")
 
 
@@ -35,25 +33,17 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(SUFFIXES)}")
     from compss_train.runs.inputs import absolute, read_samples  # it needs torch, which other commands do without
     from compss_train.runs.loading import open_run
+    from compss_train.runs.problems import of_samples
 
     files, target = absolute(options.input), options.output.absolute()
     with open_run(options.run, settings_of(options)) as run:
         samples = read_samples(files, run.file)
-        with run.trainer(best=options.best) as trainer:
-            output = _predicted(trainer, samples)
+        with run.trainer(best=options.best) as trainer, of_samples("predicted"):
+            output = trainer.predict(samples)
     output = output.argmax(axis=1) if options.classes else output
     _write(target, output)
     print(f"{len(output):,} samples, {output.dtype} {tuple(output.shape)}, in {options.output}")
     return 0
-
-
-def _predicted(trainer: DistributedTrainer, samples: Any) -> NDArray[Any]:
-    try:
-        return trainer.predict(samples)
-    except (RuntimeError, ArithmeticError, LookupError) as error:  # of the network, which these samples do not suit
-        from compss_train.runs.problems import with_notes
-
-        raise ValueError(with_notes(f"these samples cannot be predicted: {error}", error)) from error
 
 
 def _write(target: Path, output: NDArray[Any]) -> None:

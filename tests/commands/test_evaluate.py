@@ -72,3 +72,19 @@ def test_what_is_no_run_is_told(run_file, fitted, command, tmp_path):
     assert "checkpoint" in command("evaluate", fitted, code=2).err
     command("fit", run_file, "--output", "bare", "--set", "output.checkpoint=false")
     assert "bare has no checkpoints;" in command("evaluate", "bare", "--best", code=2).err
+
+
+@pytest.mark.parametrize(
+    ("x", "why"),
+    [
+        (np.zeros((4, 6)), "float64 went through a network with float32"),
+        (np.zeros((4, 5), np.float32), "shapes cannot be multiplied"),
+    ],
+)
+def test_samples_that_the_network_does_not_take_are_told_in_short(fitted, command, x, why):
+    np.save("x.npy", x)
+    np.save("y.npy", np.zeros(4, np.int64))
+    told = command("evaluate", fitted, "--data", "x.npy", "y.npy", code=2).err
+    assert told.startswith("compss-train evaluate: these samples cannot be evaluated: ")
+    assert why in told
+    assert "Traceback" not in told
