@@ -36,6 +36,10 @@ def broken(*batch):
     raise RuntimeError("this function is broken")
 
 
+def same():
+    return nn.Linear(6, 6)
+
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()
