@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compss_train.commands.base import Command
-from compss_train.commands.options import add_run, add_run_settings, settings_of
+from compss_train.commands.options import add_run, add_run_settings, check_folder, settings_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the outputs and print how many they are."""
     if options.output.suffix not in SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(SUFFIXES)}")
+    check_folder(options.output)
     from compss_train.runs.inputs import absolute, read_samples  # it needs torch, which other commands do without
     from compss_train.runs.loading import open_run
     from compss_train.runs.problems import of_samples
@@ -51,7 +52,6 @@ def _write(target: Path, output: NDArray[Any]) -> None:
 
     from compss_train.whole_files import replacing
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as path:
         if target.suffix == ".npy":
             np.save(path, output)
