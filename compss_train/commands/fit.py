@@ -69,7 +69,7 @@ def _show_keys() -> int:
 
 
 def _show(training: Training) -> int:
-    from compss_train.runs.checking import try_a_batch
+    from compss_train.runs.checking import try_a_batch, warn_as_fit
     from compss_train.runs.problems import describe, with_notes
     from compss_train.runs.telling import planned
 
@@ -82,6 +82,7 @@ def _show(training: Training) -> int:
             told = with_notes(f"the first batch cannot be trained on: {describe(error)}", error)
             print(f"compss-train fit: {told}", file=sys.stderr)
             return 2
+    warn_as_fit(model.num_workers, training.data, training.fit)
     print(plan)
     return 0
 
