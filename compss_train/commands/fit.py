@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     from compss_train.runs.file import read_run_file
     from compss_train.runs.training import read_training
 
-    run_file = read_run_file(options.file, settings_of(options))
+    hint = "compss-train fit --example prints one"
+    run_file = read_run_file(options.file, settings_of(options), hint)
     if options.output is not None:
         run_file = run_file.with_value("output", "folder", str(options.output.absolute()))
     with run_file.at_home():

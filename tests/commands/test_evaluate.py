@@ -120,7 +120,8 @@ def test_a_run_that_was_killed_has_its_last_checkpoint(fitted, command):
 
 
 def test_what_is_no_run_is_told(run_file, fitted, command, tmp_path):
-    assert "cannot read" in command("evaluate", "nowhere", code=2).err
+    told = command("evaluate", "nowhere", code=2).err
+    assert "nowhere: No such file or directory; give the folder that compss-train fit has named" in told
     for path in (fitted / "parameters.safetensors", *(fitted / "checkpoints").glob("*/*")):
         path.unlink()
     assert "checkpoint" in command("evaluate", fitted, code=2).err
