@@ -6,7 +6,10 @@ import argparse
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from compss_train import __version__
 from compss_train.commands import COMMANDS, Command
@@ -20,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the subcommand that the arguments name (by default those of this process); return its exit code."""
     options = make_parser().parse_args(arguments)
     try:
-        return int(options.perform(options))
+        with _warnings_of(options.command):
+            return int(options.perform(options))
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if getattr(options, "traceback", False):
             traceback.print_exc()
@@ -29,6 +33,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"compss-train {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+@contextmanager
+def _warnings_of(command: str) -> Iterator[None]:
+    """Have warnings printed as the command's other messages are, without where in the code they come from."""
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        print(f"compss-train {command}: {message}", file=sys.stderr)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -66,9 +66,10 @@ class Given(ABC):
             enough = f"cut the data into at least {num_workers} {unit}s"
             if num_workers > self.number_samples:
                 enough = f"there are {self.number_samples} samples, for as many workers at the most"
+            idle = num_workers - parts
             warnings.warn(
-                f"{num_workers} workers share {parts} {unit}s, so that {num_workers - parts} have nothing to "
-                f"train; {enough}",
+                f"{num_workers} workers share {parts} {unit}{'' if parts == 1 else 's'}, so that {idle} "
+                f"{'has' if idle == 1 else 'have'} nothing to train; {enough}",
                 stacklevel=3,
             )
 

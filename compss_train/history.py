@@ -54,13 +54,15 @@ class History(list[Record]):
 
         ``path`` is a file to save the figure to, as .png, .svg or .pdf; ``against`` is what the curves are drawn
         over: ``"round"``, ``"epoch"``, ``"samples"`` trained, or ``"seconds"`` of training. Returns the figure of
-        matplotlib (the extra ``plot``), which needs no display. Raises ``ValueError`` where there is no record yet.
+        matplotlib (the extra ``plot``), which needs no display. Raises ``ValueError`` where there is no record yet,
+        and for a name that does not end as matplotlib's files do.
         """
         need("matplotlib", extra="plot", by="plot")
         from compss_train.plots import draw
 
         figure = draw(self, against)
         if path is not None:
+            check_name(figure, path)
             figure.savefig(path)
         return figure
 
@@ -76,6 +78,12 @@ class History(list[Record]):
         ``BadFileError`` for any other line that holds no record, and ``OSError`` where the file cannot be read.
         """
         return cls(_last_run(list(_records(Path(path))), path))
+
+
+def check_name(figure: Figure, path: str | Path) -> None:
+    """Raise ``ValueError`` where a file's name does not tell a format that matplotlib can save the figure in."""
+    if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
+        raise ValueError(f"{str(path)!r} names no kind of picture; give a name that ends in .png, .svg or .pdf")
 
 
 def line_of(record: Record) -> str:

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from compss_train.nearest import nearest
+
 OptimizerFactory: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
 OptimizerSpec: TypeAlias = "Mapping[str, Any] | OptimizerFactory"
 
@@ -22,6 +24,8 @@ _TORCH_NAMES = {
     "schedule_decay": "momentum_decay",
     "fused": "fused",
 }
+_ELSEWHERE = {"learning_rate": "lr", "eps": "epsilon", "betas": "beta_1", "alpha": "rho"}
+"""Names that other libraries have for parameters, and those that are meant."""
 _BETAS = ("beta_1", "beta_2")
 _ADAM = (*_BETAS, "epsilon", "weight_decay")
 
@@ -87,9 +91,10 @@ def _from_mapping(spec: dict[str, Any]) -> TorchOptimizer:
     chosen = spec.pop("optimizer", None)
     if isinstance(chosen, type) and issubclass(chosen, torch.optim.Optimizer):
         return TorchOptimizer(chosen, spec)
-    if chosen not in _NAMED:
+    if not isinstance(chosen, str) or chosen not in _NAMED:
         given = "no 'optimizer' in the dict" if chosen is None else f"unknown optimizer {chosen!r}"
-        raise ValueError(f"{given}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class")
+        hint = nearest(chosen, _NAMED) if isinstance(chosen, str) else ""
+        raise ValueError(f"{given}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class{hint}")
     return _from_name(chosen, spec)
 
 
@@ -97,7 +102,8 @@ def _from_name(name: str, arguments: dict[str, Any]) -> TorchOptimizer:
     named = _NAMED[name]
     accepted = ("lr", *named.accepted)
     if unknown := [key for key in arguments if key not in accepted]:
-        raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}")
+        meant = nearest(_ELSEWHERE.get(unknown[0], unknown[0]), accepted)
+        raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{meant}")
     if texts := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
         raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(texts)} is a text")
     if "lr" not in arguments:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from compss_train.nearest import nearest
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -15,11 +17,12 @@ def resolve(kind: str, given: str | Function, known: Mapping[str, Function]) -> 
 
     A class of ``nn.Module`` (``torch.nn.MSELoss``, as dislib takes it) is instantiated without arguments.
 
-    Raises ``ValueError`` for an unknown name, listing the known ones, and ``TypeError`` for anything else.
+    Raises ``ValueError`` for an unknown name, with the known ones and the nearest, ``TypeError`` for anything else.
     """
     if isinstance(given, str):
         if given not in known:
-            raise ValueError(f"unknown {kind} {given!r}; choose one of {', '.join(known)} or pass a callable")
+            hint = nearest(given, known)
+            raise ValueError(f"unknown {kind} {given!r}; choose one of {', '.join(known)} or pass a callable{hint}")
         return known[given]
     if isinstance(given, type) and issubclass(given, nn.Module):
         try:

@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 
 from compss_train.cli import main
@@ -32,3 +34,17 @@ def test_ctrl_c_ends_with_the_code_that_shells_have(monkeypatch, capsys):
     monkeypatch.setattr("compss_train.configuration.write", interrupt)
     assert main(["configure", "--units", "1"]) == 130
     assert capsys.readouterr().err == "compss-train configure: interrupted\n"
+
+
+def test_warnings_are_told_as_the_commands_own_while_it_runs(monkeypatch, capsys):
+    def warn(*arguments, **options):
+        warnings.warn("few units", stacklevel=1)
+        raise ValueError("no units")
+
+    monkeypatch.setattr("compss_train.configuration.write", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        before = warnings.showwarning
+        assert main(["configure", "--units", "1"]) == 2
+        assert warnings.showwarning is before
+    assert capsys.readouterr().err == "compss-train configure: few units\ncompss-train configure: no units\n"

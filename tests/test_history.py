@@ -121,6 +121,13 @@ def test_plots_need_no_display_and_go_to_files(trainer, tmp_path, name):
     assert [len(line.get_xdata()) for line in figure.axes[3].lines] == [4, 3]
 
 
+@pytest.mark.parametrize("name", ["plot", "plot.docx"])
+def test_names_that_are_no_pictures_are_refused(trainer, tmp_path, name):
+    with pytest.raises(ValueError, match=r"names no kind of picture; give a name that ends in .png, .svg or .pdf"):
+        trainer.history.plot(tmp_path / name)
+    assert not list(tmp_path.glob("plot*"))
+
+
 @pytest.mark.parametrize("against", ["round", "epoch", "samples", "seconds"])
 def test_plots_of_what_else_a_history_may_hold(against):
     records = [online_record(), online_record(1, math.nan), online_record(2, 1e-5, recall=[0.5, 0.25])]

@@ -88,6 +88,8 @@ def test_names_classes_and_callables():
     assert isinstance(resolve_loss(nn.L1Loss), nn.L1Loss)
     with pytest.raises(ValueError, match="unknown loss 'crossentropy'; choose one of mean_squared_error, mse"):
         resolve_loss("crossentropy")
+    with pytest.raises(ValueError, match=r"or pass a callable; did you mean cross_entropy\?"):
+        resolve_loss("crossentropy")
     with pytest.raises(TypeError, match="neither a name nor a callable"):
         resolve_loss(3)
 

@@ -65,6 +65,10 @@ def test_the_given_dict_is_not_changed():
     ("spec", "error", "message"),
     [
         ({"optimizer": "sdg", "lr": 0.1}, ValueError, "unknown optimizer 'sdg'; choose one of adam, sgd"),
+        ({"optimizer": "adamm", "lr": 0.1}, ValueError, r"Optimizer class; did you mean adam\?"),
+        ({"optimizer": "sgd", "learning_rate": 0.1}, ValueError, r"it takes lr, .*; did you mean lr\?"),
+        ({"optimizer": "adam", "lr": 0.1, "eps": 1}, ValueError, r"did you mean epsilon\?"),
+        ({"optimizer": ["sgd"], "lr": 0.1}, ValueError, "unknown optimizer"),
         ({"lr": 0.1}, ValueError, "no 'optimizer' in the dict"),
         ({"optimizer": "sgd"}, ValueError, "'sgd' needs a learning rate"),
         ({"optimizer": "sgd", "lr": 0.1, "rho": 1}, ValueError, r"no parameter \['rho'\]; it takes lr, momentum"),

@@ -32,8 +32,7 @@ class Report(Callback):
 
     def __init__(self, path: str | Path, every: int | None = None) -> None:
         self.path = Path(path)
-        if self.path.suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"{str(path)!r}: a report is a web page; give a name that ends in .html")
+        report.check_name(path)
         self.every = None if every is None else check_count("every", every)
         self._rounds = 0
         self._rests_until = 0.0

@@ -27,12 +27,13 @@ def run(options: argparse.Namespace) -> int:
     """Print loss and metrics."""
     from compss_train.runs.inputs import absolute, read_pair  # it needs torch, which other commands do without
     from compss_train.runs.loading import open_run
+    from compss_train.runs.problems import of_samples
     from compss_train.runs.telling import measured
 
     files = absolute(options.data or ())
     with open_run(options.run, settings_of(options)) as run:
         pair = read_pair(files, run.file) if files else run.held_out()
-        with run.trainer(best=options.best) as trainer:
+        with run.trainer(best=options.best) as trainer, of_samples("evaluated"):
             result = trainer.evaluate(*pair[:2])
     print(json.dumps(result) if options.json else measured(result))
     return 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from compss_train.commands.base import Command
-from compss_train.commands.options import add_run, add_run_settings, settings_of
+from compss_train.commands.options import add_run, add_run_settings, check_folder, settings_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file."""
+    check_folder(options.output)
     from compss_train.export import ONNX  # it needs torch, which other commands do without
     from compss_train.runs.inputs import absolute, first_samples, read_samples
     from compss_train.runs.loading import open_run

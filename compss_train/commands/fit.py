@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
     from compss_train.runs.file import read_run_file
     from compss_train.runs.training import read_training
 
-    run_file = read_run_file(options.file, settings_of(options))
+    hint = "compss-train fit --example prints one"
+    run_file = read_run_file(options.file, settings_of(options), hint)
     if options.output is not None:
         run_file = run_file.with_value("output", "folder", str(options.output.absolute()))
     with run_file.at_home():
@@ -71,7 +72,7 @@ def _show_keys() -> int:
 
 
 def _show(training: Training) -> int:
-    from compss_train.runs.checking import try_a_batch
+    from compss_train.runs.checking import try_a_batch, warn_as_fit
     from compss_train.runs.problems import describe, with_notes
     from compss_train.runs.telling import planned
 
@@ -84,6 +85,7 @@ def _show(training: Training) -> int:
             told = with_notes(f"the first batch cannot be trained on: {describe(error)}", error)
             print(f"compss-train fit: {told}", file=sys.stderr)
             return 2
+    warn_as_fit(model.num_workers, training.data, training.fit)
     print(plan)
     return 0
 

@@ -21,6 +21,12 @@ def add_history(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help=what)
 
 
+def check_folder(output: Path) -> None:
+    """Raise ``FileNotFoundError`` unless the folder of a file that is to be written is there."""
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"{output}: there is no folder {output.parent}; make it, or name another file")
+
+
 def add_run_settings(parser: argparse.ArgumentParser) -> None:
     """Add what changes values of a run file."""
     setting = "give a key of the file another value, written as in TOML, texts also without quotes; may be repeated"

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from compss_train.commands.base import Command
-from compss_train.commands.options import add_history
+from compss_train.commands.options import add_history, check_folder
 
 AXES = ("round", "epoch", "samples", "seconds")
 
@@ -21,14 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Draw, and print where."""
+    from compss_train.history import check_name
     from compss_train.runs.past import read_history
     from compss_train.whole_files import replacing
 
     path, history = read_history(options.run)
     output = options.output or path.with_name("plot.png")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    check_folder(output)
+    figure = history.plot(against=options.against)
+    check_name(figure, output)  # not that of the temporary file
     with replacing(output) as temporary:
-        history.plot(temporary, against=options.against)
+        figure.savefig(temporary)
     print(f"{len(history)} rounds drawn in {output}")
     return 0
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compss_train.commands.base import Command
-from compss_train.commands.options import add_run, add_run_settings, settings_of
+from compss_train.commands.options import add_run, add_run_settings, check_folder, settings_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from compss_train import DistributedTrainer
 
 SUFFIXES = (".npy", ".npz")
 
@@ -33,27 +31,20 @@ def run(options: argparse.Namespace) -> int:
     """Write the outputs and print how many they are."""
     if options.output.suffix not in SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(SUFFIXES)}")
+    check_folder(options.output)
     from compss_train.runs.inputs import absolute, read_samples  # it needs torch, which other commands do without
     from compss_train.runs.loading import open_run
+    from compss_train.runs.problems import of_samples
 
     files, target = absolute(options.input), options.output.absolute()
     with open_run(options.run, settings_of(options)) as run:
         samples = read_samples(files, run.file)
-        with run.trainer(best=options.best) as trainer:
-            output = _predicted(trainer, samples)
+        with run.trainer(best=options.best) as trainer, of_samples("predicted"):
+            output = trainer.predict(samples)
     output = output.argmax(axis=1) if options.classes else output
     _write(target, output)
     print(f"{len(output):,} samples, {output.dtype} {tuple(output.shape)}, in {options.output}")
     return 0
-
-
-def _predicted(trainer: DistributedTrainer, samples: Any) -> NDArray[Any]:
-    try:
-        return trainer.predict(samples)
-    except (RuntimeError, ArithmeticError, LookupError) as error:  # of the network, which these samples do not suit
-        from compss_train.runs.problems import with_notes
-
-        raise ValueError(with_notes(f"these samples cannot be predicted: {error}", error)) from error
 
 
 def _write(target: Path, output: NDArray[Any]) -> None:
@@ -61,7 +52,6 @@ def _write(target: Path, output: NDArray[Any]) -> None:
 
     from compss_train.whole_files import replacing
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as path:
         if target.suffix == ".npy":
             np.save(path, output)

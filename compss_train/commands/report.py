@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from compss_train.commands.base import Command
-from compss_train.commands.options import add_history
+from compss_train.commands.options import add_history, check_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the page, and print where."""
-    from compss_train.report import write
+    from compss_train.report import check_name, write
     from compss_train.runs.past import read_configuration, read_history
 
     path, history = read_history(options.run)
     output = options.output or path.with_name("report.html")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    check_folder(output)
+    check_name(output)
     write(output, history, read_configuration(path.parent))
     print(f"{len(history)} rounds reported in {output}")
     return 0

@@ -13,7 +13,15 @@ from compss_train.report.page import page
 from compss_train.timeline import Record
 from compss_train.whole_files import write_whole
 
-__all__ = ["page", "write"]
+__all__ = ["check_name", "page", "write"]
+
+_SUFFIXES = (".html", ".htm")
+
+
+def check_name(path: str | Path) -> None:
+    """Raise ``ValueError`` unless a file's name ends as that of a web page."""
+    if Path(path).suffix.lower() not in _SUFFIXES:
+        raise ValueError(f"{str(path)!r}: a report is a web page; give a name that ends in .html")
 
 
 def write(

@@ -5,14 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from compss_train.callbacks import Callback
+from compss_train.callbacks.checks import warn_of_other_hooks
 from compss_train.data import FileDataset
+from compss_train.data.batches import Batching
+from compss_train.engines import SerialEngine
+from compss_train.exceptions import DivergedError
+from compss_train.given import as_given
 from compss_train.trainer import DistributedTrainer
+from compss_train.worker import train
 
 if TYPE_CHECKING:
     from compss_train.runs.data import Samples
@@ -46,30 +52,39 @@ class _EnoughError(Exception):
     """One batch has been trained on."""
 
 
-class _OneBatch:
-    """A transform that ends the fit when a second batch comes."""
+class _OneBatchEngine(SerialEngine):
+    """Trains on the first batch of a fit, as a worker does, and ends it."""
 
-    def __init__(self, transform: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
-        self._transform = transform
-        self._seen = False
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._seen:
-            raise _EnoughError
-        self._seen = True
-        return x if self._transform is None else self._transform(x)
+    def submit(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run the task, which for training is given one batch of the first block or file that can be read."""
+        if function is not train:
+            return super().submit(function, *args, **options)
+        *before, shard, device = args
+        for visit in shard.share:
+            _, size = shard.batching.bounds(visit.size)[0]
+            one = replace(shard, share=(replace(visit, size=size),), batching=Batching(number=1))
+            measured = super().submit(train, *before, one, device, **options)[-1]
+            if self.peek(measured)["samples"]:
+                break
+        raise _EnoughError
 
 
 def try_a_batch(net: nn.Module, build: Mapping[str, Any], samples: Samples, options: Mapping[str, Any]) -> None:
-    """Raise what network, loss, metrics and optimizer raise for the first batch; on the CPU of this process."""
+    """Raise what a fit raises for the first batch, in the CPU of this process: that its loss is NaN, too."""
     few = {name: options[name] for name in ("batch_size", "num_batches_per_worker") if name in options}
     few |= {"num_epochs": 1, "shuffle": None, "shuffle_block_data": False, "file_buffer": 1, "progress": False}
-    build = {**build, "transform": _OneBatch(build.get("transform"))}
-    with warnings.catch_warnings(), DistributedTrainer(1, engine="serial", seed=0) as trainer:
+    left_out = [DivergedError] if build.get("on_nan") == "skip" else []
+    with warnings.catch_warnings(), DistributedTrainer(1, engine=_OneBatchEngine(), seed=0) as trainer:
         warnings.simplefilter("ignore")  # the fit itself warns
         trainer.build(net, **build)
-        with suppress(_EnoughError):
+        with suppress(_EnoughError, *left_out):
             fit(trainer, samples, None, few)
+
+
+def warn_as_fit(num_workers: int, samples: Samples, options: Mapping[str, Any]) -> None:
+    """Warn of what ``fit`` warns of when it begins."""
+    warn_of_other_hooks(options["callbacks"])
+    as_given(samples.x, samples.y, num_workers).warn_of_idle_workers(num_workers, options.get("shuffle", "blocks"))
 
 
 def fit(

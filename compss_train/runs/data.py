@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.files import read_whole
 from compss_train.data.readers import as_reader
 from compss_train.runs import objects
-from compss_train.runs.options import options_of, read_options
+from compss_train.runs.options import NONE, Option, options_of, read_options
 from compss_train.runs.problems import Problems, WrongValueError, unknown
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
@@ -25,6 +26,17 @@ class Samples(NamedTuple):
     y: Any = None
     weight: Any = None
     """Of each sample in the loss that is trained on."""
+
+
+def array_options() -> dict[str, Option]:
+    """Return the keys of a section that names arrays: a file, a file and the name in it, or an object each."""
+    others = {role: Option(role, str | dict | None, None) for role in ("y", "weight")}
+    return {"x": Option("x", str | dict, Parameter.empty), **others, **block_options()}
+
+
+def block_options() -> dict[str, Option]:
+    """Return the key that says how x, y and weights are cut, which those in files are not."""
+    return {"blocks": Option("blocks", int | list | None, None)}
 
 
 def make_data(where: str, table: Mapping[str, Any], problems: Problems) -> Samples | None:
@@ -56,13 +68,13 @@ def _as_samples(made: Any, name: str) -> Samples:
 
 def _arrays(where: str, table: Mapping[str, Any], problems: Problems) -> Samples | None:
     before = len(problems)
-    keys = (*Samples._fields, "blocks")
+    keys = array_options()
     for key in table:
         if key not in keys:
             problems.add(f"{where} {key}", unknown(key, keys))
     loaded = {}
     for role in Samples._fields:
-        if role in table:
+        if role in table and (role == "x" or table[role] != NONE):
             with problems.noting(f"{where} {role}"):
                 loaded[role] = load_array(table[role], role)
     if len(problems) > before:
@@ -97,7 +109,7 @@ def _read(name: Any, key: str) -> Any:
 
 def _in_blocks(samples: Samples, blocks: Any) -> Samples:
     """Return all cut into a grid of blocks, where the file gives one."""
-    if blocks is None:
+    if blocks in (None, NONE):
         return samples
     if any(isinstance(part, FileDataset | BlockedTensor) for part in samples):
         raise WrongValueError("these samples are in blocks or files already; leave blocks out")

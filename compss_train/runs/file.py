@@ -75,10 +75,13 @@ class RunFile:
                 sys.path.remove(str(self.home))
 
 
-def read_run_file(path: Path, settings: Iterable[str] = ()) -> RunFile:
-    """Read a TOML file, or that of the run in a folder; raise ``RunFileError`` for one that cannot be read."""
+def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> RunFile:
+    """Read a TOML file, or that of the run in a folder; raise ``RunFileError`` for one that cannot be read.
+
+    The hint is told where there is no such file.
+    """
     path = (path / CONFIGURATION if path.is_dir() else path).absolute()
-    table = toml.with_settings(toml.read(path), settings)
+    table = toml.with_settings(toml.read(path, hint), settings)
     named = table.get(HOME, "")
     home = path.parent / named if isinstance(named, str) else path.parent
     if not home.is_dir():

@@ -56,7 +56,7 @@ class OpenRun:
 @contextmanager
 def open_run(path: Path, settings: Iterable[str] = ()) -> Iterator[OpenRun]:
     """Read the file of the run in a folder; the current folder is the run's home in the block."""
-    run_file = read_run_file(path, settings)
+    run_file = read_run_file(path, settings, hint="give the folder that compss-train fit has named at its end")
     with run_file.at_home():
         problems = Problems(str(run_file.path))
         model = read_model(run_file, problems)

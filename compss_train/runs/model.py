@@ -55,6 +55,8 @@ def read_model(run_file: RunFile, problems: Problems) -> Model | None:
     options = read_options("[trainer]", run_file.section("trainer"), trainer_options(), problems)
     options.setdefault("seed", secrets.randbits(32))
     build = read_options("[build]", run_file.section("build"), build_options(), problems)
+    with problems.noting("[build] optimizer"):
+        _check_optimizer(build.get("optimizer"))
     net = _network(run_file.section("network"), options["seed"], problems)
     if len(problems) > before:
         return None
@@ -62,6 +64,14 @@ def read_model(run_file: RunFile, problems: Problems) -> Model | None:
         options["num_workers"] = DistributedTrainer(**options).num_workers
         return Model(options, net, build)
     return None
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raise ``WrongValueError`` for a name alone, of which the trainer would speak in Python's terms."""
+    if isinstance(optimizer, str):
+        raise WrongValueError(
+            f'"{optimizer}" is a text; give a table, for example {{ optimizer = "adam", lr = 0.001 }}'
+        )
 
 
 def _network(table: Mapping[str, Any], seed: Any, problems: Problems) -> Any:

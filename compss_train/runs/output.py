@@ -10,7 +10,7 @@ from compss_train import callbacks
 from compss_train.callbacks import Callback, JsonLines
 from compss_train.runs.annotations import described, fits
 from compss_train.runs.folder import RunFolder
-from compss_train.runs.options import options_of, read_options
+from compss_train.runs.options import Option, options_of, read_options
 from compss_train.runs.problems import Problems, WrongValueError, unknown
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ _FILES = {
 }
 """Keys, the callbacks that they stand for, and where in a run's folder these write."""
 
-KEYS = ("folder", *_FILES)
+_ALWAYS = ("checkpoint", "report")
+"""Those that are there unless the file says otherwise."""
 
 
 class HistoryFile(JsonLines):
@@ -46,19 +47,42 @@ def read_output(
     where there are ``validated`` data, unless the table of checkpoints names another ``best``.
     """
     made: list[Callback] = [HistoryFile(folder.history)]
-    options: dict[str, Any] = {"checkpoint": {"best": "val_loss"} if validated else {}, "report": {}}
+    usual = {"checkpoint": {"best": "val_loss"}} if validated else {}
+    keys = output_options()
     for key in table:
-        if key not in KEYS:
-            problems.add(f"[output] {key}", unknown(key, KEYS))
+        if key not in keys:
+            problems.add(f"[output] {key}", unknown(key, keys))
     if not isinstance(table.get("folder", ""), str):
         problems.add("[output] folder", f"{table['folder']!r} is no text")
     for key, (name, place) in _FILES.items():
-        value = table.get(key, key in options)
-        if key in options and (value is True or isinstance(value, dict)):
-            value = {**options[key], **({} if value is True else value)}
+        value = table.get(key, key in _ALWAYS)
+        if key in usual and (value is True or isinstance(value, dict)):
+            value = {**usual[key], **({} if value is True else value)}
         with problems.noting(f"[output] {key}"):
             made += _callback(f"[output] {key}", name, value, [getattr(folder, place)], problems)
     return made
+
+
+def output_options() -> dict[str, Option]:
+    """Return the keys of ``[output]``."""
+    written = {key: Option(key, bool | dict, key in _ALWAYS) for key in _FILES}
+    return {"folder": Option("folder", str, "runs/NAME"), **written}
+
+
+def tables() -> dict[str, dict[str, Option]]:
+    """Return the keys of the tables that callbacks may have instead of true, by where those are."""
+    places = {f"[output] {key}": name for key, (name, _) in _FILES.items()}
+    places["[fit] early_stopping"] = "EarlyStopping"
+    return {where: _table_options(getattr(callbacks, name)) for where, name in places.items()}
+
+
+def _table_options(kind: type[Callback]) -> dict[str, Option]:
+    return options_of(kind, leave_out=("folder", "path"))
+
+
+def stopping_options() -> dict[str, Option]:
+    """Return the key of ``[fit]`` that is no argument of ``fit``."""
+    return {"early_stopping": Option("early_stopping", bool | dict, False)}
 
 
 def early_stopping(value: Any, problems: Problems) -> list[Callback]:
@@ -76,6 +100,5 @@ def _callback(where: str, name: str, value: Any, places: list[Path], problems: P
         return []
     kind = getattr(callbacks, name)
     before = len(problems)
-    accepted = options_of(kind, leave_out=("folder", "path"))
-    options = read_options(where, {} if value is True else value, accepted, problems)
+    options = read_options(where, {} if value is True else value, _table_options(kind), problems)
     return [kind(*places, **options)] if len(problems) == before else []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from compss_train.nearest import nearest
@@ -89,6 +90,15 @@ def text_of(error: BaseException) -> str:
 def with_notes(told: str, error: BaseException, *more: str) -> str:
     """Return what is told of an exception with its notes below, and more lines below these."""
     return "\n  ".join([told, *getattr(error, "__notes__", ()), *more])
+
+
+@contextmanager
+def of_samples(done: str) -> Iterator[None]:
+    """Let what a network raises in the block be a ``ValueError`` that these samples cannot be ``done``, and why."""
+    try:
+        yield
+    except (RuntimeError, ArithmeticError, LookupError) as error:
+        raise ValueError(with_notes(f"these samples cannot be {done}: {error}", error)) from error
 
 
 def unknown(name: str, accepted: Collection[str], kind: str = "key") -> str:

@@ -10,10 +10,7 @@ from compss_train.runs.data import Samples, make_data
 from compss_train.runs.file import RunFile
 from compss_train.runs.model import Model
 from compss_train.runs.problems import Problems, unknown
-from compss_train.runs.split import split
-
-FRACTION = "fraction"
-"""The key of ``[validation]`` that keeps a part of what is in ``[data]``."""
+from compss_train.runs.split import FRACTION, split
 
 
 def read_data(run_file: RunFile, model: Model | None, problems: Problems) -> tuple[Samples, Samples | None] | None:

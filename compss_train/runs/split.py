@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from inspect import Parameter
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,16 @@ from numpy.typing import NDArray
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
 from compss_train.runs.data import Samples, in_grid
+from compss_train.runs.options import Option
 from compss_train.runs.problems import WrongValueError
+
+FRACTION = "fraction"
+"""The key of ``[validation]`` that keeps a part of what is in ``[data]``."""
+
+
+def fraction_options() -> dict[str, Option]:
+    """Return the keys of a ``[validation]`` that keeps such a part."""
+    return {FRACTION: Option(FRACTION, float, Parameter.empty)}
 
 
 def split(samples: Samples, fraction: Any, seed: int) -> tuple[Samples, Samples]:

@@ -16,14 +16,12 @@ from compss_train.runs.problems import RunFileError
 Table = dict[str, Any]
 
 
-def read(path: Path) -> Table:
-    """Return what is in a TOML file; raise ``RunFileError`` for one that is not there or no TOML."""
+def read(path: Path, hint: str = "") -> Table:
+    """Return what is in a TOML file; raise ``RunFileError`` for one that is not there, with a hint, or no TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RunFileError(
-            f"cannot read {path}: {error.strerror}; compss-train fit --example prints one"
-        ) from error
+        raise RunFileError(f"cannot read {path}: {error.strerror}{hint and f'; {hint}'}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RunFileError(f"{path} is no TOML: {error}") from error
 

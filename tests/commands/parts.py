@@ -28,12 +28,23 @@ def weighted():
     return x, y, np.linspace(0, 2, len(x))
 
 
+def nans(first: int = 0):
+    """Return data that are NaN from some sample on."""
+    x, y = data()
+    x[first:] = np.nan
+    return x, y
+
+
 def to_float(x):
     return x.float()
 
 
 def broken(*batch):
     raise RuntimeError("this function is broken")
+
+
+def same():
+    return nn.Linear(6, 6)
 
 
 class Broken(nn.Module):
@@ -64,6 +75,13 @@ class Own(Callback):
 
     def on_round_end(self, trainer, record):
         record["own"] = float(record["round"])
+
+
+class Other(Callback):
+    """Has a hook of another library."""
+
+    def on_epoch_end(self, trainer):
+        raise AssertionError
 
 
 class RefuseToBegin(Callback):

@@ -8,8 +8,8 @@ from tests.models import assert_same_bits
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_parameters_are_those_of_the_run(fitted, command, suffix):
-    command("export", fitted, "-o", f"new/model{suffix}")
-    ours, theirs = parameters.load(f"new/model{suffix}"), parameters.load(fitted / "parameters.safetensors")
+    command("export", fitted, "-o", f"model{suffix}")
+    ours, theirs = parameters.load(f"model{suffix}"), parameters.load(fitted / "parameters.safetensors")
     assert_same_bits({name: ours[name] for name in sorted(ours)}, {name: theirs[name] for name in sorted(theirs)})
 
 
@@ -33,3 +33,9 @@ def test_onnx_takes_what_the_run_was_trained_on(run_file, command):
 def test_other_suffixes_are_refused(fitted, command, tmp_path):
     assert "ends in .npz, .safetensors, .onnx" in command("export", fitted, "-o", "model.pth", code=2).err
     assert not (tmp_path / "model.pth").exists()
+
+
+def test_a_folder_that_is_not_there_is_told_and_not_made(fitted, command, tmp_path):
+    told = command("export", fitted, "-o", "new/model.npz", code=2).err
+    assert "new/model.npz: there is no folder new; make it" in told
+    assert not (tmp_path / "new").exists()

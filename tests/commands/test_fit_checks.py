@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.commands.parts import PARTS, history
+from compss_train import write_files
+from tests.commands.parts import PARTS, history, nans
 
 
 def test_dry_run_checks_tells_and_leaves_nothing(run_file, command, tmp_path):
@@ -25,6 +26,7 @@ def test_dry_run_checks_tells_and_leaves_nothing(run_file, command, tmp_path):
         ("fti.num_epochs=1", "[fti]: there is no such section; did you mean fit?"),
         ("fit.num_epoch=1", "[fit] num_epoch: there is no such key; did you mean num_epochs?"),
         ("fit.validation_data=1", "[fit] validation_data: there is no such key"),
+        ("fit.earlystoping=true", "[fit] earlystoping: there is no such key; did you mean early_stopping?"),
         ("fit.num_epochs=0", "[fit]: num_epochs=0: give an integer of at least 1"),
         ("fit.batch_size=none", "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one"),
         ("fit.merge=sync", '[fit] merge: "sync" does not fit; give "synchronous" or'),
@@ -35,6 +37,11 @@ def test_dry_run_checks_tells_and_leaves_nothing(run_file, command, tmp_path):
             "[fit] early_stopping patient: there is no such key; did you mean patience",
         ),
         ("build.loss=entropy", "[build]: unknown loss 'entropy'; choose one of mean_squared_error"),
+        ("build.loss=crossentropy", "did you mean cross_entropy?"),
+        ("build.metric=acuracy", "did you mean accuracy?"),
+        ("build.optimizer.optimizer=adamm", "unknown optimizer 'adamm'; choose one of adam, sgd"),
+        ("build.optimizer.learning_rate=1", "no parameter ['learning_rate']; it takes lr, momentum"),
+        ("build.optimizer=adam", '[build] optimizer: "adam" is a text; give a table, for example { optimizer ='),
         ("build.optimizer.lr=-1", "[build]: Invalid learning rate: -1"),
         (
             "network.import=tests.models:mpl",
@@ -116,6 +123,42 @@ def test_a_dry_run_trains_on_one_batch_only(run_file, command, monkeypatch):
     monkeypatch.setattr("tests.commands.parts.to_float", lambda x: seen.append(len(x)) or x.float())
     command("fit", run_file, "--dry-run", "--set", f"build.transform='import:{PARTS}:to_float'")
     assert len(seen) == 1
+
+
+NANS = ("--set", f"data.import={PARTS}:nans")
+
+
+def test_a_dry_run_finds_that_the_first_loss_is_nan(run_file, command):
+    told = command("fit", run_file, "--dry-run", *NANS, code=2).err
+    assert "the first batch cannot be trained on: DivergedError: the loss became nan" in told
+    for on_nan in ("skip", "ignore"):
+        command("fit", run_file, "--dry-run", *NANS, "--set", f"build.on_nan={on_nan}")
+
+
+@pytest.mark.parametrize("size", ["fit.batch_size=8", "fit.num_batches_per_worker=2"])
+def test_a_dry_run_leaves_later_batches_alone(run_file, command, size):
+    run_file.write_text(run_file.read_text().replace("batch_size = 8", "").replace("[validation]\nfraction", "#"))
+    command("fit", run_file, "--dry-run", *NANS, "--set", "data.first=8", "--set", size)
+
+
+@pytest.mark.parametrize(("first", "code"), [(0, 2), (8, 0)])
+def test_a_dry_run_reads_a_batch_of_the_first_file(run_file, command, first, code):
+    x, y = nans(first=first)
+    write_files("many", {"x": x, "y": y}, rows=20)
+    text = run_file.read_text().replace("[validation]\nfraction = 0.25", "")
+    run_file.write_text(text.replace(f'import = "{PARTS}:data"\nblocks = 4', "files = 'many/*.npz'"))
+    command("fit", run_file, "--dry-run", code=code)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_dry_run_warns_as_the_fit_would(run_file, command):
+    told = command(
+        "fit", run_file, "--dry-run", "--workers", 5, "--set", f"fit.callbacks=[{{import='{PARTS}:Other'}}]"
+    )
+    idle = "5 workers share 4 blocks, so that 1 has nothing to train; cut the data into at least 5 blocks"
+    assert f"compss-train fit: {idle}" in told.err
+    assert "compss-train fit: fits do not call on_epoch_end of Other" in told.err
+    assert "Nothing is wrong" in told.out
 
 
 @pytest.mark.parametrize("place", ["small.toml", "small.toml/runs"])

@@ -6,8 +6,8 @@ def test_runs_and_histories_are_drawn(fitted, command, tmp_path):
     told = command("plot", fitted).out
     assert told == f"3 rounds drawn in {fitted / 'plot.png'}\n"
     assert (fitted / "plot.png").read_bytes().startswith(b"\x89PNG")
-    command("plot", fitted / "history.jsonl", "-o", "new/curves.svg", "--against", "epoch")
-    assert "<svg" in (tmp_path / "new" / "curves.svg").read_text()
+    command("plot", fitted / "history.jsonl", "-o", "curves.svg", "--against", "epoch")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
 def test_what_cannot_be_drawn_is_told(fitted, command, tmp_path):
@@ -16,5 +16,12 @@ def test_what_cannot_be_drawn_is_told(fitted, command, tmp_path):
     assert "No such file" in command("plot", "nowhere", code=2).err
     (tmp_path / "other.jsonl").write_text("{}\n")
     assert "holds no record of a round in line 1" in command("plot", "other.jsonl", code=2).err
-    command("plot", fitted, "-o", "plot.docx", code=2)
+
+
+def test_names_that_are_no_pictures_are_refused_and_leave_nothing(fitted, command, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("plot.docx", "plot"):
+        told = command("plot", fitted, "-o", name, code=2).err
+        assert f"'{name}' names no kind of picture; give a name that ends in .png, .svg or .pdf" in told
+    assert "there is no folder my-plots" in command("plot", fitted, "-o", "my-plots/a.png", code=2).err
     assert not list(tmp_path.glob("*plot*"))

@@ -17,9 +17,9 @@ def test_outputs_are_those_of_the_trainer_in_order(fitted, command):
     expected = predicted(fitted, x)
     np.save("x.npy", x)
     write_files("many", {"x": x, "y": y}, rows=9)
-    told = command("predict", fitted, "--input", "x.npy", "--output", "new/out.npy").out
-    assert told == "40 samples, float32 (40, 3), in new/out.npy\n"
-    assert np.allclose(np.load("new/out.npy"), expected, atol=1e-6)
+    told = command("predict", fitted, "--input", "x.npy", "--output", "out.npy").out
+    assert told == "40 samples, float32 (40, 3), in out.npy\n"
+    assert np.allclose(np.load("out.npy"), expected, atol=1e-6)
     command("predict", fitted, "--input", "many/*.npz", "--output", "out.npz")
     assert np.allclose(np.load("out.npz")["output"], expected, atol=1e-6)
     command("predict", fitted, "--input", "x.npy", "--output", "classes.npy", "--classes")
@@ -32,6 +32,8 @@ def test_what_cannot_be_predicted_leaves_no_file(fitted, command, tmp_path):
         "give a name that ends in .npy or .npz"
         in command("predict", fitted, "--input", "x.npy", "--output", "out.csv", code=2).err
     )
+    told = command("predict", fitted, "--input", "x.npy", "--output", "outer/y.npy", code=2).err
+    assert "outer/y.npy: there is no folder outer; make it" in told
     command("predict", fitted, "--input", "none.npy", "--output", "out.npy", code=2)
     assert not list(tmp_path.glob("*out*"))
 

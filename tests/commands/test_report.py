@@ -8,8 +8,17 @@ def test_runs_and_histories_are_reported(run_file, fitted, command, tmp_path):
     assert command("report", fitted).out == f"3 rounds reported in {page}\n"
     assert "momentum" in page.read_text()  # the configuration is known
     assert json.loads((fitted / "configuration.json").read_text())["trainer"]["seed"] == 3
-    command("report", fitted / "history.jsonl", "-o", "new/page.html")
-    assert "<html" in (tmp_path / "new" / "page.html").read_text()
+    command("report", fitted / "history.jsonl", "-o", "page.html")
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_what_can_be_no_report_is_told_and_leaves_nothing(fitted, command, tmp_path):
+    there = sorted(tmp_path.iterdir())
+    told = command("report", fitted, "-o", "page.pdf", code=2).err
+    assert "'page.pdf': a report is a web page; give a name that ends in .html" in told
+    told = command("report", fitted, "-o", "new/page.html", code=2).err
+    assert "new/page.html: there is no folder new; make it" in told
+    assert sorted(tmp_path.iterdir()) == there
 
 
 def test_a_report_can_be_left_out(run_file, command, tmp_path):

@@ -35,6 +35,13 @@ def made(**table):
     return data
 
 
+def test_what_is_left_out_may_be_none():
+    np.save("x.npy", X)
+    alone = made(x="x.npy", y="none", weight="none", blocks="none")
+    assert alone[1:] == (None, None)
+    assert np.array_equal(alone.x, X)
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
