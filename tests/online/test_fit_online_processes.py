@@ -170,8 +170,8 @@ def test_simulations_wait_for_training(local, tmp_path):
     online(trainer, Large(tmp_path), itertools.count(), batch_size=4, max_batches=3, buffer=BufferSpec("FIFO", 8))
     assert done.wait(20)
     watcher.join()
-    # A buffer, a batch, and 6 MB at most in the sockets of two sides.
-    assert 12 <= int((tmp_path / "steady").read_text()) < 12 + 100
+    # A buffer, a batch, and what the sockets of two sides take, of which Linux allows 10 MB.
+    assert 12 <= int((tmp_path / "steady").read_text()) < 12 + 200
 
 
 def test_nothing_is_left_of_a_fit(local, tmp_path):
