@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 NAME = ".lock"
@@ -18,30 +19,41 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._path = folder / NAME
         self._file: int | None = None
 
     def acquire(self) -> None:
         """Take the lock; raise ``BlockingIOError`` where another program has it, or another fit of this one."""
-        try:
-            import fcntl
-        except ModuleNotFoundError:  # not on POSIX
-            return
+        self._path = self._folder.absolute() / NAME  # whatever folder is the current one when it is given up
         while self._file is None:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = self._lock(file)
+                if not locked:
+                    return
                 if self._is_still(file):
                     self._file = file
-                    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-            except BlockingIOError as error:
-                raise self._held(file) from error
-            except OSError:  # a file system without locks
-                self._path.unlink(missing_ok=True)
-                return
             finally:
                 if self._file is None:
                     os.close(file)
+        with suppress(OSError):  # a full disk
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def _lock(self, file: int) -> bool:
+        """Tell whether there are such locks at all; raise ``BlockingIOError`` where another has this one."""
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            by = os.pread(file, 200, 0).decode(errors="replace") or "another program"
+            told = f"{by} is writing to this folder; wait for its end, or give another folder"
+            raise BlockingIOError(errno.EWOULDBLOCK, told, str(self._folder)) from error
+        except (ModuleNotFoundError, OSError):  # not on POSIX, or a file system without them
+            return False
+        return True
 
     def _is_still(self, file: int) -> bool:
         """Tell whether the file has not been removed by who held the lock until now."""
@@ -50,18 +62,14 @@ class FolderLock:
         except FileNotFoundError:
             return False
 
-    def _held(self, file: int) -> BlockingIOError:
-        by = os.pread(file, 200, 0).decode(errors="replace") or "another program"
-        told = f"{by} is writing to this folder; wait for its end, or give another folder"
-        return BlockingIOError(errno.EWOULDBLOCK, told, str(self._path.parent))
-
     def release(self) -> None:
         """Give the lock up, also for processes that were forked meanwhile; a second call does nothing."""
         if self._file is None:
             return
         import fcntl
 
-        self._path.unlink(missing_ok=True)
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        os.close(self._file)
-        self._file = None
+        file, self._file = self._file, None
+        with suppress(OSError):  # a folder that has become read-only
+            self._path.unlink()
+        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
@@ -62,7 +62,8 @@ class History(list[Record]):
 
         figure = draw(self, against)
         if path is not None:
-            check_name(figure, path)
+            if isinstance(path, str | os.PathLike):
+                check_name(figure, path)
             figure.savefig(path)
         return figure
 
@@ -72,7 +73,8 @@ class History(list[Record]):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` or ``JsonLines`` wrote; where several runs did, the last of them, with a warning.
+        """Read what ``save`` or ``JsonLines`` wrote; of rounds that come twice, as where
+        several runs did, the last ones, with a warning.
 
         A last line that was cut off, as when the program was killed, is left out with a warning. Raises
         ``BadFileError`` for any other line that holds no record, and ``OSError`` where the file cannot be read.
@@ -80,7 +82,7 @@ class History(list[Record]):
         return cls(_last_run(list(_records(Path(path))), path))
 
 
-def check_name(figure: Figure, path: str | Path) -> None:
+def check_name(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Raise ``ValueError`` where a file's name does not tell a format that matplotlib can save the figure in."""
     if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
         raise ValueError(f"{str(path)!r} names no kind of picture; give a name that ends in .png, .svg or .pdf")
@@ -110,13 +112,18 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _last_run(records: list[Record], path: str | Path) -> list[Record]:
-    """Return the records of the last run: rounds are counted on within one, by all its fits."""
-    rounds = [record["round"] for record in records]
-    begins = [index for index, (last, this) in enumerate(pairwise(rounds), 1) if this <= last]
-    if not begins:
-        return records
-    warnings.warn(f"{path} holds {len(begins) + 1} runs; only the last one was read", stacklevel=3)
-    return records[begins[-1] :]
+    """Return the records without those that later ones repeat, as another run does, or one that was restored."""
+    kept: list[Record] = []
+    for record in records:
+        while kept and kept[-1]["round"] >= record["round"]:
+            kept.pop()
+        kept.append(record)
+    if repeated := len(records) - len(kept):
+        warnings.warn(
+            f"{path} holds {repeated} rounds that later ones repeat, as of another run; only the last were read",
+            stacklevel=3,
+        )
+    return kept
 
 
 def _parsed(line: bytes) -> Any:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.numpy import save as serialized
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -225,10 +226,8 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
     """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix."""
     path = Path(path)
     if path.suffix == ".safetensors":
-        path.touch()
-        mode = path.stat().st_mode
-        save_file({name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}, path)
-        path.chmod(mode)  # safetensors lets nobody else read its files
+        arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
+        path.write_bytes(serialized(arrays))  # files of safetensors' own may be read by nobody else
     elif path.suffix == ".npz":
         np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
     else:

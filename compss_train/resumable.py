@@ -181,18 +181,15 @@ class Resumable(Coordinator):
             return begin
         path, snapshot = found
         agreement.check_parameters(path, snapshot.parameters, self._parameters)
-        agreement.check_fit(path, snapshot, begin.described, data.sizes)
+        progress = agreement.check_fit(path, snapshot, begin.described, data.sizes)
         agreement.check_data(path, snapshot, data.fingerprint)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
-        progress = snapshot.progress
-        if progress is None:
-            return begin
-        own = bool(self.history) and self.history[-1]["ended"] == snapshot.history[-1]["ended"]
+        own = [record["ended"] for record in self.history[-1:]] == [snapshot.history[-1]["ended"]]
         agreement.check_end(path, progress, options.num_epochs, own=own)
         self._take(snapshot)
         self.resumed_from = path
         told.saved = snapshot.callbacks
-        skipped = snapshot.history[-1].get("skipped", ()) if snapshot.history else ()
+        skipped = snapshot.history[-1].get("skipped", ())
         return replace(begin, first_epoch=progress.first_epoch, reached=progress.reached, skipped=tuple(skipped))
 
     def _objective(self, data: Given) -> dict[str, Any]:

@@ -129,6 +129,14 @@ def test_classes_that_the_network_has_no_output_for_are_explained(engine):
     assert "go from 1 to 3: classes are numbered from 0" in "\n".join(caught.value.__notes__)
 
 
+def test_what_an_embedding_does_not_have_is_no_matter_of_classes():
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer.build(nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3)), SGD, "cross_entropy")
+    with pytest.raises(IndexError) as caught:
+        trainer.fit(np.full((6, 1), 7), np.zeros(6, np.int64), num_epochs=1, batch_size=6)
+    assert "classes" not in "\n".join(caught.value.__notes__)
+
+
 def test_types_that_do_not_fit_are_explained(engine):
     x, y = classification()
     trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)

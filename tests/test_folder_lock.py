@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -100,7 +101,47 @@ def test_where_there_are_no_locks_nothing_is_held(tmp_path, monkeypatch):
     lock.acquire()
     FolderLock(tmp_path).acquire()
     lock.release()
+
+
+def test_a_full_disk_takes_no_lock_away(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space")
+
+    lock = FolderLock(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwrite", full)
+        lock.acquire()
+    with pytest.raises(BlockingIOError, match="another program is writing"):
+        FolderLock(tmp_path).acquire()
+    lock.release()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_has_become_read_only_ends_no_fit(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError
+
+    lock, descriptors = FolderLock(tmp_path), len(os.listdir("/proc/self/fd"))
+    lock.acquire()
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.unlink", refused)
+        lock.release()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    (tmp_path / NAME).write_text("process 123456789 on a-host-with-a-long-name.somewhere")
+    lock.acquire()
+    assert_held(tmp_path, os.getpid())
+    assert "a-host-with-a-long-name" not in (tmp_path / NAME).read_text()
+    lock.release()
+
+
+def test_it_is_given_up_in_its_folder_whatever_the_current_one_is(tmp_path, monkeypatch):
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    lock = FolderLock(Path("run"))
+    lock.acquire()
+    monkeypatch.chdir(tmp_path)
+    lock.release()
+    assert os.listdir(tmp_path / "here" / "run") == []
 
 
 def test_checkpoints_of_two_fits_do_not_mix(tmp_path):

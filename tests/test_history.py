@@ -161,9 +161,26 @@ def test_of_several_runs_in_a_file_the_last_is_loaded(trainer, tmp_path):
     text = "".join(map(line_of, trainer.history))
     for before in (text, text + text[: text.index("\n") + 1]):
         path.write_text(before + text)
-        with pytest.warns(UserWarning, match=f"holds {before.count(text[:12]) + 1} runs; only the last") as told:
+        repeated = before.count("\n")
+        with pytest.warns(UserWarning, match=f"holds {repeated} rounds that later ones repeat") as told:
             assert History.load(path) == trainer.history
         assert told[0].filename == __file__
+
+
+def test_of_a_run_that_was_restored_the_rounds_before_are_loaded_too(trainer, tmp_path):
+    path = tmp_path / "history.jsonl"
+    records = [dict(record, loss=loss) for loss in (1.0, 2.0) for record in trainer.history]
+    count = len(trainer.history)
+    History([*records[:count], *records[count + 1 :]]).save(path)
+    with pytest.warns(UserWarning, match=f"holds {count - 1} rounds that later ones repeat"):
+        assert [record["loss"] for record in History.load(path)] == [1.0, *[2.0] * (count - 1)]
+
+
+def test_figures_are_saved_to_open_files_too(trainer, tmp_path):
+    pytest.importorskip("matplotlib")
+    with (tmp_path / "figure").open("wb") as file:
+        trainer.history.plot(file)
+    assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
 
 
 @given(history=histories())

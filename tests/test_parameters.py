@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from safetensors import SafetensorError
 from torch import nn
 
 from compss_train import BadFileError
@@ -222,3 +223,9 @@ def test_files_may_be_read_by_whom_others_may_be_read(tmp_path, name):
     (tmp_path / name).chmod(0o640)
     params.save(tmp_path / name, {"a": np.ones(3)})
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
+
+
+def test_nothing_is_written_of_what_cannot_be(tmp_path):
+    with pytest.raises(SafetensorError, match="Unknown dtype"):
+        params.save(tmp_path / "it.safetensors", {"a": np.array(["text"])})
+    assert list(tmp_path.iterdir()) == []

@@ -251,8 +251,8 @@ def test_damaged_ones_only(own):
 
 
 def test_a_checkpoint_of_another_version(own, monkeypatch):
-    monkeypatch.setattr(files, "VERSION", 2)
-    message = "in version 1 of the format, and this compss_train reads version 2"
+    monkeypatch.setattr(files, "VERSION", 3)
+    message = "in version 2 of the format, and this compss_train reads version 3"
     assert_refused(refusing(), BadCheckpointError, message, resume=own)
 
 

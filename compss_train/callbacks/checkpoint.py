@@ -77,6 +77,7 @@ class Checkpoint(Callback):
         self._best_value: float | None = None
         self._written: int | None = None
         self._history = GrowingList("history")
+        self._goes_on = False
         self._lock = FolderLock(self.folder)
 
     @property
@@ -118,12 +119,14 @@ class Checkpoint(Callback):
     def _own_rounds(self, trainer: DistributedTrainer) -> set[int]:
         """Return which of the checkpoints in the folder are of this run; those after a resumed round, too."""
         there = set(checkpoints.checkpoints(self.folder))
+        goes_on, self._goes_on = self._goes_on, False
         resumed = trainer.resumed_from
-        if resumed is not None and resumed.parent.resolve() == self.folder.resolve():
+        if resumed is not None and (goes_on or resumed.parent.resolve() == self.folder.resolve()):
             return there
         if not there or not self._is_of(trainer.history):
             return set()
-        return {number for number in there if resumed is not None or number < len(trainer.history)}
+        is_copy = resumed is not None and len(trainer.history) - 1 in there
+        return there if is_copy else {number for number in there if number < len(trainer.history)}
 
     def _is_of(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Tell whether the newest checkpoint and a history are of the same run, by when its rounds ended."""
@@ -159,9 +162,13 @@ class Checkpoint(Callback):
                 ) from error
             raise
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take note whether the run that is resumed has written to this folder."""
+        self._goes_on = state["folder"] == str(self.folder)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return where checkpoints go and which is the best, for ``restore(best=True)``."""
-        return {"folder": str(self.folder), "best": self.best, "mode": self.mode, "best_round": self.best_round}
+        """Return where checkpoints go, and which is the best, for ``restore(best=True)``."""
+        return {"folder": str(self.folder), "best_round": self.best_round}
 
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Write a checkpoint where one is due, or the round is the best."""

@@ -65,8 +65,8 @@ class EarlyStopping(Callback):
         self._stop_if_due(trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the best so far, unless that is of another number."""
-        if (state["monitor"], state["mode"]) != (self.monitor, self.mode):
+        """Go on with the best so far, unless the best was something else."""
+        if state["mode"] != self.mode:
             return
         if self.restore_best and state["parameters"] is None and state["best_round"] is not None:
             told = f"EarlyStopping has not kept the parameters of the best round until now, {state['best_round']}"
@@ -82,7 +82,6 @@ class EarlyStopping(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the best so far, its parameters among it."""
         return {
-            "monitor": self.monitor,
             "mode": self.mode,
             "best": self.best,
             "best_round": self.best_round,

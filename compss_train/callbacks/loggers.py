@@ -57,10 +57,12 @@ def _continued(rounds: Sequence[Round], history: Sequence[Mapping[str, Any]]) ->
     kept = len(rounds)
     while kept and rounds[kept - 1][0] >= len(history):
         kept -= 1
-    if not kept:
-        return kept
-    number, ended = rounds[kept - 1]
+    number, ended = rounds[kept - 1] if kept else (-1, None)
     return kept if number >= 0 and history[number]["ended"] == ended else len(rounds)
+
+
+_BEGINNING = b'{"round": '
+"""What the first line begins with, also where a program was killed that wrote it."""
 
 
 class JsonLines(_HistoryFile):
@@ -76,7 +78,8 @@ class JsonLines(_HistoryFile):
 
     def _rounds(self) -> list[Round]:
         rounds = [_round_of(line) for line in self._lines()]
-        if rounds and rounds[0][0] < 0:
+        begins = self.path.read_bytes()[: len(_BEGINNING)]
+        if rounds[0][0] < 0 if rounds else not _BEGINNING.startswith(begins):
             raise ValueError(
                 f"{self.path} is there and its first line is no round's record; remove it, or give another path"
             )
@@ -139,7 +142,8 @@ class Csv(_HistoryFile):
             return int(cells["round"]), float(cells["ended"]) if cells.get("ended") else None
         except ValueError as error:
             raise ValueError(
-                f"{self.path} is there and has {cells['round']!r} for a round; remove it, or give another path"
+                f"{self.path} is there and holds what is no number of a round, or no time: {error}; remove it, or "
+                "give another path"
             ) from error
 
     def _text(self) -> str:

@@ -28,8 +28,8 @@ def check_parameters(path: Path, saved: Parameters, now: Parameters) -> None:
         raise ValueError(f"{path} is the checkpoint of another network: {_some(differences)}")
 
 
-def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    """Raise ``ValueError`` unless the checkpoint is of a fit with these options and sizes of blocks."""
+def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes: Sequence[int]) -> Progress:
+    """Return how far the fit had come; raise ``ValueError`` unless it had these options and sizes of blocks."""
     progress = snapshot.progress
     if progress is None:
         raise ValueError(f"{path} was not written during fit, so there is nothing to resume; use trainer.restore")
@@ -41,6 +41,7 @@ def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes:
             f"{path} is the checkpoint of another fit: {_some(differences)}. Give what it was given to resume it; "
             "or begin a new fit with its parameters, by trainer.restore"
         )
+    return progress
 
 
 def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> None:
@@ -50,8 +51,8 @@ def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> 
         return
     if own and num_epochs <= before:
         warnings.warn(
-            f"the fit goes on from {path}, where this trainer has ended a fit with num_epochs={before}: nothing is "
-            "left to train; a new fit needs a folder of its own, or no resume=",
+            f"the fit goes on from {path}, the end of one with num_epochs={before}: nothing is left to train; a "
+            "new fit needs a folder of its own, or no resume=",
             stacklevel=4,
         )
     cut = progress.options["merge_unit"] == "epochs" and (before % every if every else before)

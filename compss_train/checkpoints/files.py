@@ -22,7 +22,7 @@ from compss_train.exceptions import BadCheckpointError
 ARRAYS = "arrays.safetensors"
 STATE = "state.json"
 FORMAT = "compss_train checkpoint"
-VERSION = 1
+VERSION = 2
 
 
 def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ def _show(training: Training) -> int:
             told = with_notes(f"the first batch cannot be trained on: {describe(error)}", error)
             print(f"compss-train fit: {told}", file=sys.stderr)
             return 2
-    warn_as_fit(model.num_workers, training.data, training.fit)
+    warn_as_fit(model.num_workers, training.blocks, training.data, training.fit)
     print(plan)
     return 0
 

@@ -81,10 +81,10 @@ def try_a_batch(net: nn.Module, build: Mapping[str, Any], samples: Samples, opti
             fit(trainer, samples, None, few)
 
 
-def warn_as_fit(num_workers: int, samples: Samples, options: Mapping[str, Any]) -> None:
-    """Warn of what ``fit`` warns of when it begins."""
+def warn_as_fit(num_workers: int, blocks: int, samples: Samples, options: Mapping[str, Any]) -> None:
+    """Warn of callbacks and idle workers as ``fit`` does; arrays are in so many blocks."""
     warn_of_other_hooks(options["callbacks"])
-    as_given(samples.x, samples.y, num_workers).warn_of_idle_workers(num_workers, options.get("shuffle", "blocks"))
+    as_given(samples.x, samples.y, blocks).warn_of_idle_workers(num_workers, options.get("shuffle", "blocks"))
 
 
 def fit(

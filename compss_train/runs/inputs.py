@@ -54,7 +54,7 @@ def _dataset(names: Sequence[str], run_file: RunFile, roles: Sequence[str]) -> F
     held = list(dataset.layout or ())
     if len(held) == 1 and ("y" not in roles or dataset.y is None):
         dataset.x = held[0]
-    elif len(held) > 1 or named:
+    elif len(held) > 1 or named or "y" in data:
         for role in roles:
             _check_held(dataset, role, held, data)
     return dataset

@@ -19,7 +19,7 @@ def planned(training: Training) -> str:
     workers = training.model.num_workers
     told = {
         "network": f"{type(training.model.net).__name__}, {_weights(training):,} parameters",
-        "data": _size(as_given(*training.data[:2], workers)),
+        "data": _size(as_given(*training.data[:2], training.blocks)),
         "validation": "none" if training.held_out is None else _size(as_given(*training.held_out[:2], workers)),
         "workers": f"{workers} ({_engine(training)}), {_count(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Training:
     """Options of ``fit``, the callbacks among them."""
     folder: RunFolder
     resume: bool
+    blocks: int
+    """How many arrays are cut into."""
 
 
 def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> Training:
@@ -58,6 +60,7 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
     if resume:
         run_file = _with_seed_of(folder, run_file)
     model = read_model(run_file, problems)
+    blocks = 0 if model is None else _blocks(folder, model, resume=resume)
     data = read_data(run_file, model, problems)
     options = _read_fit(run_file, folder, problems)
     if model is not None:
@@ -67,10 +70,10 @@ def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = 
                 check_watched(options["callbacks"], measures, validated=run_file.is_validated)
     if model is not None and data is not None and options is not None:
         with problems.noting("[fit]"):
-            check_fit(_blocks(folder, model, resume=resume), *data, options)
+            check_fit(blocks, *data, options)
     problems.check()
     train_on, held_out = made(data)
-    return Training(run_file, made(model), train_on, held_out, made(options), folder, resume)
+    return Training(run_file, made(model), train_on, held_out, made(options), folder, resume, blocks)
 
 
 def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
@@ -140,8 +143,9 @@ def train(training: Training) -> DistributedTrainer:
 
     Raises ``RunFileError`` for what the fit itself finds wrong before it begins.
     """
-    with training.model.built() as trainer:
-        begun = _Begun(training)
+    begun = _Begun(training)
+    with ExitStack() as stack, training.model.built() as trainer:
+        stack.callback(begun.lock.release)
         callbacks = [begun, *training.fit["callbacks"], begun.last]
         resume = {"resume": True} if training.resume else {}
         try:
@@ -153,7 +157,6 @@ def train(training: Training) -> DistributedTrainer:
         finally:
             if begun.last.told and trainer.history:
                 save(training.folder, trainer)
-            begun.lock.release()
     return trainer
 
 
@@ -163,16 +166,6 @@ def save(folder: RunFolder, trainer: DistributedTrainer) -> None:
         parameters.save(path, trainer.get_parameters())
 
 
-class _Told(Callback):
-    """Knows whether a fit has begun: the last of its callbacks to be told so."""
-
-    told = False
-
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Take note."""
-        self.told = True
-
-
 class _Begun(Callback):
     """Prepares the folder of a run when a fit begins, which is when all has been found to be right."""
 
@@ -180,17 +173,45 @@ class _Begun(Callback):
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self.last = _Told()
+        self.last = _Last(training)
         self.lock = FolderLock(training.folder.path)
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Make the folder and describe the run in it; what is there of another goes unless it is resumed."""
-        folder, run_file = self._training.folder, self._training.file
+        """Make the folder; what is there of another run goes unless that is resumed."""
+        folder = self._training.folder
         folder.path.mkdir(parents=True, exist_ok=True)
         self.lock.acquire()
+        if not self._training.resume:
+            _clear(folder)
+        if not folder.configuration.exists():
+            _describe(self._training, trainer)
+
+
+class _Last(Callback):
+    """Knows that a fit has begun, as no callback before it has found anything wrong."""
+
+    told = False
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+        """Take note; describe a run that is resumed, whose parameters are now those of its checkpoints."""
         if self._training.resume:
-            folder.parameters.unlink(missing_ok=True)  # until there are newer ones, checkpoints are
-        else:
-            folder.clear()
-        write_whole(folder.configuration, toml.dumps(run_file.as_kept(trainer.seed)))
-        write_whole(folder.described, json.dumps(trainer.configuration, indent=1))
+            _describe(self._training, trainer)
+            self._training.folder.parameters.unlink(missing_ok=True)
+        self.told = True
+
+
+def _clear(folder: RunFolder) -> None:
+    """Remove what an earlier run has left; raise ``BlockingIOError`` where a script is writing its checkpoints."""
+    if folder.checkpoints.is_dir():
+        lock = FolderLock(folder.checkpoints)
+        lock.acquire()
+        lock.release()
+    folder.clear()
+
+
+def _describe(training: Training, trainer: DistributedTrainer) -> None:
+    write_whole(training.folder.configuration, toml.dumps(training.file.as_kept(trainer.seed)))
+    write_whole(training.folder.described, json.dumps(trainer.configuration, indent=1))

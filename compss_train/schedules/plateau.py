@@ -11,8 +11,11 @@ from compss_train.schedules.base import LrSchedule
 from compss_train.schedules.groups import Groups
 from compss_train.worker.shard import Hyperparameters
 
-_RUNNING = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
-"""What a scheduler counts; all else is what it was made with, of which a resumed fit may have another."""
+_GIVEN = (
+    *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
+    *("min_lrs", "default_min_lr", "eps"),
+)
+"""What a scheduler was made with, of which a resumed fit may have another; all else is what it counts."""
 
 
 class OnPlateau(LrSchedule):
@@ -45,7 +48,7 @@ class OnPlateau(LrSchedule):
         """Return what the scheduler counts, the learning rates, and what the last round has measured."""
         state = self._scheduler.state_dict()
         return {
-            "scheduler": {name: state[name] for name in _RUNNING},
+            "scheduler": {name: value for name, value in state.items() if name not in _GIVEN},
             "lrs": [values["lr"] for values in self._groups.hyperparameters()],
             "epoch": self._epoch,
             "measured": self._measured,

@@ -67,7 +67,7 @@ def explained(
         )
         if own_target:
             error.add_note("There is no y, so that x is its own target.")
-        if isinstance(error, IndexError) and y is not None and y.numel() and not y.is_floating_point():
+        if str(error).startswith("Target ") and y is not None and y.numel() and not y.is_floating_point():
             error.add_note(
                 f"The targets of the batch go from {int(y.min())} to {int(y.max())}: classes are numbered from 0, "
                 "and the network needs an output for each."

@@ -141,6 +141,30 @@ def test_two_of_a_fit_go_on_in_their_folders(tmp_path):
     assert list(checkpoints(tmp_path / "seldom")) == [1, 3, 4]
 
 
+def test_a_branch_that_goes_on_from_elsewhere_is_not_replaced_by_another(tmp_path):
+    folder, branch = tmp_path / "whole", tmp_path / "branch"
+    fit(trainer_of(), Checkpoint(folder), num_epochs=3)
+    fit(trainer_of(), Checkpoint(branch, keep=9), resume=folder / "round-000001", num_epochs=5)
+    names = sorted(os.listdir(branch))
+    with pytest.raises(FileExistsError, match=r"later rounds of this one \(round 4\)"):
+        fit(trainer_of(), Checkpoint(branch), resume=folder / "round-000001", num_epochs=5)
+    assert sorted(os.listdir(branch)) == names
+    fit(trainer_of(), Checkpoint(branch, keep=9), resume=True, num_epochs=6)
+    assert len(os.listdir(branch)) == len(names) + 1
+
+
+def test_of_two_folders_the_second_may_be_ahead(tmp_path):
+    def both():
+        return Checkpoint(tmp_path / "seldom", every=3), Checkpoint(tmp_path / "often", keep=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer_of(), *both(), Interrupt(5), num_epochs=6)
+    assert os.listdir(tmp_path / "seldom") == ["round-000002"]
+    assert os.listdir(tmp_path / "often") == ["round-000004"]
+    fit(trainer_of(), *both(), resume=True, num_epochs=6)
+    assert os.listdir(tmp_path / "often") == ["round-000005"]
+
+
 def test_a_checkpoint_that_cannot_be_written_is_not_its_newest(tmp_path, monkeypatch):
     class Breaking(Callback):
         def on_round_end(self, trainer, record):

@@ -141,9 +141,23 @@ def test_a_resumed_fit_leaves_what_others_have_written(tmp_path, logger):
     tell(logger(other), records_of(1, 8))
     tell(logger(other), mine, resumed_from=3)  # the first that this run writes there
     assert rounds_of(other) == [*range(8), 3, 4, 5]
-    tell(logger(other), records_of(3, 0))
-    tell(logger(other), mine, resumed_from=4)
-    assert rounds_of(other) == [*range(8), 3, 4, 5]
+    later = path_of(tmp_path / "later", logger)
+    tell(logger(later), records_of(1, 7), resumed_from=4)  # a run that began to write in the middle
+    tell(logger(later), mine, resumed_from=2)
+    assert rounds_of(later) == [4, 5, 6, 2, 3, 4, 5]
+
+
+def test_a_file_of_one_line_that_is_no_round_is_left_alone(tmp_path):
+    path = tmp_path / "cfg.json"
+    for text in ('{"lr": 0.1}', '{"r', '{"round": 0, "epo', ""):
+        path.write_text(text)
+        if text.startswith('{"l'):
+            with pytest.raises(ValueError, match="its first line is no round's record"):
+                tell(JsonLines(path), records_of(1))
+            assert path.read_text() == text
+        else:
+            tell(JsonLines(path), records_of(1))
+            assert rounds_of(path) == [*range(6)]
 
 
 @pytest.mark.parametrize("position", [0, 2])

@@ -53,7 +53,7 @@ def test_a_file_of_something_else_is_not_added_to(tmp_path, end):
 def test_a_table_with_other_rounds_names_the_file(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("round,epoch\nfirst,1\n")
-    with pytest.raises(ValueError, match=r"table\.csv is there and has 'first' for a round"):
+    with pytest.raises(ValueError, match=r"table\.csv is there and holds what is no number of a round, .*'first'"):
         fitted(0, Csv(path))
 
 

@@ -124,8 +124,8 @@ def test_each_kind_of_damage_is_told(good, tmp_path):
         return caught.value.reason
 
     document = json.loads((good / "state.json").read_text())
-    (good / "state.json").write_text(json.dumps({**document, "version": 2}))
-    assert reason_of(good) == "it is in version 2 of the format, and this compss_train reads version 1"
+    (good / "state.json").write_text(json.dumps({**document, "version": 3}))
+    assert reason_of(good) == "it is in version 3 of the format, and this compss_train reads version 2"
     (good / "state.json").write_text(json.dumps({**document, "format": "other"}))
     assert reason_of(good) == "state.json is not that of a checkpoint of compss_train"
     (good / "state.json").write_text(json.dumps({**document, "state": 1}))

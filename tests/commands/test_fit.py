@@ -186,15 +186,17 @@ def test_max_time_has_an_exit_code_of_its_own(run_file, command, tmp_path):
     assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("place", ["", "/checkpoints"])
 @pytest.mark.parametrize("how", ["--overwrite", "--resume"])
-def test_a_folder_that_another_program_writes_to_is_left_alone(run_file, fitted, command, how):
-    before = saved(fitted), history(fitted)
-    lock = FolderLock(fitted)
+def test_a_folder_that_another_program_writes_to_is_left_alone(run_file, fitted, command, how, place):
+    before = saved(fitted), history(fitted), (fitted / "config.toml").read_text()
+    lock = FolderLock(Path(f"{fitted}{place}"))
     lock.acquire()
     told = command("fit", run_file, how, "--set", "fit.num_epochs=9", code=2).err
-    assert re.search(rf"runs/small: process {os.getpid()} on \S+ is writing to this folder", told)
+    assert re.search(rf"runs/small{place}: process {os.getpid()} on \S+ is writing to this folder", told)
     assert_same_bits(saved(fitted), before[0])
     assert history(fitted) == before[1]
+    assert (fitted / "config.toml").read_text() == before[2]
     lock.release()
     command("fit", run_file, how, "--set", "fit.num_epochs=4")
     assert len(history(fitted)) == 4
