@@ -184,13 +184,14 @@ class Resumable(Coordinator):
         progress = agreement.check_fit(path, snapshot, begin.described, data.sizes)
         agreement.check_data(path, snapshot, data.fingerprint)
         agreement.check_trainer(path, snapshot, self._setting(), self._given_seed)
-        own = [record["ended"] for record in self.history[-1:]] == [snapshot.history[-1]["ended"]]
+        last = snapshot.history[-1] if snapshot.history else {}
+        own = bool(self.history) and self.history[-1]["ended"] == last.get("ended")
         agreement.check_end(path, progress, options.num_epochs, own=own)
         self._take(snapshot)
         self.resumed_from = path
         told.saved = snapshot.callbacks
-        skipped = snapshot.history[-1].get("skipped", ())
-        return replace(begin, first_epoch=progress.first_epoch, reached=progress.reached, skipped=tuple(skipped))
+        skipped = tuple(last.get("skipped", ()))
+        return replace(begin, first_epoch=progress.first_epoch, reached=progress.reached, skipped=skipped)
 
     def _objective(self, data: Given) -> dict[str, Any]:
         """Return what a fit minimises."""
