@@ -11,6 +11,22 @@ from pathlib import Path
 NAME = ".lock"
 
 
+def lock(file: int) -> bool:
+    """Lock an open file or folder until it is closed; return whether there are such locks here.
+
+    Raises ``BlockingIOError`` where another has locked it.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except (ModuleNotFoundError, OSError):  # not on POSIX, or a file system without them
+        return False
+    return True
+
+
 class FolderLock:
     """Held while a program writes to a folder; of one that was killed, the system gives it up.
 
@@ -29,11 +45,12 @@ class FolderLock:
         while self._file is None:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                locked = self._lock(file)
-                if not locked:
+                if not lock(file):
                     return
                 if self._is_still(file):
                     self._file = file
+            except BlockingIOError as error:
+                raise self._held(file) from error
             finally:
                 if self._file is None:
                     os.close(file)
@@ -41,26 +58,17 @@ class FolderLock:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
-    def _lock(self, file: int) -> bool:
-        """Tell whether there are such locks at all; raise ``BlockingIOError`` where another has this one."""
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            by = os.pread(file, 200, 0).decode(errors="replace") or "another program"
-            told = f"{by} is writing to this folder; wait for its end, or give another folder"
-            raise BlockingIOError(errno.EWOULDBLOCK, told, str(self._folder)) from error
-        except (ModuleNotFoundError, OSError):  # not on POSIX, or a file system without them
-            return False
-        return True
-
     def _is_still(self, file: int) -> bool:
         """Tell whether the file has not been removed by who held the lock until now."""
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._path))
         except FileNotFoundError:
             return False
+
+    def _held(self, file: int) -> BlockingIOError:
+        by = os.pread(file, 200, 0).decode(errors="replace") or "another program"
+        told = f"{by} is writing to this folder; wait for its end, or give another folder"
+        return BlockingIOError(errno.EWOULDBLOCK, told, str(self._folder))
 
     def release(self) -> None:
         """Give the lock up, also for processes that were forked meanwhile; a second call does nothing."""

@@ -73,13 +73,13 @@ class History(list[Record]):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` or ``JsonLines`` wrote; of rounds that come twice, as where
-        several runs did, the last ones, with a warning.
+        """Read what ``save`` or ``JsonLines`` wrote.
 
+        Of rounds that come more than once, as where several runs wrote them, the last are read, with a warning.
         A last line that was cut off, as when the program was killed, is left out with a warning. Raises
         ``BadFileError`` for any other line that holds no record, and ``OSError`` where the file cannot be read.
         """
-        return cls(_last_run(list(_records(Path(path))), path))
+        return cls(_without_repeated(list(_records(Path(path))), path))
 
 
 def check_name(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -111,7 +111,7 @@ def _records(path: Path) -> Iterator[Record]:
             raise BadFileError(str(path), f"holds no record of a round in line {number}")
 
 
-def _last_run(records: list[Record], path: str | Path) -> list[Record]:
+def _without_repeated(records: list[Record], path: str | Path) -> list[Record]:
     """Return the records without those that later ones repeat, as another run does, or one that was restored."""
     kept: list[Record] = []
     for record in records:

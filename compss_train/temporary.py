@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from compss_train.folder_lock import lock
+
 NEW = 60.0
 """Seconds within which a folder may not be locked yet."""
 
@@ -55,14 +57,11 @@ def remove_abandoned(parent: str) -> None:
 
 def _locked(path: str) -> int | None:
     """Lock a folder; return the descriptor that holds the lock, ``None`` where another does or it cannot be had."""
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # not on POSIX
+    if os.name != "posix":  # where folders cannot be opened
         return None
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    with suppress(BlockingIOError):
+        if lock(descriptor):
+            return descriptor
+    os.close(descriptor)
+    return None

@@ -40,25 +40,27 @@ class _HistoryFile(Callback):
         what a program that was killed has not written to its end.
         """
         check_writable(self.path)
-        rounds = self._rounds()
-        self._keep(len(rounds) if trainer.resumed_from is None else _continued(rounds, trainer.history))
+        rows = self._rows()
+        self._keep(rows if trainer.resumed_from is None else self._continued(rows, trainer.history))
 
-    def _rounds(self) -> list[Round]:
-        """Return the rounds that are complete; raise ``ValueError`` where the file holds something else."""
+    def _continued(self, rows: list[Any], history: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return the rows that stay when a run goes on from a history; all, if they are of others."""
+        kept = len(rows)
+        while kept and self._round_of(rows[kept - 1])[0] >= len(history):
+            kept -= 1
+        number, ended = self._round_of(rows[kept - 1]) if kept else (-1, None)
+        return rows[:kept] if number >= 0 and history[number]["ended"] == ended else rows
+
+    def _rows(self) -> list[Any]:
+        """Return what is complete; raise ``ValueError`` where the file holds something else than rounds."""
         raise NotImplementedError
 
-    def _keep(self, count: int) -> None:
-        """Remove all but the first so many rounds."""
+    def _round_of(self, row: Any) -> Round:
         raise NotImplementedError
 
-
-def _continued(rounds: Sequence[Round], history: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many rounds of a file stay when its run goes on from a history; all, if they are of others."""
-    kept = len(rounds)
-    while kept and rounds[kept - 1][0] >= len(history):
-        kept -= 1
-    number, ended = rounds[kept - 1] if kept else (-1, None)
-    return kept if number >= 0 and history[number]["ended"] == ended else len(rounds)
+    def _keep(self, rows: list[Any]) -> None:
+        """Remove all but these rows, with which the file begins."""
+        raise NotImplementedError
 
 
 _BEGINNING = b'{"round": '
@@ -76,28 +78,25 @@ class JsonLines(_HistoryFile):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(record))
 
-    def _rounds(self) -> list[Round]:
-        rounds = [_round_of(line) for line in self._lines()]
-        begins = self.path.read_bytes()[: len(_BEGINNING)]
-        if rounds[0][0] < 0 if rounds else not _BEGINNING.startswith(begins):
+    def _rows(self) -> list[bytes]:
+        content = self.path.read_bytes()
+        lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+        begins = _BEGINNING.startswith(content[: len(_BEGINNING)])
+        if self._round_of(lines[0])[0] < 0 if lines else not begins:
             raise ValueError(
                 f"{self.path} is there and its first line is no round's record; remove it, or give another path"
             )
-        return rounds
+        return lines
 
-    def _keep(self, count: int) -> None:
+    def _round_of(self, row: bytes) -> Round:
+        with suppress(ValueError, TypeError, LookupError):
+            record = json.loads(row)
+            return int(record["round"]), record.get("ended")
+        return -1, None
+
+    def _keep(self, rows: list[bytes]) -> None:
         with self.path.open("r+b") as file:
-            file.truncate(sum(map(len, self._lines()[:count])))
-
-    def _lines(self) -> list[bytes]:
-        return [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
-def _round_of(line: bytes) -> Round:
-    with suppress(ValueError, TypeError, LookupError):
-        record = json.loads(line)
-        return int(record["round"]), record.get("ended")
-    return -1, None
+            file.truncate(sum(map(len, rows)))
 
 
 class Csv(_HistoryFile):
@@ -123,28 +122,30 @@ class Csv(_HistoryFile):
         with self.path.open("a", encoding="utf-8", newline="") as file:
             self._writer(file).writerow(cells)
 
-    def _rounds(self) -> list[Round]:
+    def _rows(self) -> list[dict[str, str]]:
         self._columns = list(csv.DictReader(self._text().splitlines()).fieldnames or ())
         if self._columns and not {"round", "epoch"} <= set(self._columns):
             raise ValueError(
                 f"{self.path} is there and holds no rounds, its columns are {', '.join(self._columns)[:80]}; "
                 "remove it, or give another path"
             )
-        return [self._round_of(cells) for cells in self._read()]
-
-    def _keep(self, count: int) -> None:
         rows = self._read()
-        if count < len(rows) or not self._text().endswith("\n"):
-            self._write(rows[:count])
+        for cells in rows:
+            self._round_of(cells)
+        return rows
 
-    def _round_of(self, cells: Mapping[str, str]) -> Round:
+    def _round_of(self, row: Mapping[str, str]) -> Round:
         try:
-            return int(cells["round"]), float(cells["ended"]) if cells.get("ended") else None
+            return int(row["round"]), float(row["ended"]) if row.get("ended") else None
         except ValueError as error:
             raise ValueError(
                 f"{self.path} is there and holds what is no number of a round, or no time: {error}; remove it, or "
                 "give another path"
             ) from error
+
+    def _keep(self, rows: list[dict[str, str]]) -> None:
+        if len(rows) < len(self._read()) or not self._text().endswith("\n"):
+            self._write(rows)
 
     def _text(self) -> str:
         return self.path.read_text(encoding="utf-8")

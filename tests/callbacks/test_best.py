@@ -26,32 +26,26 @@ def test_the_best_checkpoint_is_the_best_of_checkpoint(tmp_path):
     assert trainer.history[-1]["round"] == 3
 
 
-def test_of_two_folders_each_has_its_own_best(tmp_path):
+@pytest.mark.parametrize("keep", [1, 9])
+def test_of_two_folders_each_has_its_own_best(tmp_path, keep):
+    """Also where the best round of one is kept in the other, too."""
     lowest, highest = tmp_path / "lowest", tmp_path / "highest"
     trainer = train(
-        [Checkpoint(highest, keep=1, best="val_loss", mode="max"), Checkpoint(lowest, keep=1, best="val_loss")]
+        [
+            Checkpoint(highest, keep=keep, best="val_loss", mode="max"),
+            Checkpoint(lowest, keep=keep, best="val_loss"),
+        ]
     )
     for folder, number in ((lowest, 3), (highest, 0)):
         trainer.restore(folder, best=True)
         assert trainer.history[-1]["round"] == number
+    trainer.restore(lowest.rename(tmp_path / "moved"), best=True)  # of either
 
 
 def test_without_a_best_of_checkpoint_there_is_none(tmp_path):
     trainer = train([EarlyStopping("loss"), Checkpoint(tmp_path)])
     with pytest.raises(ValueError, match="does not know which is the best"):
         trainer.restore(tmp_path, best=True)
-
-
-def test_of_two_folders_with_the_others_best_round_each_has_its_own(tmp_path):
-    """The best round of one is also kept in the other."""
-    highest, lowest = tmp_path / "highest", tmp_path / "lowest"
-    trainer = train(
-        [Checkpoint(highest, keep=9, best="val_loss", mode="max"), Checkpoint(lowest, keep=9, best="val_loss")]
-    )
-    for folder, number in ((lowest, 3), (highest, 0)):
-        trainer.restore(folder, best=True)
-        assert trainer.history[-1]["round"] == number
-    trainer.restore(lowest.rename(tmp_path / "moved"), best=True)  # of either
 
 
 def test_a_resumed_fit_that_watches_another_number_knows_the_best_of_what_is_there(tmp_path):
