@@ -21,6 +21,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/reference.py build/docs

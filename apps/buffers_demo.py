@@ -32,8 +32,8 @@ from streams import Producer, Samples
 from torch import nn
 
 from compss_train import DivergedError
+from compss_train._utils.validation import check_count, check_seed
 from compss_train.buffers import FIFO, FIRO, BatchReservoir, Buffer, Reservoir
-from compss_train.validation import check_count, check_seed
 
 MEASUREMENTS = 30
 """Times that the test accuracy is measured while the stream arrives."""

@@ -24,7 +24,7 @@ import heat_runs
 from common import add_option
 from heat_experiment import Experiment, Run, start_engine
 
-from compss_train.validation import check_count, check_seed
+from compss_train._utils.validation import check_count, check_seed
 
 COUNTS = (
     *("batches", "batch_size", "workers", "merge_every", "grid", "steps", "substeps", "simulators"),

@@ -17,8 +17,8 @@ import models
 from common import add_option
 
 from compss_train import DistributedTrainer, FileDataset, write_files
+from compss_train._utils.validation import check_count
 from compss_train.callbacks import Callback
-from compss_train.validation import check_count
 
 DIGITS = "digits"
 

@@ -97,7 +97,7 @@ def _many(engine: Engine) -> float:
 
 def _files(megabytes: float) -> tuple[float, float]:
     """Return the seconds to write packed parameters to a file, and to read them."""
-    from compss_train.engines.compss.packed import Packed
+    from compss_train.engines.compss.perform import Packed
 
     parameters = {name: value.numpy() for name, value in Lookup(megabytes).state_dict().items()}
     with TemporaryDirectory() as folder:  # in /tmp by default, as the files of workers are

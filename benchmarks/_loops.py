@@ -25,7 +25,7 @@ START_LIMIT = 300  # seconds until all processes of a peer must be ready, or som
 
 
 @dataclass(frozen=True)
-class Peer:
+class Client:
     """How a peer trains: ``ranks`` processes, each on its part of the samples."""
 
     label: str
@@ -59,7 +59,7 @@ class Outcome:
 @dataclass(frozen=True)
 class _Rank:
     number: int
-    peer: Peer
+    peer: Client
     task: Task
     folder: str
 
@@ -67,7 +67,7 @@ class _Rank:
 _barrier: Barrier | None = None
 
 
-def run_peer(peer: Peer, task: Task) -> Outcome:
+def run_peer(peer: Client, task: Task) -> Outcome:
     """Run the peer's processes; the time is from their common start to the last one's end."""
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(peer.ranks)
@@ -114,7 +114,7 @@ def _timed(rank: _Rank, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tup
     return began, time.perf_counter()
 
 
-def _train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, peer: Peer) -> None:
+def _train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, peer: Client) -> None:
     """Train as a user's plain loop does, with the least that it takes: no loss is kept, nothing is measured."""
     loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
@@ -131,7 +131,7 @@ def _train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, peer: 
             optimizer.step()
 
 
-def _autocast(peer: Peer) -> contextlib.AbstractContextManager[object]:
+def _autocast(peer: Client) -> contextlib.AbstractContextManager[object]:
     return torch.autocast("cpu", torch.bfloat16) if peer.fast else contextlib.nullcontext()
 
 

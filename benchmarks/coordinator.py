@@ -25,8 +25,8 @@ MERGES, SHUFFLES = ("synchronous", "commutative"), ("blocks", "total")
 Case = tuple[str, str]
 
 
-def empty_train(recipe: Any, parameters: Any, state: Any, *rest: Any) -> tuple[Any, Any, dict[str, float]]:
-    """Return what ``compss_train.worker.train`` does, having trained nothing."""
+def empty_train(training_spec: Any, parameters: Any, state: Any, *rest: Any) -> tuple[Any, Any, dict[str, float]]:
+    """Return what ``compss_train.training.worker.train`` does, having trained nothing."""
     return parameters, state, {"samples": SAMPLES_A_BLOCK, "batches": 1, "loss": 0.0, "seconds": 0.0}
 
 
@@ -39,7 +39,7 @@ def coordinate(case: Case, workers: int, rounds: int) -> tuple[list[float], floa
     with DistributedTrainer(workers, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(nn.Linear(4, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
         began = time.perf_counter()
-        with patch("compss_train.fleet.train", empty_train):
+        with patch("compss_train.training.task_submission.train", empty_train):
             trainer.fit(
                 x, y, num_epochs=rounds, num_batches_per_worker=1, merge=merge, shuffle=shuffle, progress=False
             )

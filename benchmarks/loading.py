@@ -14,7 +14,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer
 from compss_train.buffers import FIRO
-from compss_train.pipeline import ReadAhead, through
+from compss_train.buffers.reading_ahead import ReadAhead, through
 
 WORKERS, BATCH, BLOCKS = 2, 100, (8, 1)
 OPTIMIZER = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}

@@ -15,7 +15,7 @@ from _common import parser, print_table, ratios, spread
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, make_buffer
-from compss_train.online.director import Director
+from compss_train.online.event_server import Director
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import Stream
 

@@ -12,11 +12,11 @@ from _common import parser, print_table, ratios, spread
 from numpy.typing import NDArray
 
 from compss_train import BlockedTensor, shuffle
-from compss_train.data.batches import Batching
-from compss_train.data.schedule import Schedule, Share, Shuffle
-from compss_train.worker.samples import batches
-from compss_train.worker.shard import Shard
-from compss_train.worker.source import source_of
+from compss_train.data.order import Batching
+from compss_train.data.partitioning import Schedule, Shuffle, WorkerAssignment
+from compss_train.training.worker.batches import batches
+from compss_train.training.worker.shard import Shard
+from compss_train.training.worker.source import source_of
 
 WORKERS = 8
 BATCH = 1_000
@@ -31,15 +31,17 @@ def floor(x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
     _, _ = x[order], y[order]
 
 
-def schedule(x: BlockedTensor, how: Shuffle) -> list[tuple[Share, ...]]:
+def schedule(x: BlockedTensor, how: Shuffle) -> list[tuple[WorkerAssignment, ...]]:
     """Return the shares of an epoch's rounds."""
     return [round_.shares for round_ in Schedule(x.sizes, WORKERS, 1, SEED, how).rounds()]
 
 
-def gather(x: BlockedTensor, y: BlockedTensor, share: Share) -> None:
+def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     """Go through all batches of one worker's share, as its training task does."""
-    total = any(visit.samples is not None for visit in share)
-    numbers = tuple(range(len(x.sizes))) if total else tuple(dict.fromkeys(visit.block for visit in share))
+    total = any(block_pass.samples is not None for block_pass in share)
+    numbers = (
+        tuple(range(len(x.sizes))) if total else tuple(dict.fromkeys(block_pass.block for block_pass in share))
+    )
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     starts = tuple(begins[number] for number in numbers)
     shard = Shard(share, numbers, starts, Batching(size=BATCH), None if total else SEED)

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import torch
 from _common import NETWORKS, accuracy, image_source, load_images, network, parser, print_table, ratios, spread
-from _loops import BATCH, LEARNING_RATE, MOMENTUM, Outcome, Peer, Task, run_peer
+from _loops import BATCH, LEARNING_RATE, MOMENTUM, Client, Outcome, Task, run_peer
 
 WORKERS = 2
 WARM_UP_SAMPLES = 10_000
@@ -21,9 +21,9 @@ FAST_LIMIT = "(a) in bf16"
 OURS, FAST = "ours fp32", "ours bf16"
 
 PEERS = (
-    Peer(LIMIT, ranks=2),
-    Peer(DDP, ranks=2, data_parallel=True),
-    Peer(THREADS, ranks=1, threads=2),
+    Client(LIMIT, ranks=2),
+    Client(DDP, ranks=2, data_parallel=True),
+    Client(THREADS, ranks=1, threads=2),
 )
 TARGETS = {
     "MLP": ((OURS, LIMIT, 0.97), (OURS, DDP, 1.4), (FAST, LIMIT, 1.7)),
@@ -91,7 +91,7 @@ def _outcome(task: Task, seconds: float, reached: float, history: Sequence[dict]
 
 def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
     """Return who runs in every repetition, by name."""
-    peers = [*PEERS, Peer(FAST_LIMIT, ranks=2, fast=True)] if options.bf16_limit else PEERS
+    peers = [*PEERS, Client(FAST_LIMIT, ranks=2, fast=True)] if options.bf16_limit else PEERS
     blocks = tuple(options.blocks)
     peer_runs = {peer.label: partial(run_peer, peer) for peer in peers}
     # Whoever is compared runs side by side, so that a change of the machine's load between them is rare.

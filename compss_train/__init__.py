@@ -6,11 +6,10 @@ doctor must run where there is none.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from compss_train._utils.lazy import lazy_names
+from compss_train._utils.version import __version__ as __version__
 
 __all__ = [
     "BadCheckpointError",
@@ -40,7 +39,7 @@ _HOMES = {
     "buffers": ("BufferSpec", "BufferType", "make_buffer"),
     "data": ("BlockedTensor", "FileDataset", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
-    "estimators": ("DistributedClassifier", "DistributedRegressor"),
+    "integrations.sklearn": ("DistributedClassifier", "DistributedRegressor"),
     "exceptions": (
         *("BadCheckpointError", "BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
     from compss_train.data.shuffle import shuffle
     from compss_train.data.writing import write_files
     from compss_train.engines import Engine, LocalEngine, SerialEngine
-    from compss_train.estimators import DistributedClassifier as DistributedClassifier
-    from compss_train.estimators import DistributedRegressor as DistributedRegressor
     from compss_train.exceptions import (
         BadCheckpointError,
         BadFileError,
@@ -73,25 +70,10 @@ if TYPE_CHECKING:
         TrainingEndedError,
         WorkerLostError,
     )
+    from compss_train.integrations.sklearn import DistributedClassifier as DistributedClassifier
+    from compss_train.integrations.sklearn import DistributedRegressor as DistributedRegressor
     from compss_train.online import SampleSender
     from compss_train.samplers import PartialShuffleSampler
     from compss_train.trainer import DistributedTrainer
 else:  # a type checker that saw this would take any name for one of the package's
-
-    def __getattr__(name: str) -> object:
-        for home, names in _HOMES.items():
-            if name in names:
-                value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-                globals()[name] = value  # the next time it is found without coming here
-                return value
-        if name in _submodules():
-            return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *(name for names in _HOMES.values() for name in names), *_submodules()})
-
-
-def _submodules() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

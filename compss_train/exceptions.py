@@ -1,5 +1,6 @@
 """The errors that are this package's own; wrong arguments are plain ``ValueError`` and ``TypeError``."""
 
+import queue
 from pathlib import Path
 
 
@@ -69,3 +70,20 @@ class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error
 
     def __str__(self) -> str:
         return f"\n\n{self.text}"
+
+
+class BufferFullError(queue.Full):
+    """A put found no room in time, or never can."""
+
+    def __init__(self, reason: str, stored: int = 0) -> None:
+        super().__init__(reason)
+        self.stored = stored
+        """How many of the samples given to ``put_many`` were stored before, the first ones."""
+
+
+class ReceptionOverError(BufferFullError):
+    """A put came after, or was waiting when, reception was over."""
+
+
+class BufferDrainedError(queue.Empty):
+    """A get found nothing held and nothing to come: reception is over."""

@@ -8,33 +8,33 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from compss_train import parameters as params
+from compss_train._utils.validation import check_choice
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
-from compss_train.callbacks.base import Telling
 from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
-from compss_train.data.schedule import MergeUnit, Schedule, Shuffle
-from compss_train.describe import described_fit
-from compss_train.fits import NamedFits
-from compss_train.given import Given, as_given
-from compss_train.inference import EVALUATION_BATCH
-from compss_train.merging import make_merge
+from compss_train.data.partitioning import MergeUnit, Schedule, Shuffle
+from compss_train.model import parameters as params
+from compss_train.model.loss_weights import check_weightable
+from compss_train.model.parameters import Parameters
 from compss_train.online.job import Pairing
 from compss_train.online.options import OnlineOptions
-from compss_train.online.setup import Begun, online_fit
-from compss_train.options import FitOptions, MergeName, OptimizerState, Rule
-from compss_train.parameters import Parameters
-from compss_train.resumable import Resumable
-from compss_train.rounds import Course, Record, Rounds
-from compss_train.session import Session
-from compss_train.stopping import Stopping
-from compss_train.validation import check_choice
-from compss_train.weights import check_weightable
+from compss_train.online.setup import FitStart, online_fit
+from compss_train.training.callback import CallbackList
+from compss_train.training.data_source import DataSource, as_data_source
+from compss_train.training.description import described_fit
+from compss_train.training.fit_options import FitOptions, MergeName, OptimizerState, Rule
+from compss_train.training.inference import EVALUATION_BATCH
+from compss_train.training.merging import make_merge
+from compss_train.training.named_fits import NamedFits
+from compss_train.training.resuming import ResumableTrainer
+from compss_train.training.rounds import FitProgress, Record, Rounds
+from compss_train.training.session import Session
+from compss_train.training.stopping import Stopping
 
 
-class DistributedTrainer(Resumable, NamedFits[Parameters]):
+class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters
@@ -173,9 +173,9 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         self._require_idle("fit")
         stopping, told = Stopping(max_time), self._telling(callbacks, progress)
         found = self._found(resume, told)
-        data = as_given(x, y, self._blocks(found)).weighted(sample_weight)
+        data = as_data_source(x, y, self._blocks(found)).weighted(sample_weight)
         if data.has_weights:
-            check_weightable(built.recipe.loss)
+            check_weightable(built.training_spec.loss)
         held_out = None if validation_data is None else self._held_out(validation_data)
         check_watched(told.callbacks, self.measures, validated=held_out is not None)
         options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
@@ -192,7 +192,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             self._end_in_time(stopping)
         return self.get_parameters()
 
-    def _schedule(self, course: Course) -> Schedule:
+    def _schedule(self, course: FitProgress) -> Schedule:
         return course.options.schedule(
             course.data.sizes, self.num_workers, self.seed, course.first_epoch, len(self.history), course.reached
         )
@@ -201,11 +201,11 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         self,
         session: Session,
         schedule: Schedule,
-        course: Course,
-        data: Given,
-        held_out: Given | None,
+        course: FitProgress,
+        data: DataSource,
+        held_out: DataSource | None,
         stopping: Stopping,
-        told: Telling,
+        told: CallbackList,
     ) -> None:
         fleet = session.fleet(data, course.options, self.seed, self._require_built().lr_schedule)
         validation = None if held_out is None else session.inference(held_out, EVALUATION_BATCH)
@@ -215,7 +215,7 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             session.engine,
             fleet,
             merge,
-            self._require_built().recipe.measures,
+            self._require_built().training_spec.measures,
             validation,
             course,
             stopping,
@@ -348,12 +348,12 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
         self,
         session: Session,
         options: OnlineOptions,
-        held_out: Given | None,
+        held_out: DataSource | None,
         stopping: Stopping,
-        told: Telling,
+        told: CallbackList,
     ) -> None:
-        measures = self._require_built().recipe.measures
-        begun = Begun(self._parameters, self.seed, measures, len(self.history), self._epochs)
+        measures = self._require_built().training_spec.measures
+        begun = FitStart(self._parameters, self.seed, measures, len(self.history), self._epochs)
         recorder = self._recorder(told)
         with online_fit(session, options, begun, held_out, stopping, recorder, told.round_start) as running:
             self._rounds = running
@@ -368,13 +368,13 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
             finally:
                 self._rounds = None
 
-    def _telling(self, callbacks: Sequence[Callback], progress: bool) -> Telling:
+    def _telling(self, callbacks: Sequence[Callback], progress: bool) -> CallbackList:
         checked = check_callbacks(callbacks)
         warn_of_other_hooks(checked)
         check_choice("progress", progress, (True, False))
-        return Telling(with_progress(checked, progress), self)
+        return CallbackList(with_progress(checked, progress), self)
 
-    def _recorder(self, told: Telling) -> Callable[[Record], None]:
+    def _recorder(self, told: CallbackList) -> Callable[[Record], None]:
         """Return what a round's record is given to."""
 
         def record_round(record: Record) -> None:
@@ -384,11 +384,11 @@ class DistributedTrainer(Resumable, NamedFits[Parameters]):
 
         return record_round
 
-    def _held_out(self, validation_data: tuple[Any, Any] | FileDataset) -> Given:
+    def _held_out(self, validation_data: tuple[Any, Any] | FileDataset) -> DataSource:
         pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
                 f"validation_data={type(validation_data).__name__}: give a pair (x, y), y being None where x is "
                 "its own target, or a FileDataset"
             )
-        return as_given(pair[0], pair[1], self.num_workers)
+        return as_data_source(pair[0], pair[1], self.num_workers)

@@ -14,7 +14,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from compss_train import Engine
-    from tests.lasting import Lasting
+    from tests.helpers.lasting import Lasting
 
 ENGINES = ("serial", "local")
 
@@ -23,7 +23,7 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 # Its assertions are checked even by python -O, with which COMPSs runs programs.
-pytest.register_assert_rewrite("tests.models")
+pytest.register_assert_rewrite("tests.helpers.models")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def shared_local() -> Iterator[Lasting]:
     """One local engine, of at least two processes, for all tests: starting processes takes seconds."""
-    from tests.lasting import Lasting
+    from tests.helpers.lasting import Lasting
 
     engine = Lasting(processes=2)
     yield engine
@@ -70,7 +70,7 @@ def shared_local() -> Iterator[Lasting]:
 @pytest.fixture
 def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of a test's own local engines start within a moment."""
-    from tests.lasting import fork_processes
+    from tests.helpers.lasting import fork_processes
 
     fork_processes(monkeypatch)
 

@@ -7,7 +7,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatr
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint
-from tests.models import ADAM, assert_close, awkward_net, blocked, classification
+from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,13 +1,11 @@
 """Buffers: where samples wait between the thread that receives them and the training loop."""
 
 from compss_train.buffers.base import Buffer
-from compss_train.buffers.errors import BufferDrainedError, BufferFullError, ReceptionOverError
-from compss_train.buffers.fifo import FIFO
-from compss_train.buffers.firo import FIRO
-from compss_train.buffers.make import BufferType, make_buffer
 from compss_train.buffers.paired import SimPairedReservoir, TimeStep
+from compss_train.buffers.queues import FIFO, FIRO
 from compss_train.buffers.reservoir import BatchReservoir, Reservoir
-from compss_train.buffers.spec import BufferSpec
+from compss_train.buffers.spec import BufferSpec, BufferType, make_buffer
+from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 __all__ = [
     "FIFO",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,13 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compss_train.buffers.errors import BufferDrainedError, BufferFullError, ReceptionOverError
+from compss_train._utils.validation import check_count, check_seed
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.slots import NO_SLOTS, Slots
-from compss_train.buffers.store import Store
+from compss_train.buffers.storage import NO_SLOTS, Slots, Store
 from compss_train.buffers.structure import first
-from compss_train.buffers.waiting import deadline, wait
-from compss_train.validation import check_count, check_seed
+from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 UNLIMITED = 2**62
 """Samples that can be got where gets leave samples in place."""
@@ -361,3 +360,20 @@ def _wait_for(copying: list[threading.Lock]) -> None:
     for read in copying:
         with read:
             pass
+
+
+def deadline(block: bool, timeout: float | None) -> float | None:
+    """Return the time of ``time.monotonic`` at which to give up, ``None`` for never."""
+    if not block:
+        return 0.0
+    if timeout is None:
+        return None
+    if timeout < 0:
+        raise ValueError(f"timeout={timeout!r}: give seconds from 0, or None to wait without end")
+    return time.monotonic() + timeout
+
+
+def wait(condition: threading.Condition, reached: Callable[[], bool], until: float | None) -> None:
+    """Return when ``reached`` is true or the time ``until`` has come; ``condition``'s lock is held."""
+    if not reached():
+        condition.wait_for(reached, None if until is None else max(0.0, until - time.monotonic()))

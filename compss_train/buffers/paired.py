@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED, Buffer
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.slots import Slots
+from compss_train.buffers.storage import Slots
 from compss_train.buffers.trajectories import Trajectories
-from compss_train.validation import check_count
 
 
 class TimeStep(NamedTuple):

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED
 from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.partitioned import PartitionedBuffer
-from compss_train.buffers.slots import NO_SLOTS, Slots
-from compss_train.validation import check_count
+from compss_train.buffers.partition import PartitionedBuffer
+from compss_train.buffers.storage import NO_SLOTS, Slots
 
 
 class Reservoir(PartitionedBuffer):

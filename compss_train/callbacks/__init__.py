@@ -1,12 +1,12 @@
 """Callbacks: what is told how a fit goes. They run in the coordinator, between rounds."""
 
-from compss_train.callbacks.base import Callback
 from compss_train.callbacks.checkpoint import Checkpoint
 from compss_train.callbacks.early_stopping import EarlyStopping
 from compss_train.callbacks.loggers import Csv, JsonLines
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.report import Report
 from compss_train.callbacks.tensorboard import TensorBoard
+from compss_train.training.callback import Callback
 
 __all__ = [
     "Callback",

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compss_train import checkpoints
-from compss_train.callbacks.base import Callback
+from compss_train._utils.locking import FolderLock
+from compss_train._utils.validation import check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
-from compss_train.checkpoints.encoded import GrowingList
-from compss_train.checkpoints.folder import path_of, purge
 from compss_train.exceptions import BadCheckpointError
-from compss_train.folder_lock import FolderLock
-from compss_train.validation import check_count
+from compss_train.training import checkpoints
+from compss_train.training.callback import Callback
+from compss_train.training.checkpoints.folder import path_of, purge
+from compss_train.training.checkpoints.json_encoding import GrowingList
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer

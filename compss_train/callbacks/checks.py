@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from compss_train.callbacks.base import Callback
-from compss_train.metrics import COUNTED, COUNTED_ONLINE
-from compss_train.nearest import nearest
-from compss_train.whole_files import is_no_file
+from compss_train._utils.files import is_no_file
+from compss_train._utils.validation import nearest
+from compss_train.reports.record_fields import COUNTED, COUNTED_ONLINE
+from compss_train.training.callback import Callback
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from compss_train.callbacks.base import Callback
+from compss_train._utils.validation import check_at_least_0, check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
-from compss_train.parameters import Parameters
-from compss_train.validation import check_at_least_0, check_count
+from compss_train.model.parameters import Parameters
+from compss_train.training.callback import Callback
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer

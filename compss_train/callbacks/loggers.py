@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
-from compss_train.callbacks.base import Callback
-from compss_train.columns import row
-from compss_train.history import line_of
-from compss_train.whole_files import check_writable, write_whole
+from compss_train._utils.files import check_writable, write_whole
+from compss_train.reports.columns import row
+from compss_train.reports.history import line_of
+from compss_train.training.callback import Callback
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer

@@ -8,9 +8,8 @@ from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Literal
 
-from compss_train.metrics import measured_names
-from compss_train.nearest import nearest
-from compss_train.validation import check_choice
+from compss_train._utils.validation import check_choice, nearest
+from compss_train.reports.record_fields import measured_names
 
 Mode = Literal["min", "max"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm.auto import tqdm
 
-from compss_train.callbacks.base import Callback
-from compss_train.metrics import measured_names
+from compss_train.reports.record_fields import measured_names
+from compss_train.training.callback import Callback
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compss_train import report
-from compss_train.callbacks.base import Callback
-from compss_train.validation import check_count
-from compss_train.whole_files import check_writable
+from compss_train._utils.files import check_writable
+from compss_train._utils.validation import check_count
+from compss_train.reports import html as report
+from compss_train.training.callback import Callback
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer

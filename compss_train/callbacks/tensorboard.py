@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compss_train.callbacks.base import Callback
-from compss_train.columns import numbers
-from compss_train.extras import need
+from compss_train._utils.optional_imports import need
+from compss_train.reports.columns import numbers
+from compss_train.training.callback import Callback
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

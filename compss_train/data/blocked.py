@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from compss_train.data.block import Block, DType, as_block, concatenate, own_copy
+from compss_train.data.block import (
+    Block,
+    DType,
+    RemoteBlock,
+    as_block,
+    concatenate,
+    loaded,
+    own_copy,
+    rows_of_bytes,
+)
 from compss_train.data.files import FileNames, file_names, read_whole
 from compss_train.data.order import split_points
-from compss_train.data.remote import RemoteBlock, loaded
 
 AnyBlock: TypeAlias = "Block | RemoteBlock"
 
@@ -80,13 +90,13 @@ class BlockedTensor:
 
         Blocks that tasks have still to make, or that lie on other nodes, are not collected: tasks tell their sizes.
         """
-        from compss_train.compat.tensors import from_dislib  # it knows dislib, which this layer does not
+        from compss_train.data.dislib_tensors import from_dislib  # it knows dislib, which this layer does not
 
         return from_dislib(tensor)
 
     def to_dislib(self) -> Any:
         """Return a dislib ``Tensor`` of the same blocks; needs dislib. Its blocks are this tensor's to delete."""
-        from compss_train.compat.tensors import to_dislib
+        from compss_train.data.dislib_tensors import to_dislib
 
         return to_dislib(self)
 
@@ -160,3 +170,15 @@ def _check_grid(blocks: object, samples: int) -> tuple[int, int]:
             f"blocks={blocks!r} makes {rows * columns} blocks of {samples} samples; use {samples} blocks at most"
         )
     return rows, columns
+
+
+def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
+    """Return a checksum of the first and last row of each block, ``None`` where some are still to be computed."""
+    checksum = 0
+    for tensor in tensors:
+        for block in tensor.blocks():
+            if not isinstance(block, np.ndarray | torch.Tensor):
+                return None
+            for row in (block[:1], block[-1:]):
+                checksum = zlib.crc32(rows_of_bytes(row).data, checksum)
+    return checksum

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from compss_train._utils.validation import check_choice
 from compss_train.data.block import Block
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import (
@@ -24,9 +25,8 @@ from compss_train.data.layout import (
 )
 from compss_train.data.readers import Reader, as_reader
 from compss_train.data.reading import FilePart, layout_of, naming
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
-from compss_train.validation import check_choice
 
 OnBadFile = Literal["raise", "skip"]
 FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
@@ -236,7 +236,7 @@ class FileDataset:
             if self.layout is not None:
                 return
             try:
-                self.layout = layout_of(self.part([number]).read(Stretch(number, 0, size)))
+                self.layout = layout_of(self.part([number]).read(RowRange(number, 0, size)))
                 self._reference = self.files[number]
             except BadFileError:
                 if self.on_bad_file == "raise":

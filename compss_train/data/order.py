@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,3 +81,19 @@ def split_points(length: int, parts: int) -> list[int]:
     """Return the ``parts + 1`` bounds of consecutive parts whose sizes differ by one at most, longer first."""
     size, longer = divmod(length, parts)
     return [part * size + min(part, longer) for part in range(parts + 1)]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """A visit is cut into batches whose sizes differ by one at most, so that every sample is used.
+
+    Exactly one of ``number`` (batches a block) and ``size`` (the most samples a batch may have) is set.
+    """
+
+    number: int | None = None
+    size: int | None = None
+
+    def bounds(self, rows: int) -> list[tuple[int, int]]:
+        """Return (start, stop) of each batch of a visit with ``rows`` samples."""
+        number = self.number or -(-rows // (self.size or rows))
+        return list(pairwise(split_points(rows, min(number, rows))))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from compss_train.data.block import concatenate
 from compss_train.data.layout import NOT_HELD, Layout, UnfitFileError, check_alike, field_of, torch_holds
 from compss_train.data.readers import Arrays, Reader
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
 _OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT}
@@ -68,19 +68,19 @@ class FilePart:
     skip: bool = False
     """Whether to leave out a file that is not as it should be."""
 
-    def read(self, stretch: Stretch, layout: Layout | None = None, reference: str = "") -> Arrays:
+    def read(self, row_range: RowRange, layout: Layout | None = None, reference: str = "") -> Arrays:
         """Return rows of a file.
 
         Raises ``BadFileError`` where the file does not hold as many as was said, or not what the reference file
         holds, where that is known.
         """
-        file, size = self.files[stretch.file], self.sizes[stretch.file]
+        file, size = self.files[row_range.file], self.sizes[row_range.file]
         with naming(file):
-            first = 0 if stretch.again else stretch.start
-            arrays, rows = self.reader.read(file, first, stretch.stop, self.keys)
-            short = [key for key, array in arrays.items() if len(array) != min(rows, stretch.stop) - first]
+            first = 0 if row_range.again else row_range.start
+            arrays, rows = self.reader.read(file, first, row_range.stop, self.keys)
+            short = [key for key, array in arrays.items() if len(array) != min(rows, row_range.stop) - first]
             if short:
-                raise UnfitFileError(f"was read wrongly: {short[0]!r} has not the rows {first} to {stretch.stop}")
+                raise UnfitFileError(f"was read wrongly: {short[0]!r} has not the rows {first} to {row_range.stop}")
             if unfit := [key for key, array in arrays.items() if not torch_holds(field_of(array))]:
                 raise UnfitFileError(f"holds {field_of(arrays[unfit[0]])} in {unfit[0]!r}, {NOT_HELD}")
             if rows != size:
@@ -89,12 +89,12 @@ class FilePart:
                 )
             if layout is not None:
                 check_alike(layout_of(arrays), layout, reference)
-        return arrays if first == stretch.start else _turned(arrays, stretch)
+        return arrays if first == row_range.start else _turned(arrays, row_range)
 
 
-def _turned(arrays: Arrays, stretch: Stretch) -> Arrays:
+def _turned(arrays: Arrays, row_range: RowRange) -> Arrays:
     """Return the stretch's rows of arrays that begin with the file."""
-    return {key: concatenate([array[stretch.start :], array[: stretch.again]]) for key, array in arrays.items()}
+    return {key: concatenate([array[row_range.start :], array[: row_range.again]]) for key, array in arrays.items()}
 
 
 def layout_of(arrays: Arrays) -> Layout:

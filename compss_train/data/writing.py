@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
-from compss_train.data.block import Block, as_block, as_tensor, concatenate, own_copy
+from compss_train._utils.validation import check_choice, check_count
+from compss_train.data.block import Block, as_block, as_tensor, concatenate, loaded, own_copy
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.layout import UnfitFileError, common_length
-from compss_train.data.readers.npy import NAME
-from compss_train.data.remote import loaded
-from compss_train.validation import check_choice, check_count
+from compss_train.data.readers.npz import NAME
 
 Part = Mapping[str, Block]
 """Some rows of each array, by name."""

@@ -6,11 +6,17 @@ from task to task this way without passing through the coordinator.
 
 from __future__ import annotations
 
+import pickle
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
+
+import cloudpickle
+
+from compss_train.exceptions import WorkerTraceback
 
 
 class Ref:
@@ -206,3 +212,28 @@ class Engine(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown(kill=error is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of a task, made safe to send: one that cannot be pickled becomes a ``RuntimeError``."""
+
+    pickled: bytes
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe the exception that is being handled."""
+        text = "".join(traceback.format_exception(error))
+        try:
+            pickled = cloudpickle.dumps(error)
+            pickle.loads(pickled)
+        except Exception:
+            pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        return cls(pickled, text)
+
+    def exception(self) -> BaseException:
+        """Return the exception with the worker's traceback as its cause."""
+        error: BaseException = pickle.loads(self.pickled)
+        error.__cause__ = WorkerTraceback(self.text)
+        return error

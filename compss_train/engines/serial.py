@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
-from compss_train.engines.this_machine import LOOPBACK, ThisMachineEngine, intra_op_threads
+from compss_train.engines.machine import LOOPBACK, ThisMachineEngine, intra_op_threads
 from compss_train.exceptions import EngineClosedError
 
 

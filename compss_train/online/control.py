@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
-from compss_train.engines.failure import Failure
+from compss_train.engines.base import Failure
+from compss_train.engines.codec import decode, encode
 from compss_train.online.connection import Address, Header
-from compss_train.online.parcel import packed
-from compss_train.parameter_server.base import Closable
 
 
 class Control(Closable):
@@ -63,3 +64,13 @@ class Control(Closable):
     def close(self) -> None:
         """Hang up."""
         self._connection.close()
+
+
+def packed(value: object) -> torch.Tensor:
+    """Return a value as bytes."""
+    return torch.from_numpy(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(value)]))
+
+
+def unpacked(parcel: torch.Tensor) -> Any:
+    """Return the value; only of a parcel from one's own tasks, as it may hold code."""
+    return decode(parcel.numpy())

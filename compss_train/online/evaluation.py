@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from compss_train._utils.closing import Closable
 from compss_train.engines import Ref
-from compss_train.inference import Inference
+from compss_train.model.parameters import Parameters
 from compss_train.online.connection import Address
-from compss_train.parameter_server.base import Closable
-from compss_train.parameters import Parameters
-from compss_train.stopping import TICK, Stopping
+from compss_train.training.inference import Inference
+from compss_train.training.stopping import TICK, Stopping
 
 Sums = dict[str, Any]
 

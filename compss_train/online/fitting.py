@@ -15,23 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from compss_train.measures import Measures
-from compss_train.online.checkpoints import Checkpoints
+from compss_train.model.metrics import Measures
+from compss_train.model.parameters import Parameters
 from compss_train.online.connection import Header
-from compss_train.online.crew import Crew
-from compss_train.online.director import Director, Event, Peer
 from compss_train.online.evaluation import Evaluation
+from compss_train.online.event_server import Client, Director, Event
 from compss_train.online.job import OnlineJob
 from compss_train.online.options import OnlineOptions
 from compss_train.online.progress import Progress
-from compss_train.online.reception import Reception
 from compss_train.online.senders import Senders
+from compss_train.online.simulation_runner import Crew
 from compss_train.online.simulations import Simulations
-from compss_train.online.workers import Workers
-from compss_train.parameters import Parameters
-from compss_train.rounds import MERGE_SECONDS
-from compss_train.session import Session
-from compss_train.stopping import Stopping
+from compss_train.online.stream_router import Reception
+from compss_train.online.workers import Checkpoints, Workers
+from compss_train.training.rounds import MERGE_SECONDS
+from compss_train.training.session import Session
+from compss_train.training.stopping import Stopping
 
 _TICK = 0.1
 """Seconds after which the coordinator looks after what no event tells."""
@@ -135,7 +134,7 @@ class OnlineFit:
         elif header is not None and self._recording.evaluation is not None:
             self._take_validation(header.get("evaluated"))
 
-    def _hear_sender(self, peer: Peer, header: Header | None) -> None:
+    def _hear_sender(self, peer: Client, header: Header | None) -> None:
         try:
             self._senders.handle(peer, header)
         except (ValueError, TypeError, LookupError) as error:  # it is not our program

@@ -8,11 +8,11 @@ from typing import Any
 
 from compss_train.buffers import BufferSpec
 from compss_train.online.connection import Address
-from compss_train.online.dealing import needed_by
 from compss_train.online.receiver import Received
-from compss_train.worker.samples import Batch
-from compss_train.worker.served import Served
-from compss_train.worker.train import WorkerState
+from compss_train.online.stream import needed_by
+from compss_train.training.worker.batches import Batch
+from compss_train.training.worker.server_exchange import Served
+from compss_train.training.worker.train import WorkerState
 
 Pairing = Callable[[Any, Any], Any]
 """Makes (x, y) of two batches of time steps, the earlier and the later of each pair."""

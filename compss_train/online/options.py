@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from compss_train._utils.validation import check_choice, check_count, check_seconds
 from compss_train.buffers import BufferSpec
-from compss_train.checks import check_picklable
 from compss_train.online.job import Pairing
 from compss_train.online.sender import host_and_port
-from compss_train.options import OptimizerState
-from compss_train.validation import check_choice, check_count, check_seconds
+from compss_train.training.build_checks import check_picklable
+from compss_train.training.fit_options import OptimizerState
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from compss_train.inference import skipped_batches
-from compss_train.measures import Measures
+from compss_train.model.metrics import Measures
+from compss_train.training.inference import skipped_batches
 
 Report = Mapping[str, Any]
 """What a worker has measured since its last report, and what its buffer holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from compss_train.exceptions import TrainingEndedError
+from compss_train.online.sender import SampleSender
 
 Shape = tuple[int, ...]
 
@@ -44,3 +48,18 @@ def shape_of(text: str) -> Shape:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise ValueError(f"shape {text!r}: give numbers with x between them, such as 6 or 64x64")
     return tuple(map(int, text.split("x")))
+
+
+def send(options: argparse.Namespace, token: str, file: BinaryIO) -> str:
+    """Send the records in a file until it ends, or training does; return what to say about it."""
+    y = None if options.y is None else shape_of(options.y)
+    form = RawFormat(shape_of(options.x), y, np.dtype(options.dtype), options.steps)
+    sent = 0
+    try:
+        with SampleSender(options.address, token, options.name, timeout=options.timeout) as sender:
+            for step, arrays in form.read(file):
+                sender.send(*arrays, step=step)
+                sent += 1
+    except TrainingEndedError:
+        return f"training has ended after {sent} samples of this stream"
+    return f"{sent} samples sent"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from compss_train._utils.closing import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
 from compss_train.online.connection import Connection, ConnectionLostError, Header, Listener, Message
-from compss_train.parameter_server.base import Closable
-from compss_train.wire import WireError
+from compss_train.parameter_server.messages import WireError
 
 Received = dict[int, int]
 """By the number of a stream, one more than the last sample that was received of it."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from compss_train._utils.closing import Closable
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address, Header
 from compss_train.online.stream import BusyNameError, Sample, Stream, WorkerGoneError
-from compss_train.parameter_server.base import Closable
 
 _RETRY_SECONDS = 0.2
 

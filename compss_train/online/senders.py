@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable
 
 from compss_train.online.connection import Header
-from compss_train.online.director import Peer
+from compss_train.online.event_server import Client
 from compss_train.online.job import OnlineJob
-from compss_train.online.reception import Reception
+from compss_train.online.stream_router import Reception
 from compss_train.online.workers import Worker
 
 
@@ -18,7 +18,7 @@ class Senders:
     def __init__(self, expected: int, reception: Reception, new_number: Callable[[], int]) -> None:
         self._expected, self._reception, self._new_number = expected, reception, new_number
         self._streams: dict[str, int] = {}  # of those that have a name
-        self._sending: dict[Peer, int] = {}
+        self._sending: dict[Client, int] = {}
         self._ended: dict[int, int] = {}  # how many samples each had that has ended
         self._told_over = False
 
@@ -31,7 +31,7 @@ class Senders:
         """Take in no more of them: the buffers have been told that nothing will come."""
         self._told_over = True
 
-    def handle(self, peer: Peer, header: Header | None) -> None:
+    def handle(self, peer: Client, header: Header | None) -> None:
         """Take what one of them says."""
         if header is not None and "hello" in header:
             self._welcome(peer)
@@ -47,7 +47,7 @@ class Senders:
         elif "failed" in header:
             self._leave(peer, str(header["failed"]))
 
-    def _welcome(self, peer: Peer) -> None:
+    def _welcome(self, peer: Client) -> None:
         if self._told_over or not isinstance(peer.name, str | None):
             peer.tell({"go": False} if self._told_over else {"error": f"name {peer.name!r} is no string"})
             return
@@ -61,7 +61,7 @@ class Senders:
         self._sending[peer] = number
         self._reception.welcome(peer, number)
 
-    def _leave(self, peer: Peer, reason: str) -> None:
+    def _leave(self, peer: Client, reason: str) -> None:
         number = self._sending.pop(peer)
         self._reception.leave(peer)
         if peer.name is None:  # it cannot come back as the same one

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from compss_train.engines.base import ONE_CPU
-from compss_train.given import Given
-from compss_train.global_parameters import GlobalParameters
-from compss_train.inference import EVALUATION_BATCH, Inference
-from compss_train.measures import Measures
-from compss_train.online.checkpoints import Checkpoints
-from compss_train.online.director import Director
+from compss_train.model.metrics import Measures
+from compss_train.model.parameters import Parameters
 from compss_train.online.evaluation import Evaluation
+from compss_train.online.event_server import Director
 from compss_train.online.fitting import OnlineFit, Recording
 from compss_train.online.job import OnlineJob
 from compss_train.online.options import OnlineOptions
-from compss_train.online.reception import new_key
 from compss_train.online.sender import host_and_port
-from compss_train.parameters import Parameters
-from compss_train.session import Session
-from compss_train.stopping import Stopping
+from compss_train.online.stream_router import new_key
+from compss_train.online.workers import Checkpoints
+from compss_train.training.data_source import DataSource
+from compss_train.training.inference import EVALUATION_BATCH, Inference
+from compss_train.training.server_parameters import GlobalParameters
+from compss_train.training.session import Session
+from compss_train.training.stopping import Stopping
 
 
 @dataclass(frozen=True)
-class Begun:
+class FitStart:
     """Where a trainer is when an online fit begins."""
 
     parameters: Parameters
@@ -41,8 +41,8 @@ class Begun:
 def online_fit(
     session: Session,
     options: OnlineOptions,
-    begun: Begun,
-    held_out: Given | None,
+    begun: FitStart,
+    held_out: DataSource | None,
     stopping: Stopping,
     on_record: Callable[[dict[str, Any]], None],
     on_start: Callable[[int], None],
@@ -85,7 +85,7 @@ def online_fit(
             evaluation.close()
 
 
-def _reserve(session: Session, options: OnlineOptions, held_out: Given | None) -> None:
+def _reserve(session: Session, options: OnlineOptions, held_out: DataSource | None) -> None:
     """See to it that workers and simulations can run at the same time, and if possible evaluations, too.
 
     Without room of its own an evaluation runs when a simulation has ended.
@@ -98,11 +98,13 @@ def _reserve(session: Session, options: OnlineOptions, held_out: Given | None) -
 
 
 def _evaluation(
-    session: Session, held_out: Given, director: Director, parameters: Parameters, stopping: Stopping
+    session: Session, held_out: DataSource, director: Director, parameters: Parameters, stopping: Stopping
 ) -> Evaluation:
     """Return what evaluates on the CPU, after it has once: what does not fit together is found before tasks run."""
     engine = session.engine
-    inference = Inference(engine, session.recipe, held_out.publish(engine), EVALUATION_BATCH, ONE_CPU, ["cpu"])
+    inference = Inference(
+        engine, session.training_spec, held_out.publish(engine), EVALUATION_BATCH, ONE_CPU, ["cpu"]
+    )
     evaluation = Evaluation(inference, director.address)
     evaluation.start(parameters, told=False)
     evaluation.wait(stopping)

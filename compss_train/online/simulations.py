@@ -12,7 +12,7 @@ from typing import Any
 
 from compss_train.engines import Ref
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.online.attendance import Attendance
+from compss_train.online.event_server import Attendance
 
 REPORT_SECONDS = 3.0
 """After which workers have reported what has come until now."""

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
-from compss_train.engines.this_machine import is_loopback
+from compss_train.engines.machine import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address, Connection, ConnectionLostError, Header
-from compss_train.online.dealing import worker_of
-from compss_train.parameter_server.base import Closable
 
 Sample: TypeAlias = "tuple[Block, ...]"
 """x and y, or x alone."""
@@ -227,3 +226,16 @@ class Stream(Closable):
         """Close all connections."""
         self._control.close()
         self._watcher.join()
+
+
+def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
+    """Return the worker that gets a sample: in turn, or all of a ``whole`` stream the same one."""
+    return (stream if whole else stream + sample) % workers
+
+
+def needed_by(worker: int, stream: int, samples: int, workers: int, *, whole: bool) -> int:
+    """Return one more than the number of the last sample that a worker gets of so many, 0 for none."""
+    for sample in range(samples - 1, max(-1, samples - 1 - workers), -1):
+        if worker_of(stream, sample, workers, whole=whole) == worker:
+            return sample + 1
+    return 0

@@ -10,22 +10,21 @@ from contextlib import ExitStack
 
 from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.order import buffer_seed
+from compss_train.model.random_state import random_state
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.online.connection import ConnectionLostError
-from compss_train.online.control import Control
+from compss_train.online.control import Control, packed, unpacked
 from compss_train.online.job import OnlineJob, Saved
-from compss_train.online.parcel import packed, unpacked
+from compss_train.online.learner import OnlineLearner, ServerShare
 from compss_train.online.receiver import Receiver
-from compss_train.online.trainee import Trainee, Vote
-from compss_train.worker.random_state import random_state
-from compss_train.worker.recipe import Recipe
-from compss_train.worker.samples import Batch
-from compss_train.worker.train import WorkerState
+from compss_train.training.worker.batches import Batch
+from compss_train.training.worker.train import WorkerState
 
 _TICK = 0.2
 """Seconds after which a worker that waits for samples looks whether it is still wanted."""
 
 
-def train_online(recipe: Recipe, state: WorkerState, job: OnlineJob, number: int, device: str) -> None:
+def train_online(training_spec: TrainingSpec, state: WorkerState, job: OnlineJob, number: int, device: str) -> None:
     """Train until all samples have been used or ``max_batches`` is reached, and tell the coordinator the new state.
 
     Where a worker with this number has died, this one goes on from what that one has saved.
@@ -38,7 +37,7 @@ def train_online(recipe: Recipe, state: WorkerState, job: OnlineJob, number: int
                 saved: Saved | None = None if control.saved is None else unpacked(control.saved)
                 before = state if saved is None else saved.state
                 stack.enter_context(random_state(before.random, device))
-                OnlineWorker(recipe, before, job, number, device, control, saved, stack).run()
+                OnlineWorker(training_spec, before, job, number, device, control, saved, stack).run()
             except ConnectionLostError:
                 raise
             except BaseException as error:
@@ -62,7 +61,7 @@ class OnlineWorker:
 
     def __init__(
         self,
-        recipe: Recipe,
+        training_spec: TrainingSpec,
         before: WorkerState,
         job: OnlineJob,
         number: int,
@@ -73,9 +72,9 @@ class OnlineWorker:
     ) -> None:
         self._job, self._control, self._device = job, control, device
         server = stack.enter_context(job.served.connect(None))
-        vote = Vote(job.served.exchange, server, number, 1 / job.num_workers)
+        vote = ServerShare(job.served.exchange, server, number, 1 / job.num_workers)
         optimizer = None if job.new_optimizer and saved is None else before.optimizer
-        self._trainee = Trainee(recipe, vote, optimizer, device)
+        self._trainee = OnlineLearner(training_spec, vote, optimizer, device)
         self._buffer = self._make_buffer(number, saved)
         self._batches = 0 if saved is None else saved.batches
         received = {} if saved is None else saved.received

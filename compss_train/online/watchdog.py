@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from compss_train._utils.closing import Closable
 from compss_train.online.stream import Stream
-from compss_train.parameter_server.base import Closable
 
 _TICK = 0.25
 _GRACE = 2.0

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
+from compss_train._utils.closing import Closable
+from compss_train._utils.locking import LockedFolder
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError
-from compss_train.online.alone import submit_training
-from compss_train.online.attendance import Attendance
-from compss_train.online.checkpoints import Checkpoints
+from compss_train.online.child_process import submit_training
 from compss_train.online.connection import Header
-from compss_train.online.director import Peer
+from compss_train.online.control import unpacked
+from compss_train.online.event_server import Attendance, Client
 from compss_train.online.job import OnlineJob
-from compss_train.online.parcel import unpacked
 from compss_train.online.progress import Progress
 from compss_train.online.receiver import Received
 from compss_train.online.simulations import Simulation, Simulations
-from compss_train.session import Session
+from compss_train.training.session import Session
 
 RUNS = 4
 """How often a worker may start, as tasks elsewhere."""
@@ -53,7 +56,7 @@ class Worker:
         if self.attendance.peer is not None:
             self.attendance.peer.tell(header, arrays)
 
-    def arrive(self, peer: Peer) -> None:
+    def arrive(self, peer: Client) -> None:
         """Note that its task runs."""
         self.runs += 1
         self.attendance.arrive(peer)
@@ -95,7 +98,7 @@ class Workers:
 
     def _submit(self, number: int) -> Ref:
         session = self._session
-        args = session.recipe, session.states[number], self._job, number, session.devices[number]
+        args = session.training_spec, session.states[number], self._job, number, session.devices[number]
         return submit_training(session.engine, *args, resources=session.resources)
 
     @property
@@ -123,7 +126,7 @@ class Workers:
                 worker.tell({order: True})
                 worker.told.add(order)
 
-    def handle(self, peer: Peer, header: Header | None, arrays: Sequence[torch.Tensor]) -> Worker | None:
+    def handle(self, peer: Client, header: Header | None, arrays: Sequence[torch.Tensor]) -> Worker | None:
         """Take what one of them says; return the worker where it has just died."""
         worker = self.all[int(peer.number)]
         if header is not None and "hello" in header:
@@ -146,7 +149,7 @@ class Workers:
             raise unpacked(arrays[0]).exception()
         return None
 
-    def _welcome(self, worker: Worker, peer: Peer) -> None:
+    def _welcome(self, worker: Worker, peer: Client) -> None:
         if worker.attendance.peer is not None:
             peer.tell({"go": False})
             return
@@ -189,3 +192,31 @@ class Workers:
         longest = max(len(worker.repetitions) for worker in self.all)
         padded = [worker.repetitions + [0] * (longest - len(worker.repetitions)) for worker in self.all]
         return [sum(counts) for counts in zip(*padded, strict=True)]
+
+
+class Checkpoints(Closable):
+    """Files in a temporary folder, the last one of each worker."""
+
+    def __init__(self) -> None:
+        folder = LockedFolder()
+        self._folder = Path(folder.path)
+        self._remove = weakref.finalize(self, folder.remove)
+        folder.make()
+
+    def keep(self, worker: int, saved: torch.Tensor) -> None:
+        """Replace what is kept of a worker."""
+        new = self._folder / f"{worker}.new"
+        saved.numpy().tofile(new)
+        new.replace(self._path(worker))
+
+    def of(self, worker: int) -> Sequence[torch.Tensor]:
+        """Return what is kept of a worker: one tensor of bytes, or nothing."""
+        path = self._path(worker)
+        return [torch.from_numpy(np.fromfile(path, np.uint8))] if path.exists() else []
+
+    def _path(self, worker: int) -> Path:
+        return self._folder / f"{worker}.saved"
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._remove()

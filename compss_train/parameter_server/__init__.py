@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from compss_train.parameter_server.apart import serve_apart
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
 from compss_train.parameter_server.local import LocalParameterServer
+from compss_train.parameter_server.subprocess_server import serve_apart
 
 __all__ = [
     "LocalParameterServer",

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
+from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
 
 
 class ParameterServerClosedError(RuntimeError):
     """The parameter server was closed; make another one."""
-
-
-class Closable(ABC):
-    """What ends with its ``with`` block."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End; may be called again."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ParameterServer(Closable):

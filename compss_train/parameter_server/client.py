@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from compss_train._utils.validation import check_integer
 from compss_train.data.block import Block, as_tensor
 from compss_train.parameter_server.base import ParameterServer
 from compss_train.parameter_server.entry import Kinds, check_arrays, checked, copy_values, dtype_of
-from compss_train.parameter_server.flight import Request
+from compss_train.parameter_server.in_flight import Request
 from compss_train.parameter_server.link import Link
-from compss_train.validation import check_integer
 
 
 class RemoteParameterServer(ParameterServer):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compss_train.data.block import Block, as_tensor
-from compss_train.optimizers import OptimizerFactory
+from compss_train.model.optimizers import OptimizerFactory
 
 Kinds: TypeAlias = "list[tuple[torch.dtype, tuple[int, ...]]]"
 """The dtype and shape of each array of a key."""

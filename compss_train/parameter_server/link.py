@@ -15,13 +15,12 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from compss_train._utils.validation import check_integer
 from compss_train.data.block import Block
 from compss_train.parameter_server.backlog import Backlog
 from compss_train.parameter_server.base import ParameterServerClosedError
-from compss_train.parameter_server.flight import Flight, Request
-from compss_train.parameter_server.frames import Frames
-from compss_train.validation import check_integer
-from compss_train.wire import Received, pack_arrays, pack_header, unpack_lazily
+from compss_train.parameter_server.in_flight import Flight, Frames, Request
+from compss_train.parameter_server.messages import Received, pack_arrays, pack_header, unpack_lazily
 
 MAX_BACKLOG = 2**30
 """Bytes of pushes that wait to be sent."""

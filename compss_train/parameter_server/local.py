@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from compss_train._utils.validation import check_count, check_integer
 from compss_train.data.block import Block
-from compss_train.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server.backlog import Backlog, Call
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
 from compss_train.parameter_server.entry import Entries, Entry, own_tensor
-from compss_train.validation import check_count, check_integer
 
 MAX_BACKLOG = 2**30
 """Bytes of pushes that wait, by default."""

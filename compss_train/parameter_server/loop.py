@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import zmq
 
-from compss_train.optimizers import OptimizerFactory
+from compss_train.model.optimizers import OptimizerFactory
 from compss_train.parameter_server.backlog import Backlog, Call
-from compss_train.parameter_server.counted import Caller, Counted
+from compss_train.parameter_server.deduplication import Caller, Counted
 from compss_train.parameter_server.entry import Entries, check_kinds
-from compss_train.wire import Received, WireError, pack, unpack_lazily
+from compss_train.parameter_server.messages import Received, WireError, pack, unpack_lazily
 
 _TOGETHER = 32  # pushes at most that are answered in one message, and calls that are executed before it is sent
 _STOP_MILLISECONDS = 50  # how long a close may go unnoticed

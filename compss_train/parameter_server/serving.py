@@ -7,10 +7,10 @@ import threading
 
 import zmq
 
-from compss_train.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.parameter_server.base import Closable
+from compss_train._utils.closing import Closable
+from compss_train._utils.validation import check_count
+from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server.loop import Loop
-from compss_train.validation import check_count
 
 MAX_BACKLOG = 2**28
 """Bytes of pushes that wait at the server, by default; more wait with the clients."""

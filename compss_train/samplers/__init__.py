@@ -2,8 +2,7 @@
 
 from compss_train.samplers.by_file import DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2
 from compss_train.samplers.partial import PartialShuffleSampler
-from compss_train.samplers.plan import Pools
-from compss_train.samplers.pools import partial_order
+from compss_train.samplers.pools import Pools, partial_order
 
 __all__ = [
     "DistributedSamplerViaLocallyShuffle",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from compss_train.data.readers import Arrays
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from compss_train.samplers.partial import PartialShuffleSampler
 
 ByFile = list[Any]
@@ -51,8 +51,8 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
         for arrays, files in super().__iter__():
             yield self._apart(arrays, files)
 
-    def _rows(self, stretch: Stretch, arrays: Arrays | None) -> Any:
-        return None if arrays is None else (arrays, np.full(len(stretch), stretch.file))
+    def _rows(self, row_range: RowRange, arrays: Arrays | None) -> Any:
+        return None if arrays is None else (arrays, np.full(len(row_range), row_range.file))
 
     def _apart(self, arrays: Arrays, files: np.ndarray[Any, np.dtype[np.int64]]) -> ByFile:
         numbers = list(dict.fromkeys(files.tolist()))

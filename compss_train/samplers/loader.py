@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart, layout_of
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
-from compss_train.pipeline import ReadAhead
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ class FileLoader:
         """Samples of files that were skipped."""
 
     @contextmanager
-    def reading(self, stretches: Sequence[Stretch]) -> Iterator[Iterator[Arrays | None]]:
+    def reading(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[Arrays | None]]:
         """Give the rows of the stretches in turn. Whoever takes the next ones has let go of those before."""
         try:
             if self._file_buffer == 1:
-                yield self._taken(map(self._load, stretches))
+                yield self._taken(map(self._load, row_ranges))
                 return
-            with ReadAhead(stretches, self._load, depth=self._file_buffer - 1) as ahead:
+            with ReadAhead(row_ranges, self._load, depth=self._file_buffer - 1) as ahead:
                 yield self._taken(ahead)
         finally:
             self._begun = self._let_go = 0
@@ -82,19 +82,21 @@ class FileLoader:
             del arrays
             self._let_go += 1
 
-    def _load(self, stretch: Stretch) -> Arrays | None:
+    def _load(self, row_range: RowRange) -> Arrays | None:
         self.reads.files += 1
         self._begun += 1
         self.reads.most_held = max(self.reads.most_held, self._begun - self._let_go)
-        _LOG.log(self._level, "rows %d to %d of %s", stretch.start, stretch.stop, self._part.files[stretch.file])
+        _LOG.log(
+            self._level, "rows %d to %d of %s", row_range.start, row_range.stop, self._part.files[row_range.file]
+        )
         try:
-            arrays = self._part.read(stretch, self._layout, self._reference)
+            arrays = self._part.read(row_range, self._layout, self._reference)
         except BadFileError as error:
             if not self._part.skip:
                 raise
             self.skipped[error.file] = error.reason
-            self.left_out += len(stretch)
+            self.left_out += len(row_range)
             return None
         if self._layout is None:
-            self._layout, self._reference = layout_of(arrays), self._part.files[stretch.file]
+            self._layout, self._reference = layout_of(arrays), self._part.files[row_range.file]
         return arrays

@@ -14,8 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from compss_train.buffers.incoming import Incoming
-from compss_train.samplers.plan import Pools, SlotPlan
-from compss_train.samplers.pools import Numbers
+from compss_train.samplers.pools import Numbers, Pools, SlotPlan
 from compss_train.samplers.slots import Rows, SlotStore, joined
 
 Reading: TypeAlias = "Callable[[Sequence[int]], AbstractContextManager[Iterator[Rows | None]]]"

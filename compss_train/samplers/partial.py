@@ -12,15 +12,15 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from compss_train._utils.validation import check_choice, check_count, check_seed
 from compss_train.data.files import FileDataset
 from compss_train.data.order import partial_shuffle_generator
 from compss_train.data.readers import Arrays, CustomReader, Reader
-from compss_train.data.stretches import Stretch, even_share
+from compss_train.data.row_ranges import RowRange, even_share
 from compss_train.samplers.loader import FileLoader, FileReads
 from compss_train.samplers.mixing import mixed
-from compss_train.samplers.plan import Pools
+from compss_train.samplers.pools import Pools
 from compss_train.samplers.slots import SlotStore
-from compss_train.validation import check_choice, check_count, check_seed
 
 
 class PartialShuffleSampler(Sampler[Any]):
@@ -177,9 +177,9 @@ class PartialShuffleSampler(Sampler[Any]):
         self._given = start
         getattr(self.dataset, "reset", _nothing)()
         place = (self.rank, self.seed, self.epoch)
-        stretches = even_share(self._files.sizes, self.num_replicas, *place, shuffle=self.shuffle)
+        row_ranges = even_share(self._files.sizes, self.num_replicas, *place, shuffle=self.shuffle)
         store, self._store = self._store or SlotStore(), None  # one iteration's at a time
-        for batch in self._mixed(stretches, start, store):
+        for batch in self._mixed(row_ranges, start, store):
             self._given += 1
             if batch is not None:
                 yield batch
@@ -191,15 +191,15 @@ class PartialShuffleSampler(Sampler[Any]):
                 )
         self._store = store
 
-    def _mixed(self, stretches: list[Stretch], start: int, store: SlotStore) -> Iterator[Any]:
+    def _mixed(self, row_ranges: list[RowRange], start: int, store: SlotStore) -> Iterator[Any]:
         """Iterate over batches of these stretches; without a shuffle pools are there to cut batches."""
         random, pools = None, Pools(self.batch_size)
         if self.shuffle:
-            random, pools = partial_shuffle_generator(self.seed, self.epoch, *stretches[0].place), self.pools
+            random, pools = partial_shuffle_generator(self.seed, self.epoch, *row_ranges[0].place), self.pools
 
         @contextmanager
         def reading(numbers: Sequence[int]) -> Iterator[Iterator[Any]]:
-            wanted = [stretches[number] for number in numbers]
+            wanted = [row_ranges[number] for number in numbers]
             with self._loader.reading(wanted) as arrays:
                 yield map(self._rows, wanted, arrays)
 
@@ -208,9 +208,9 @@ class PartialShuffleSampler(Sampler[Any]):
             min(self.batch_size, self.num_samples - first)
             for first in range(given, self.num_samples, self.batch_size)
         ]
-        return mixed([len(stretch) for stretch in stretches], reading, pools, random, sizes, given, store)
+        return mixed([len(row_range) for row_range in row_ranges], reading, pools, random, sizes, given, store)
 
-    def _rows(self, stretch: Stretch, arrays: Arrays | None) -> Any:
+    def _rows(self, row_range: RowRange, arrays: Arrays | None) -> Any:
         """Return what is mixed, for the rows of a stretch."""
         return arrays
 

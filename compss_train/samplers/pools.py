@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_count
 from compss_train.data.order import partial_shuffle_generator
-from compss_train.validation import check_count
 
 Numbers = NDArray[np.int64]
 
@@ -82,8 +83,8 @@ def _parts(
     samples: int, pool: int, pools: int, random: np.random.Generator | None, named: Callable[[int, int], Numbers]
 ) -> Iterator[Numbers]:
     """Iterate over the order; ``named(first, number)`` says what the samples of a stretch are called."""
-    stretches = _stretches(samples, pool, random, named)
-    return stretches if pools == 1 or random is None else _through_pool(stretches, random)
+    row_ranges = _stretches(samples, pool, random, named)
+    return row_ranges if pools == 1 or random is None else _through_pool(row_ranges, random)
 
 
 def _stretches(
@@ -95,10 +96,10 @@ def _stretches(
         yield names if random is None else names[random.permutation(number)]
 
 
-def _through_pool(stretches: Iterator[Numbers], random: np.random.Generator) -> Iterator[Numbers]:
-    pool = next(stretches)
-    for stretch in stretches:
-        yield exchange(pool, stretch, random.integers(len(pool), size=len(stretch)))
+def _through_pool(row_ranges: Iterator[Numbers], random: np.random.Generator) -> Iterator[Numbers]:
+    pool = next(row_ranges)
+    for row_range in row_ranges:
+        yield exchange(pool, row_range, random.integers(len(pool), size=len(row_range)))
     yield random.permutation(pool)
 
 
@@ -125,3 +126,67 @@ def _without_first(number: int, parts: Iterator[Numbers]) -> Iterator[Numbers]:
         number -= len(part) - len(rest)
         if len(rest):
             yield rest
+
+
+@dataclass(frozen=True)
+class Pools:
+    """How a partial shuffle mixes: samples in a pool, and 1 or 2 pools."""
+
+    size: int
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        check_pools(self.size, self.number)
+        object.__setattr__(self, "size", int(self.size))  # numpy's integers do not go into JSON
+        object.__setattr__(self, "number", int(self.number))
+
+    @property
+    def capacity(self) -> int:
+        """Samples in all pools."""
+        return self.size * self.number
+
+
+class SlotPlan:
+    """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that order on.
+
+    Whoever follows it begins with what ``held`` says in the slots, takes samples out where ``next`` says, and
+    before that puts others in where ``following`` says.
+    """
+
+    def __init__(self, samples: int, pools: Pools, random: np.random.Generator | None, start: int = 0) -> None:
+        self._samples = samples
+        self._order = slot_order(samples, pools.size, pools.number, random)
+        self._part: Numbers = np.empty(0, np.int64)
+        self._drawn = self._part
+        self.held: Numbers = np.arange(min(pools.capacity, samples))
+        """The sample in each slot at the start, -1 for none."""
+        self.arrived = len(self.held)
+        """How many samples have come in, drawn since or not."""
+        self._replay(start)
+
+    def next(self, number: int) -> Numbers:
+        """Return the slots of the next samples in order, up to so many of them."""
+        if not len(self._part):
+            self._part = next(self._order)
+        self._drawn, self._part = self._part[:number], self._part[number:]
+        return self._drawn
+
+    def following(self) -> tuple[Numbers, Numbers]:
+        """Return the samples that come in next, and their slots: those drawn from last."""
+        first, self.arrived = self.arrived, min(self.arrived + len(self._drawn), self._samples)
+        slots, self._drawn = self._drawn[: self.arrived - first], self._drawn[:0]
+        return np.arange(first, self.arrived), slots
+
+    def _replay(self, start: int) -> None:
+        while start:
+            slots = self.next(start)
+            start -= len(slots)
+            self.held[slots] = -1
+            samples, places = self.following()
+            self.held[places] = samples
+
+    def held_in_turn(self) -> tuple[Numbers, Numbers]:
+        """Return the samples that are held, in the order in which they came, and their slots."""
+        slots = np.flatnonzero(self.held >= 0)
+        slots = slots[np.argsort(self.held[slots])]
+        return self.held[slots], slots

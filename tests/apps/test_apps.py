@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 import pytest
 
-from compss_train import parameters
+from compss_train.model import parameters
 from tests.apps.conftest import ROOT, python_blocks
 from tests.apps.idx_files import idx
 

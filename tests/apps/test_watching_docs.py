@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from compss_train.history import History
+from compss_train.reports.history import History
 from tests.apps.conftest import ROOT, python_blocks
 
 DOCUMENT = "docs/watching.md"

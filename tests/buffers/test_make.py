@@ -1,14 +1,6 @@
 import pytest
 
-from compss_train.buffers import (
-    FIFO,
-    FIRO,
-    BatchReservoir,
-    BufferType,
-    Reservoir,
-    SimPairedReservoir,
-    make_buffer,
-)
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, BufferType, Reservoir, SimPairedReservoir, make_buffer
 from tests.buffers.kinds import make
 
 NEEDED = {

@@ -2,9 +2,10 @@
 
 import pytest
 
-from compss_train import DistributedTrainer, checkpoints
+from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from tests.models import ADAM, blocked, classification, mlp
+from compss_train.training import checkpoints
+from tests.helpers.models import ADAM, blocked, classification, mlp
 
 X, Y = classification(samples=40)
 OPTIONS = {"batch_size": 10, "validation_data": (X, Y), "progress": False}

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
-from compss_train.checkpoints import checkpoints, files, read
-from compss_train.checkpoints.snapshot import Snapshot
-from tests.models import assert_same_bits
-from tests.resuming import Interrupt, X, Y, fit, trainer_of
+from compss_train.training.checkpoints import checkpoints, files, read
+from compss_train.training.checkpoints.snapshot import Snapshot
+from tests.helpers.models import assert_same_bits
+from tests.helpers.resuming import Interrupt, X, Y, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 

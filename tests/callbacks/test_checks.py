@@ -19,8 +19,8 @@ from compss_train.callbacks import (
     checks,
 )
 from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
-from compss_train.history import History
-from tests.resuming import X, Y, fit, trainer_of
+from compss_train.reports.history import History
+from tests.helpers.resuming import X, Y, fit, trainer_of
 
 
 class Keras(Callback):

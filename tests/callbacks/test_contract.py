@@ -17,9 +17,9 @@ from compss_train.callbacks import (
     RoundLines,
     TensorBoard,
 )
-from compss_train.checkpoints import checkpoints, read, write
-from tests.checkpoints.trees import assert_same
-from tests.resuming import StopAfter, assert_alike, fit, numbers_of, trainer_of
+from compss_train.training.checkpoints import checkpoints, read, write
+from tests.helpers.resuming import StopAfter, assert_alike, fit, numbers_of, trainer_of
+from tests.training.checkpoints.trees import assert_same
 
 FACTORIES = {
     Checkpoint: lambda folder: Checkpoint(folder / "own", every=2, best="loss"),

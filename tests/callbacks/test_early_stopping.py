@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from compss_train.checkpoints import checkpoints
-from tests.models import assert_same_bits
-from tests.resuming import Interrupt, X, Y, assert_alike, fit, trainer_of
+from compss_train.training.checkpoints import checkpoints
+from tests.helpers.models import assert_same_bits
+from tests.helpers.resuming import Interrupt, X, Y, assert_alike, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 

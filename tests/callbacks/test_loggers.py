@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, TensorBoard
-from compss_train.columns import row
-from compss_train.history import History
-from tests.histories import histories, online_record
-from tests.models import SGD, blocked, classification, mlp
+from compss_train.reports.columns import row
+from compss_train.reports.history import History
+from tests.helpers.histories import histories, online_record
+from tests.helpers.models import SGD, blocked, classification, mlp
 
 FILES = [JsonLines, Csv]
 

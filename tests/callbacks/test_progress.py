@@ -7,7 +7,7 @@ import pytest
 
 from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines
 from compss_train.callbacks.progress import with_progress
-from tests.resuming import StopAfter, fit, trainer_of
+from tests.helpers.resuming import StopAfter, fit, trainer_of
 
 
 class Terminal(io.StringIO):

@@ -4,8 +4,8 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, Report
-from compss_train.checkpoints import checkpoints
-from tests.models import SGD, blocked, classification, mlp
+from compss_train.training.checkpoints import checkpoints
+from tests.helpers.models import SGD, blocked, classification, mlp
 
 
 def fitted(seed, *callbacks, epochs=2, trainer=None):

@@ -6,8 +6,8 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Report
-from tests.models import SGD, blocked, classification, mlp
-from tests.report.page_reader import PageReader
+from tests.helpers.models import SGD, blocked, classification, mlp
+from tests.reports.html.page_reader import PageReader
 
 
 @pytest.fixture

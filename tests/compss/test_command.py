@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from compss_train import parameters
-from compss_train.cli import main
-from tests.models import assert_same_bits
+from compss_train.cli.main import main
+from compss_train.model import parameters
+from tests.helpers.models import assert_same_bits
 
 SCRIPT = """
 import sys
-from compss_train.cli import main
+from compss_train.cli.main import main
 if __name__ == '__main__':
     sys.exit(main())
 """
@@ -24,7 +24,7 @@ seed = 0
 import = "network_of_command:Net"
 
 [data]
-import = "compss_train.runs.example:spirals"
+import = "compss_train.cli.run_files.example:spirals"
 samples = 200
 blocks = 4
 

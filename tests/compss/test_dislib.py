@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 THEIRS = "from dislib.pytorch.encapsulated_functions_distributed import"
-OURS = "from compss_train.compat.dislib import"
+OURS = "from compss_train.integrations.dislib import"
 
 
 @pytest.mark.timeout(200)

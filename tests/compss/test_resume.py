@@ -4,9 +4,10 @@ import signal
 
 import pytest
 
-from compss_train import checkpoints, parameters
+from compss_train.model import parameters
+from compss_train.training import checkpoints
 from tests.compss.inside.resumed import fit
-from tests.models import assert_same_bits
+from tests.helpers.models import assert_same_bits
 
 
 @pytest.mark.timeout(200)

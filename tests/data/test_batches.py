@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.batches import Batching
+from compss_train.data.order import Batching
 
 
 def check(bounds, rows):

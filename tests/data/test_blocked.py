@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import BlockedTensor, SerialEngine
-from compss_train.data.remote import RemoteBlock, describe
-from compss_train.published import PublishedBlocks
+from compss_train.data.block import RemoteBlock, describe
+from compss_train.training.data_handles import BlockHandles
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))
@@ -129,5 +129,5 @@ def test_remote_blocks_are_known_without_being_loaded():
 
 def test_an_engine_that_is_not_their_home_gets_remote_blocks_loaded():
     block = Elsewhere(np.ones((4, 2), np.float32))
-    published = PublishedBlocks(engine := SerialEngine(), BlockedTensor([[block]]))
+    published = BlockHandles(engine := SerialEngine(), BlockedTensor([[block]]))
     assert engine.fetch(published.select([0])[0])[0] is block.block

@@ -16,10 +16,10 @@ from compss_train import FileDataset, PartialShuffleSampler
 from compss_train.data.files import file_names
 from compss_train.data.layout import Field
 from compss_train.data.readers import CustomReader, NpzReader
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from tests.data.npz_files import FILES, reader, write
 from tests.data.readers.checks import names
-from tests.models import named
+from tests.helpers.models import named
 
 # Names
 
@@ -126,13 +126,13 @@ def test_relative_names_are_those_of_the_folder_where_the_dataset_was_made(folde
     np.savez(elsewhere / "1.npz", x=np.zeros((2, 2), np.float32), y=np.arange(2))
     for part in (dataset.part([1]), pickle.loads(pickle.dumps(dataset)).part([1])):
         assert part.files == {1: str(folder / "1.npz")}
-        assert part.read(Stretch(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
+        assert part.read(RowRange(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
 
 
 def test_the_relative_names_of_a_part_keep_working_elsewhere(folder, tmp_path_factory, monkeypatch):
     part = FileDataset("*.npz").part([1])
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert part.read(Stretch(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
+    assert part.read(RowRange(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
 
 
 def test_names_that_are_no_files_stay_as_they_are(folder):
@@ -175,9 +175,9 @@ def test_files_len_that_is_wrong_for_a_later_file_is_an_error_when_it_is_read(fo
     dataset = FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": 2, "2.npz": wrong})
     part = dataset.part([0, 1, 2])
     for number in (0, 1):
-        part.read(Stretch(number, 0, number + 1))
+        part.read(RowRange(number, 0, number + 1))
     with names(folder / "2.npz", f"has 3 samples, {wrong} were expected"):
-        part.read(Stretch(2, 0, 1))
+        part.read(RowRange(2, 0, 1))
 
 
 def test_files_len_without_a_file_is_an_error_that_names_it(folder):
@@ -236,7 +236,7 @@ def test_a_dataset_is_pickled(folder, own):
     again = pickle.loads(pickle.dumps(dataset))
     for attribute in ("files", "files_len", "sizes", "layout", "keys", "x", "y", "on_bad_file", "skipped"):
         assert getattr(again, attribute) == getattr(dataset, attribute)
-    assert again.part([1]).read(Stretch(1, 0, 2))["y"].tolist() == [0, 1]
+    assert again.part([1]).read(RowRange(1, 0, 2))["y"].tolist() == [0, 1]
     assert again.training_keys() == ("y", "x")
 
 
@@ -259,7 +259,7 @@ def test_a_dataset_that_is_unpickled_elsewhere_reads_the_files_of_where_it_was_m
     pickled = pickle.dumps(FileDataset("*.npz"))
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     code = (
-        "import pickle, sys; from compss_train.data.stretches import Stretch; "
+        "import pickle, sys; from compss_train.data.row_ranges import Stretch; "
         "dataset = pickle.load(sys.stdin.buffer); "
         "print(dataset.files, dataset.part([1]).read(Stretch(1, 0, 2))['y'].tolist())"
     )

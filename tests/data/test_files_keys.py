@@ -9,7 +9,7 @@ import pytest
 from compss_train import FileDataset
 from compss_train.data.layout import Field
 from compss_train.data.readers import NpzReader
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from tests.data.npz_files import FILES, reader, write
 from tests.data.readers.checks import names
 
@@ -19,7 +19,7 @@ from tests.data.readers.checks import names
 def test_keys_chooses_what_is_known_and_read(folder):
     dataset = FileDataset("*.npz", keys=["y"])
     assert list(dataset.layout) == ["y"]
-    assert list(dataset.part([0]).read(Stretch(0, 0, 1))) == ["y"]
+    assert list(dataset.part([0]).read(RowRange(0, 0, 1))) == ["y"]
 
 
 def test_keys_that_are_not_read_may_differ(folder):

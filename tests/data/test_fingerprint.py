@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compss_train import BlockedTensor
-from compss_train.data.fingerprint import fingerprint
+from compss_train.data.blocked import fingerprint
 
 WHOLE = torch.arange(40, dtype=torch.int64).reshape(10, 4)
 COLUMN = [3, 7, 11, 15, 19, 23, 27, 31, 35, 39]

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.pieces import needed_samples, renumbered, rows_by_block
-from compss_train.data.schedule import Schedule
+from compss_train.data.partitioning import Schedule, needed_samples, renumbered, rows_by_block
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
 

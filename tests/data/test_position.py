@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from compss_train.data.schedule import Position, Schedule
+from compss_train.data.partitioning import Position, Schedule
 
 schedules = st.builds(
     Schedule,
@@ -25,13 +25,13 @@ schedules = st.builds(
 )
 
 
-def visit_of(visit):
-    samples = None if visit.samples is None else visit.samples.tolist()
-    return visit.block, visit.epoch, visit.size, visit.first, samples
+def visit_of(block_pass):
+    samples = None if block_pass.samples is None else block_pass.samples.tolist()
+    return block_pass.block, block_pass.epoch, block_pass.size, block_pass.first, samples
 
 
 def plain(round_):
-    shares = [[visit_of(visit) for visit in share] for share in round_.shares]
+    shares = [[visit_of(block_pass) for block_pass in share] for share in round_.shares]
     return round_.number, round_.epoch, round_.reached, shares
 
 
@@ -39,10 +39,10 @@ def trained(round_, sizes) -> Counter[tuple[int, int]]:
     """How often each sample of each epoch is in a round."""
     starts = np.cumsum([0, *sizes])
     seen: Counter[tuple[int, int]] = Counter()
-    for visit in (visit for share in round_.shares for visit in share):
-        first = starts[visit.block] + visit.first
-        samples = range(first, first + visit.size) if visit.samples is None else visit.samples
-        seen.update((visit.epoch, int(sample)) for sample in samples)
+    for block_pass in (block_pass for share in round_.shares for block_pass in share):
+        first = starts[block_pass.block] + block_pass.first
+        samples = range(first, first + block_pass.size) if block_pass.samples is None else block_pass.samples
+        seen.update((block_pass.epoch, int(sample)) for sample in samples)
     return seen
 
 

@@ -11,7 +11,7 @@ from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field, UnfitFileError
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart, layout_of, naming
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import names
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
@@ -147,30 +147,30 @@ def test_a_part_reads_rows_of_its_files_by_number(tmp_path):
         np.savez(tmp_path / f"{number}.npz", x=X + number)
     part = FileDataset(tmp_path / "*.npz").part([2, 0])
     assert set(part.files) == set(part.sizes) == {0, 2}
-    np.testing.assert_array_equal(part.read(Stretch(2, 1, 4))["x"], X[1:4] + 2)
-    np.testing.assert_array_equal(part.read(Stretch(0, 5, 6))["x"], X[5:])
+    np.testing.assert_array_equal(part.read(RowRange(2, 1, 4))["x"], X[1:4] + 2)
+    np.testing.assert_array_equal(part.read(RowRange(0, 5, 6))["x"], X[5:])
     with pytest.raises(KeyError):
-        part.read(Stretch(1, 0, 6))
+        part.read(RowRange(1, 0, 6))
 
 
 def test_a_part_is_small_pickled(part):
     assert len(pickle.dumps(part)) < 1_000
     again = pickle.loads(pickle.dumps(part))
     assert again == replace(part, reader=again.reader)
-    np.testing.assert_array_equal(again.read(Stretch(0, 0, 6))["x"], X)
+    np.testing.assert_array_equal(again.read(RowRange(0, 0, 6))["x"], X)
 
 
 def test_a_part_reads_its_keys_only(part):
-    assert list(replace(part, keys=("y",)).read(Stretch(0, 0, 6))) == ["y"]
+    assert list(replace(part, keys=("y",)).read(RowRange(0, 0, 6))) == ["y"]
     with names(part.files[0], "has no array 'z'"):
-        replace(part, keys=("z",)).read(Stretch(0, 0, 6))
+        replace(part, keys=("z",)).read(RowRange(0, 0, 6))
 
 
 @pytest.mark.parametrize("rows", [3, 5, 7, 12])
 def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are_there(file, part, rows):
     np.savez(file, x=np.resize(X, (rows, 2)), y=np.arange(rows))
     with names(file, f"has {rows} samples, 6 were expected: did it change, or is files_len wrong"):
-        part.read(Stretch(0, 0, 2))
+        part.read(RowRange(0, 0, 2))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are
 )
 def test_a_file_of_another_layout_is_an_error_where_the_layout_is_known(file, part, arrays, reason):
     np.savez(file, **arrays)
-    assert set(part.read(Stretch(0, 0, 2))) == set(arrays)
+    assert set(part.read(RowRange(0, 0, 2))) == set(arrays)
     with names(file, reason):
-        part.read(Stretch(0, 0, 2), part.layout, "first")
+        part.read(RowRange(0, 0, 2), part.layout, "first")
 
 
 def test_a_part_of_a_users_reader_is_checked_as_well():
@@ -194,14 +194,14 @@ def test_a_part_of_a_users_reader_is_checked_as_well():
         CustomReader(lambda f, get_data=False: ({"x": X}, 6)), {0: "a://b"}, {0: 5}, None, None, "a://b"
     )
     with pytest.raises(BadFileError, match="a://b has 6 samples, 5 were expected"):
-        part.read(Stretch(0, 0, 5))
+        part.read(RowRange(0, 0, 5))
     with pytest.raises(BadFileError, match=r"a://b holds samples of float64 \(2,\) in 'x', but c of int8 \(\)"):
-        replace(part, sizes={0: 6}).read(Stretch(0, 0, 5), {"x": Field("int8", ())}, "c")
+        replace(part, sizes={0: 6}).read(RowRange(0, 0, 5), {"x": Field("int8", ())}, "c")
 
 
 def test_the_layout_of_arrays_is_their_description(file):
     dataset = FileDataset(file)
-    assert layout_of(dataset.part([0]).read(Stretch(0, 0, 1))) == dataset.layout
+    assert layout_of(dataset.part([0]).read(RowRange(0, 0, 1))) == dataset.layout
 
 
 def test_files_of_a_part_are_where_the_dataset_found_them(file):

@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.schedule import Schedule
+from compss_train.data.partitioning import Schedule
 
 sizes = st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple)
 
 
-def samples_of(visit, sizes) -> list[int]:
+def samples_of(block_pass, sizes) -> list[int]:
     """The numbers of the samples that a visit trains on."""
-    if visit.samples is not None:
-        return visit.samples.tolist()
-    start = sum(sizes[: visit.block])
-    return list(range(start, start + sizes[visit.block]))
+    if block_pass.samples is not None:
+        return block_pass.samples.tolist()
+    start = sum(sizes[: block_pass.block])
+    return list(range(start, start + sizes[block_pass.block]))
 
 
 @given(
@@ -33,14 +33,14 @@ def test_every_sample_is_visited_once_an_epoch(sizes, workers, epochs, every, un
     for round_ in schedule.rounds():
         assert len(round_.shares) == workers
         for share, count in zip(round_.shares, round_.counts, strict=True):
-            assert count == sum(len(samples_of(visit, sizes)) for visit in share)
-            seen.update((visit.epoch, s) for visit in share for s in samples_of(visit, sizes))
+            assert count == sum(len(samples_of(block_pass, sizes)) for block_pass in share)
+            seen.update((block_pass.epoch, s) for block_pass in share for s in samples_of(block_pass, sizes))
     assert seen == Counter({(epoch, s): 1 for epoch in range(epochs) for s in range(sum(sizes))})
 
 
 def test_blocks_are_dealt_round_robin_in_order():
     (round_,) = Schedule((1,) * 7, 3, 1, 0, None).rounds()
-    dealt = [[visit.block for visit in share] for share in round_.shares]
+    dealt = [[block_pass.block for block_pass in share] for share in round_.shares]
     assert dealt == [[0, 3, 6], [1, 4], [2, 5]]
 
 
@@ -54,8 +54,8 @@ def test_a_block_shuffle_moves_whole_blocks_to_other_workers():
 def test_a_total_shuffle_mixes_samples_over_blocks():
     (round_,) = Schedule((50,) * 4, 2, 1, 3, "total").rounds()
     for share in round_.shares:
-        for visit in share:
-            assert set(np.asarray(visit.samples) // 50) == {0, 1, 2, 3}
+        for block_pass in share:
+            assert set(np.asarray(block_pass.samples) // 50) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from compss_train import LocalEngine, WorkerLostError
-from compss_train.engines import Resources, scheduler
+from compss_train.engines import Resources
 from compss_train.engines.base import ONE_CPU
-from compss_train.engines.folders import Folders
-from compss_train.engines.store import store
+from compss_train.engines.local import scheduler
+from compss_train.engines.local.store import Folders, store
 from compss_train.exceptions import EngineClosedError, WorkerTraceback
 from tests.engines import tasks
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from compss_train import LocalEngine, SerialEngine
-from compss_train.engines.this_machine import cores, intra_op_threads
+from compss_train.engines.machine import cores, intra_op_threads
 
 
 @pytest.mark.parametrize("machine", [SerialEngine, LocalEngine])
@@ -22,7 +22,7 @@ def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
 
 
 def test_threads_are_shared_and_never_none(monkeypatch):
-    monkeypatch.setattr("compss_train.engines.this_machine.cpu_count", lambda: 8)
+    monkeypatch.setattr("compss_train.engines.machine.cpu_count", lambda: 8)
     assert [SerialEngine.thread_share(workers) for workers in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
     assert cores() == 8
 

@@ -7,7 +7,7 @@ import pytest
 from compss_train.engines import Resources
 from compss_train.online import sender, watchdog
 from tests.online.parts import Place, nothing_left
-from tests.test_faults import wait_until
+from tests.trainer.test_faults import wait_until
 
 
 @pytest.fixture

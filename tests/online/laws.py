@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
-from compss_train.engines.this_machine import intra_op_threads
-from tests.models import SGD, state_arrays
+from compss_train.engines.machine import intra_op_threads
+from tests.helpers.models import SGD, state_arrays
 from tests.online.fits import FIFO
 
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import torch
 
 from compss_train.online.connection import Address, Connection
-from compss_train.online.director import Director
+from compss_train.online.event_server import Director
 from compss_train.online.receiver import Receiver
-from compss_train.online.reception import Reception
 from compss_train.online.senders import Senders
 from compss_train.online.stream import Stream
+from compss_train.online.stream_router import Reception
 from tests.buffers.kinds import DEADLINE, Thread, make, numbers, until
 
 HERE, TOKEN = "127.0.0.1", "töken"
@@ -76,7 +76,7 @@ def pair(small=False):
         yield one, other
 
 
-class Coordinator:
+class BaseTrainer:
     """Answers simulations and senders as an online fit does, whose workers are no more than places."""
 
     def __init__(self, workers=1, *, senders=1, paired=False):
@@ -208,7 +208,7 @@ def fit(workers=1, *, senders=1, paired=False, capacity=200, small=False):
     """Give a fit that has all its workers."""
     kind = "SimPairedReservoir" if paired else "FIFO"
     with nothing_left(), ExitStack() as stack:
-        coordinator = Coordinator(workers, senders=senders, paired=paired)
+        coordinator = BaseTrainer(workers, senders=senders, paired=paired)
         stack.callback(coordinator.close)
         places = [Place(make(kind, capacity), paired=paired, small=small) for _ in range(workers)]
         stack.callback(lambda: [place.die() for place in places])

@@ -87,7 +87,7 @@ def wait_for(path: Path, seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-def tally(path: Path) -> int:
+def accumulator(path: Path) -> int:
     """Count in a file, across processes; return how many have counted before."""
     with path.open("ab") as file:
         file.write(b".")
@@ -107,7 +107,7 @@ class Endless:
 
     def __call__(self, first):
         for number in itertools.count(first):
-            tally(self.folder / "produced")
+            accumulator(self.folder / "produced")
             yield one_hot(number % self.samples, self.samples), np.float32(0)
 
 
@@ -126,7 +126,7 @@ class Trouble:
         if (number == self.at if isinstance(number, int) else self.at in number) and self.times > self.happened:
             if self.after is not None:
                 wait_for(self.after)
-            tally(self.folder / f"trouble-{self.at}")
+            accumulator(self.folder / f"trouble-{self.at}")
             self.what()
 
     @property

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 
 from compss_train.online.connection import Connection
-from compss_train.online.dealing import worker_of
 from compss_train.online.sender import SampleSender
+from compss_train.online.stream import worker_of
 from tests.buffers.kinds import STEPS, until
 from tests.online.parts import TOKEN, value
 

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.engines.failure import Failure
-from compss_train.online.checkpoints import Checkpoints
+from compss_train.engines.base import Failure
+from compss_train.model.random_state import RandomState
+from compss_train.online.control import packed, unpacked
 from compss_train.online.job import Saved
-from compss_train.online.parcel import packed, unpacked
-from compss_train.worker.random_state import RandomState
-from compss_train.worker.train import WorkerState
+from compss_train.online.workers import Checkpoints
+from compss_train.training.worker.train import WorkerState
 from tests.buffers.kinds import ALL, Thread, make, put_some
 from tests.online.parts import pair
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compss_train.online.connection import Connection, ConnectionLostError
-from compss_train.wire import PIECE, WireError, pack
+from compss_train.parameter_server.messages import PIECE, WireError, pack
 from tests.buffers.kinds import Thread, until
 from tests.online.parts import pair
 

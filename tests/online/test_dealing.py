@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.online.dealing import needed_by, worker_of
+from compss_train.online.stream import needed_by, worker_of
 
 streams, amounts, workers = st.integers(0, 10**6), st.integers(0, 60), st.integers(1, 12)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compss_train.online.connection import Address, ConnectionLostError
-from compss_train.online.director import Director
+from compss_train.online.event_server import Director
 from tests.buffers.kinds import DEADLINE
 from tests.online.parts import HERE, TOKEN, frame, nothing_left
 

@@ -17,22 +17,22 @@ from compss_train import DivergedError
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from compss_train.online import SampleSender
-from tests.models import SGD, classification, mlp
+from tests.helpers.models import SGD, classification, mlp
 from tests.online.fits import FIFO, counted, online, split
 from tests.online.simulations import (
     Counter,
     Hots,
     Touch,
     Trouble,
+    accumulator,
     counts,
     free_port,
     kill,
     one_hot,
     rows_of,
     tallied,
-    tally,
 )
-from tests.test_faults import leftovers, session, wait_until
+from tests.trainer.test_faults import leftovers, session, wait_until
 
 pytestmark = pytest.mark.usefixtures("no_threads_are_left")
 
@@ -91,7 +91,7 @@ class Failing(Callback):
 
 
 def test_an_exception_in_a_callback_ends_everything(local, tmp_path):
-    simulate = Hots(20, lambda _: tally(tmp_path / "produced"))
+    simulate = Hots(20, lambda _: accumulator(tmp_path / "produced"))
     trainer, error = online(local, Counter(20), simulate, itertools.repeat(range(20)), callbacks=[Failing()])
     assert isinstance(error, LookupError)
     assert_silence(tmp_path / "produced")

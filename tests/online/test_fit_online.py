@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer
-from tests.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.online.fits import FIFO
 from tests.online.laws import built, cut, online, plain_loop
 from tests.online.simulations import COUNTING, Counter, Endless, Hots, counts, pairing, rows_of, total

@@ -19,18 +19,18 @@ from torch import nn
 from compss_train import BufferSpec
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online import SampleSender
-from tests.models import SGD
+from tests.helpers.models import SGD
 from tests.online.laws import built, online
 from tests.online.simulations import (
     COUNTING,
     Counter,
     Endless,
     Hots,
+    accumulator,
     counts,
     free_port,
     one_hot,
     tallied,
-    tally,
     total,
     wait_for,
 )
@@ -147,7 +147,7 @@ class Large:
 
     def __call__(self, _):
         while True:
-            tally(self.folder / "produced")
+            accumulator(self.folder / "produced")
             yield np.zeros(25_000, np.float32), np.float32(0)
 
 

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1S
 
 from compss_train import BufferSpec, DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
-from tests.models import SGD, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.online.laws import built, online
 from tests.online.simulations import COUNTING, Counter, one_hot, pairing, rows_of, total
 

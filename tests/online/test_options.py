@@ -6,7 +6,7 @@ import pytest
 
 from compss_train import BufferSpec
 from compss_train.online.options import OnlineOptions, check_seconds
-from tests.models import named
+from tests.helpers.models import named
 
 PAIRED = BufferSpec("SimPairedReservoir", 40, sweep_size=5, nb_time_steps=4)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.measures import Measures, resolve_metrics
+from compss_train.model.metrics import Measures, resolve_metrics
 from compss_train.online.progress import Progress
 
 SIMULATIONS = {"running": 1, "done": 2, "failed": 0}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train.online.reception import Reception
+from compss_train.online.stream_router import Reception
 from tests.online.parts import HERE, KEY
 
 

@@ -16,7 +16,19 @@ from torch import nn
 from compss_train import BufferSpec
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from tests.online.fits import counted, online, split
-from tests.online.simulations import All, Counter, Hots, Touch, Trouble, counts, fail, kill, one_hot, tallied, tally
+from tests.online.simulations import (
+    All,
+    Counter,
+    Hots,
+    Touch,
+    Trouble,
+    accumulator,
+    counts,
+    fail,
+    kill,
+    one_hot,
+    tallied,
+)
 
 pytestmark = pytest.mark.usefixtures("no_threads_are_left")
 
@@ -245,7 +257,7 @@ class Together:
     def __call__(self, number):
         for step in range(2):
             yield step, np.float32([number]), np.float32([0])
-            tally(self.folder / "sent")
+            accumulator(self.folder / "sent")
             until = time.monotonic() + 10
             while tallied(self.folder / "sent") < 3 and time.monotonic() < until:
                 time.sleep(0.005)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.online import attendance
+from compss_train.online import event_server as attendance
 from compss_train.online import simulations as simulations_module
-from compss_train.online.attendance import Attendance
+from compss_train.online.event_server import Attendance
 from compss_train.online.simulations import Simulations, Status
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, DivergedError
-from tests.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.online.laws import cut, online, plain_loop
 from tests.online.simulations import rows_of
 

@@ -7,8 +7,8 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.checkpoints import Snapshot, newest
-from tests.models import ADAM, assert_same_bits
+from compss_train.training.checkpoints import Snapshot, newest
+from tests.helpers.models import ADAM, assert_same_bits
 from tests.online.fits import FIFO
 
 ENDLESS = 10**6

@@ -12,7 +12,7 @@ import torch
 from compss_train import BufferSpec, WorkerLostError
 from compss_train.online import workers
 from tests.online.fits import counted, online, split
-from tests.online.simulations import All, Counter, Hots, Touch, Trouble, kill, tallied, tally
+from tests.online.simulations import All, Counter, Hots, Touch, Trouble, accumulator, kill, tallied
 
 pytestmark = pytest.mark.usefixtures("no_threads_are_left")
 
@@ -162,7 +162,7 @@ class DyingAtTheEnd(torch.optim.SGD):
         self.flag, self.parent = flag, parent
 
     def state_dict(self):
-        if os.getpid() != self.parent and not tally(self.flag):
+        if os.getpid() != self.parent and not accumulator(self.flag):
             kill()
         return super().state_dict()
 

@@ -16,7 +16,7 @@ import torch
 import zmq
 
 from compss_train.parameter_server import connect, serve
-from compss_train.wire import WireError, pack, unpack
+from compss_train.parameter_server.messages import WireError, pack, unpack
 
 PUSHER = """
 import sys

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
 from compss_train.data.order import partial_shuffle_generator
-from compss_train.data.stretches import even_share
+from compss_train.data.row_ranges import even_share
 from compss_train.samplers import PartialShuffleSampler
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -98,24 +98,24 @@ def flat(batches):
     return [sample for batch in batches for sample in batch]
 
 
-def rows_of(stretch):
-    return [*range(stretch.start, stretch.stop), *range(stretch.again)]
+def rows_of(row_range):
+    return [*range(row_range.start, row_range.stop), *range(row_range.again)]
 
 
 def share_of(sampler, sizes, epoch):
     """Return a rank's samples in the order in which they are read."""
     place = (sampler.num_replicas, sampler.rank, sampler.seed, epoch)
     bounds = bounds_of(sizes)
-    stretches = even_share(sizes, *place, shuffle=sampler.shuffle)
-    return stretches, [bounds[part.file][0] + row for part in stretches for row in rows_of(part)]
+    row_ranges = even_share(sizes, *place, shuffle=sampler.shuffle)
+    return row_ranges, [bounds[part.file][0] + row for part in row_ranges for row in rows_of(part)]
 
 
 def expected_order(sampler, sizes, epoch):
     """Return a rank's samples in order, mixed one after another in plain lists."""
-    stretches, share = share_of(sampler, sizes, epoch)
+    row_ranges, share = share_of(sampler, sizes, epoch)
     if not sampler.shuffle:
         return share
-    random = partial_shuffle_generator(sampler.seed, epoch, *stretches[0].place)
+    random = partial_shuffle_generator(sampler.seed, epoch, *row_ranges[0].place)
     size = sampler.pools.size
     runs = [share[first : first + size] for first in range(0, len(share), size)]
     if sampler.pools.number == 1:

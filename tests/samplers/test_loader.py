@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 from compss_train.samplers.loader import FileLoader, FileReads
 from tests.samplers.files import (
@@ -34,11 +34,11 @@ def loader_of(sizes, file_buffer, reader=None, on_bad_file="raise", **options):
 
 
 def whole(sizes):
-    return [Stretch(file, 0, size) for file, size in enumerate(sizes)]
+    return [RowRange(file, 0, size) for file, size in enumerate(sizes)]
 
 
-def read_all(loader, stretches):
-    with loader.reading(stretches) as arrays:
+def read_all(loader, row_ranges):
+    with loader.reading(row_ranges) as arrays:
         return [None if rows is None else rows["x"].tolist() for rows in arrays]
 
 
@@ -51,14 +51,14 @@ def wait_for(condition):
 
 @given(sizes=SIZES, file_buffer=BUFFERS, data=st.data())
 def test_it_gives_the_rows_of_each_stretch_in_turn(sizes, file_buffer, data):
-    stretches = []
+    row_ranges = []
     for file in data.draw(st.permutations(range(len(sizes)))):
         start = data.draw(st.integers(0, sizes[file] - 1))
-        stretches.append(Stretch(file, start, data.draw(st.integers(start + 1, sizes[file]))))
+        row_ranges.append(RowRange(file, start, data.draw(st.integers(start + 1, sizes[file]))))
     loader = loader_of(sizes, file_buffer)
     firsts = [first for first, _ in bounds_of(sizes)]
-    wanted = [list(range(firsts[part.file] + part.start, firsts[part.file] + part.stop)) for part in stretches]
-    assert read_all(loader, stretches) == wanted
+    wanted = [list(range(firsts[part.file] + part.start, firsts[part.file] + part.stop)) for part in row_ranges]
+    assert read_all(loader, row_ranges) == wanted
     assert loader.reads.files == len(sizes)
     assert_threads_end()
 
@@ -200,7 +200,7 @@ def test_files_must_hold_what_the_first_one_read_does_and_as_many_samples_as_was
         read_all(loader_of([3] * 5, file_buffer, other_numbers), whole([3] * 5))
     # Whichever is first: here the third.
     with pytest.raises(BadFileError, match="numbers://0-3 holds arrays 'x', 'y', but numbers://6-9 holds 'x'"):
-        read_all(loader_of([3] * 5, file_buffer, other_numbers), [Stretch(2, 0, 3), Stretch(0, 0, 3)])
+        read_all(loader_of([3] * 5, file_buffer, other_numbers), [RowRange(2, 0, 3), RowRange(0, 0, 3)])
     loader = loader_of([3] * 5, file_buffer, other_numbers, on_bad_file="skip")
     assert read_all(loader, whole([3] * 5)) == [[0, 1, 2], [3, 4, 5], None, None, [12, 13, 14]]
     assert "has 2 samples, 3 were expected" in loader.skipped["numbers://9-12"]
@@ -236,7 +236,7 @@ def test_what_is_left_early_ends_the_thread_and_reads_no_more():
 @pytest.mark.parametrize(("debug", "level"), [(False, logging.DEBUG), (True, logging.INFO)])
 def test_every_file_that_is_read_is_logged(caplog, debug, level):
     caplog.set_level(logging.DEBUG, "compss_train.samplers")
-    read_all(loader_of([3, 4], 2, debug=debug), [Stretch(0, 1, 3), Stretch(1, 0, 4)])
+    read_all(loader_of([3, 4], 2, debug=debug), [RowRange(0, 1, 3), RowRange(1, 0, 4)])
     assert [record.getMessage() for record in caplog.records] == [
         "rows 1 to 3 of numbers://0-3",
         "rows 0 to 4 of numbers://3-7",

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from compss_train.buffers.incoming import Incoming
 from compss_train.data.order import partial_shuffle_generator
 from compss_train.samplers.mixing import mixed
-from compss_train.samplers.plan import Pools, SlotPlan
-from compss_train.samplers.pools import partial_order
+from compss_train.samplers.pools import Pools, SlotPlan, partial_order
 from compss_train.samplers.slots import SlotStore, joined
 from tests.samplers.files import SIZES, arrays_of, bounds_of, flat
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from compss_train.data.order import block_order
-from compss_train.data.stretches import Stretch, deal_files, even_share
+from compss_train.data.row_ranges import RowRange, deal_files, even_share
 from tests.samplers.files import EPOCHS, SIZES, rows_of
 
 epochs = {"seed": st.integers(0, 2**40), "epoch": EPOCHS}
@@ -16,7 +16,7 @@ cases = {"sizes": SIZES, "shares": st.integers(1, 9), **epochs}
 
 
 def rows_in(share):
-    return [(stretch.file, row) for stretch in share for row in rows_of(stretch)]
+    return [(row_range.file, row) for row_range in share for row in rows_of(row_range)]
 
 
 def all_rows(sizes):
@@ -39,11 +39,11 @@ def test_every_row_is_dealt_once_in_shares_of_about_one_size(sizes, shares, seed
 @given(**cases)
 def test_a_dealt_share_is_whole_files_but_for_its_ends(sizes, shares, seed, epoch):
     for share in deal_files(sizes, shares, seed, epoch):
-        assert all(len(stretch) == sizes[stretch.file] for stretch in share[1:-1])
-        assert all(stretch.start < stretch.stop for stretch in share)
-        assert all(stretch.start == 0 for stretch in share[1:])
-        assert all(stretch.stop == sizes[stretch.file] for stretch in share[:-1])
-        assert len({stretch.file for stretch in share}) == len(share)
+        assert all(len(row_range) == sizes[row_range.file] for row_range in share[1:-1])
+        assert all(row_range.start < row_range.stop for row_range in share)
+        assert all(row_range.start == 0 for row_range in share[1:])
+        assert all(row_range.stop == sizes[row_range.file] for row_range in share[:-1])
+        assert len({row_range.file for row_range in share}) == len(share)
 
 
 @given(**cases)
@@ -89,8 +89,8 @@ def test_even_shares_are_of_one_size_and_hold_every_row_with_few_twice(sizes, sh
 @given(**cases, shuffle=st.booleans())
 def test_an_owner_reads_each_file_in_one_go_and_no_empty_stretch(sizes, shares, seed, epoch, shuffle):
     for share in owners(sizes, shares, seed, epoch, shuffle=shuffle):
-        assert len({stretch.file for stretch in share}) == len(share)
-        assert all(0 <= stretch.start < stretch.stop <= sizes[stretch.file] for stretch in share)
+        assert len({row_range.file for row_range in share}) == len(share)
+        assert all(0 <= row_range.start < row_range.stop <= sizes[row_range.file] for row_range in share)
 
 
 @given(**cases)
@@ -100,10 +100,10 @@ def test_without_a_shuffle_shares_are_consecutive_rows_whatever_the_seed(sizes, 
     for owner, share in enumerate(owners(sizes, shares, seed, epoch, shuffle=False)):
         wanted = [rows[number % len(rows)] for number in range(owner * size, (owner + 1) * size)]
         assert sorted(rows_in(share)) == sorted(wanted)
-        if not any(stretch.again for stretch in share):  # no file at both ends
+        if not any(row_range.again for row_range in share):  # no file at both ends
             assert rows_in(share) == wanted
 
 
 def test_a_stretch_knows_its_place_and_length():
-    stretch = Stretch(3, 4, 9)
-    assert (stretch.place, len(stretch), len(Stretch(3, 4, 9, again=2))) == ((3, 4), 5, 7)
+    row_range = RowRange(3, 4, 9)
+    assert (row_range.place, len(row_range), len(RowRange(3, 4, 9, again=2))) == ((3, 4), 5, 7)

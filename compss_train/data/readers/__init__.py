@@ -9,8 +9,7 @@ from typing import Any
 from compss_train.data.readers.base import Arrays, Reader
 from compss_train.data.readers.custom import CustomReader
 from compss_train.data.readers.hdf5 import Hdf5Reader
-from compss_train.data.readers.npy import NpyReader
-from compss_train.data.readers.npz import NpzReader
+from compss_train.data.readers.npz import NpyReader, NpzReader
 from compss_train.data.readers.pt import TorchReader
 
 __all__ = [

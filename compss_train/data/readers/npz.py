@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from compss_train.data.layout import Description, UnfitFileError
@@ -104,3 +105,27 @@ def _array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     check_plain(key, header.dtype)
     flat = data[start.tell() :].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")
+
+
+NAME = "x"
+"""What the array of a file with one nameless array is called."""
+
+
+class NpyReader(Reader):
+    """Reads ``numpy.save``, mapping the file, so that only the rows asked for are read. The array is called x."""
+
+    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
+        """Return what the header says; a file that is too short for it is an error."""
+        select(keys, (NAME,))
+        return described({NAME: _mapped(path)})
+
+    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+        """Return a copy of the rows."""
+        select(keys, (NAME,))
+        array = _mapped(path)
+        return {NAME: np.array(array[start:stop], order="C", subok=False)}, described({NAME: array}).rows
+
+
+def _mapped(path: str) -> NDArray[Any]:
+    array: NDArray[Any] = open_memmap(path, mode="r")  # numpy.load would take a zip file, too
+    return array

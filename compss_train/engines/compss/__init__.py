@@ -1,6 +1,17 @@
 """The COMPSs engine: tasks of PyCOMPSs, run wherever its runtime has nodes. Only this package imports pycompss."""
 
-from compss_train.engines.compss.context import is_loading, under_compss
-from compss_train.engines.compss.engine import CompssEngine
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compss_train._utils.lazy import lazy_names
 
 __all__ = ["CompssEngine", "is_loading", "under_compss"]
+
+if TYPE_CHECKING:
+    from compss_train.engines.compss.context import is_loading, under_compss
+    from compss_train.engines.compss.engine import CompssEngine
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"context": ("is_loading", "under_compss"), "engine": ("CompssEngine",)}
+    )

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from compss_train.engines.this_machine import intra_op_threads
+from compss_train.engines.machine import intra_op_threads
 
 
 @contextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from compss_train.data.block import Block
-from compss_train.data.remote import Description, RemoteBlock, describe
+from compss_train.data.block import Block, Description, RemoteBlock, describe
 from compss_train.engines.compss.engine import CompssEngine
 
 

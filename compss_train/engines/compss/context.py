@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from compss_train.configuration import UNREADABLE, DeclaredNode, read_nodes
+from compss_train.engines.base import Resources
+from compss_train.engines.compss.configuration import UNREADABLE, DeclaredNode, read_nodes
+from compss_train.engines.machine import LOOPBACK, is_loopback
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"
 """Environment variable that runcompss sets: a file with the runtime's options, one a line."""
@@ -74,3 +78,54 @@ def thread_share(num_workers: int, nodes: list[DeclaredNode]) -> int:
         return 1
     workers_a_node = -(-num_workers // len(nodes))
     return max(1, min(node.cpus for node in nodes) // workers_a_node)
+
+
+_ELSEWHERE = ("10.255.255.255", 1)
+"""An address that is nobody's: nothing is sent there, it only makes the system choose a way out."""
+
+
+def address_for(nodes: Sequence[DeclaredNode]) -> str:
+    """Return the address at which tasks on these nodes reach this machine."""
+    return LOOPBACK if nodes and all(is_loopback(node.name) for node in nodes) else outward_address()
+
+
+def outward_address() -> str:
+    """Return this machine's address on the default route; without one, that of its name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+
+
+def fit_together(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> bool:
+    """Return whether the nodes have room for all tasks at once, the largest task placed first wherever it fits.
+
+    Tasks of very different sizes might fit in another way, which COMPSs is no likelier to find.
+    """
+    free = [[node.gpus, node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
+    for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
+        room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
+        if room is None:
+            return False
+        room[0] -= task.gpus
+        room[1] -= task.cpus
+    return True
+
+
+def check_together(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> None:
+    """Raise ``ValueError`` where the nodes cannot run the tasks at the same time: COMPSs would wait for ever."""
+    if fit_together(tasks, nodes):
+        return
+    needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
+    declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
+    raise ValueError(
+        f"{len(tasks)} tasks that need {needed} have to run at the same time, and the resources that COMPSs was "
+        f"started with have no room for them: {declared}. Use fewer workers, simulators or threads, or declare "
+        "more (runcompss/laptop.sh --units, compss-train configure --units)"
+    )
+
+
+def _amount(cpus: int, gpus: int) -> str:
+    return f"{cpus} computing units" + (f" and {gpus} GPUs" if gpus else "")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
-from compss_train.data.remote import RemoteBlock
-from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, map_refs
-from compss_train.engines.compss.address import address_for
-from compss_train.engines.compss.context import declared_nodes, thread_share, under_compss
-from compss_train.engines.compss.exits import exit_at_once
-from compss_train.engines.compss.packed import Packed
-from compss_train.engines.compss.packing import check_together
-from compss_train.engines.compss.perform import Call, Slot, lost
-from compss_train.engines.failure import Failure
-from compss_train.engines.this_machine import LOOPBACK, ThisMachineEngine
+from compss_train.data.block import RemoteBlock
+from compss_train.engines.base import ONE_CPU, Engine, Failure, Ref, Resources, map_refs
+from compss_train.engines.compss.context import (
+    address_for,
+    check_together,
+    declared_nodes,
+    thread_share,
+    under_compss,
+)
+from compss_train.engines.compss.perform import Call, Packed, Slot, lost
+from compss_train.engines.machine import LOOPBACK, ThisMachineEngine
 from compss_train.exceptions import EngineClosedError
 
 FEW = 4
@@ -309,3 +312,19 @@ def _import_pycompss() -> ModuleType:
             "the compss engine needs PyCOMPSs, which is not installed in this Python; start the program with "
             "runcompss, install pycompss (docs/compss.md says how), or use engine='local'"
         ) from error
+
+
+@cache
+def exit_at_once() -> None:
+    """Have the process end without C++ destructors once ``exit`` is called; a second call does nothing.
+
+    When COMPSs gives an application up, the JVM calls ``exit`` while Python's main thread waits inside the binding
+    and holds the interpreter's lock. A destructor of libtorch then waits for that lock, for ever. In a normal exit
+    Python has finalized by then, and the JVM has run its shutdown hooks; C's streams are closed here, and the exit
+    code stays. What C libraries loaded before have registered for their end is not run. Where libc has no
+    ``on_exit`` (it is glibc's), nothing changes.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)  # the last to be registered is the first to run

@@ -7,17 +7,18 @@ none does: a task that fails returns a ``Failure`` for each of its results, and 
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from compss_train.data.block import Block, as_block
+from compss_train.engines.base import Failure
+from compss_train.engines.codec import dumps
 from compss_train.engines.compss.binding import bound
 from compss_train.engines.compss.context import in_worker, is_future
-from compss_train.engines.compss.packed import Packed
-from compss_train.engines.failure import Failure
-from compss_train.engines.prepare import prepare_process
+from compss_train.engines.machine import prepare_process
 from compss_train.exceptions import WorkerLostError
 
 
@@ -119,3 +120,42 @@ def update(cpus: int, call: Packed, target: Packed, inputs: Sequence[Any]) -> Pa
     if isinstance(target, Packed):  # not where an update before this one was lost
         target.become(made)
     return made
+
+
+Buffer: TypeAlias = "memoryview | bytes | bytearray"
+
+
+class Packed:
+    """A value as a pickle and the buffers of its arrays, which PyCOMPSs writes to a file as they are.
+
+    Packing and unpacking happen inside the task, where what goes wrong can be caught, and classes and functions of
+    the main script work, which PyCOMPSs's own pickles cannot take to another process. Each is an object of its own,
+    by whose identity the runtime tells values apart.
+    """
+
+    __slots__ = ("__weakref__", "buffers", "data")
+
+    def __init__(self, data: Buffer, buffers: Sequence[Buffer]) -> None:
+        self.data = data
+        self.buffers = buffers
+
+    @classmethod
+    def of(cls, value: object) -> Packed:
+        """Pack a value; its arrays are shared until they are written."""
+        return cls(*dumps(value))
+
+    def value(self) -> Any:
+        """Return the value; its arrays are views of the buffers."""
+        return pickle.loads(self.data, buffers=self.buffers)
+
+    def copy(self) -> Packed:
+        """Return the same value in memory of its own."""
+        return Packed(self.data, [bytearray(buffer) for buffer in self.buffers])
+
+    def become(self, other: Packed) -> None:
+        """Hold what the other one holds: an update in place, as PyCOMPSs has them."""
+        self.data, self.buffers = other.data, other.buffers
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        buffers = [pickle.PickleBuffer(buffer) for buffer in self.buffers]
+        return Packed, (pickle.PickleBuffer(self.data), buffers)

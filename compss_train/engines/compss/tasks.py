@@ -16,8 +16,7 @@ from pycompss.api.on_failure import on_failure
 from pycompss.api.parameter import COLLECTION_IN, COMMUTATIVE, IN_DELETE
 from pycompss.api.task import task
 
-from compss_train.engines.compss.packed import Packed
-from compss_train.engines.compss.perform import perform, update
+from compss_train.engines.compss.perform import Packed, perform, update
 
 Task = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer
 from tests.compss.inside import making
 from tests.compss.inside.fit import note_what_comes_here
-from tests.models import FITS
+from tests.helpers.models import FITS
 
 
 def futures():

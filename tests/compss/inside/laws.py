@@ -7,7 +7,7 @@ import pytest
 
 from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, SerialEngine
 from compss_train.engines import CompssEngine, engine_class
-from tests.models import ADAM, MODES, assert_close, assert_same_bits, awkward_net, blocked, classification
+from tests.helpers.models import ADAM, MODES, assert_close, assert_same_bits, awkward_net, blocked, classification
 
 
 def fitted(engine, workers, data=None, **options):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.models import assert_same_bits
+from tests.helpers.models import assert_same_bits
 
 
 def test_a_wrong_assertion_fails():

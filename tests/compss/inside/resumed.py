@@ -4,9 +4,10 @@ import os
 import sys
 from pathlib import Path
 
-from compss_train import DistributedTrainer, parameters
+from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
-from tests.models import ADAM, awkward_net, blocked, classification
+from compss_train.model import parameters
+from tests.helpers.models import ADAM, awkward_net, blocked, classification
 
 
 class Signalled(Callback):

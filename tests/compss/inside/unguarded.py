@@ -7,7 +7,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback
-from tests.models import SGD, classification
+from tests.helpers.models import SGD, classification
 
 
 class Noting(Callback):

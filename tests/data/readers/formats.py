@@ -15,7 +15,7 @@ import torch
 
 from compss_train.data.files import FileDataset
 from compss_train.data.readers import as_reader
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def read_file(path, function=None, **options):
     """Return the arrays as a training reads them: counted, then read and checked against what was counted."""
     dataset = FileDataset([path], function, **options)
     part = dataset.part([0])
-    return part.read(Stretch(0, 0, dataset.sizes[0]), part.layout, part.reference)
+    return part.read(RowRange(0, 0, dataset.sizes[0]), part.layout, part.reference)
 
 
 def with_header(path, shape, data, descr="<f8", version=(1, 0)):

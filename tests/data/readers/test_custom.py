@@ -6,7 +6,7 @@ import torch
 
 from compss_train import FileDataset
 from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpzReader, Reader, TorchReader, as_reader
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import X, Y, names, same
 from tests.data.readers.formats import read_bin, read_file
 
@@ -27,7 +27,7 @@ def test_a_reader_that_gives_other_rows_than_it_was_asked_for_is_an_error_that_n
     np.savez(path := tmp_path / "f.npz", x=X[:, 0], y=Y)
     part = FileDataset(path, Shifted(rows), keys=["y"]).part([0])
     with names(path, "was read wrongly: 'y' has not the rows 2 to 5"):
-        part.read(Stretch(0, 2, 5))
+        part.read(RowRange(0, 2, 5))
 
 
 @pytest.mark.parametrize(

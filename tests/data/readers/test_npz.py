@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compss_train import BadFileError, FileDataset
 from compss_train.data.readers import NpyReader, NpzReader
 from compss_train.data.reading import naming
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import X, Y, names, same
 from tests.data.readers.formats import npz_bytes, read_file, with_header
 
@@ -27,7 +27,7 @@ def reads_right_or_fails(path, content, **options):
     part = dataset.part([1])
     from_headers = NpzReader().describe(good, dataset.keys).layout
     try:
-        arrays = part.read(Stretch(1, 0, 7), from_headers, good)
+        arrays = part.read(RowRange(1, 0, 7), from_headers, good)
     except BadFileError as error:
         named = error.file
     else:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compss_train import DistributedTrainer, FileDataset, PartialShuffleSampler
-from compss_train.data.stretches import Stretch
+from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import X, in_every, names, same
 from tests.data.readers.formats import FORMATS, OWN, read_file
 
@@ -45,7 +45,7 @@ def test_an_array_that_torch_cannot_hold_is_an_error_that_names_file_and_array_b
     dataset = FileDataset(path, form.function)  # counting needs no torch
     reason = "holds .* in 'x', which torch cannot hold; convert it, or leave it out by naming .* in keys=$"
     with names(path, reason):
-        dataset.part([0]).read(Stretch(0, 0, 3))
+        dataset.part([0]).read(RowRange(0, 0, 3))
     with names(path, reason):
         PartialShuffleSampler(dataset)
     trainer = DistributedTrainer(1, engine="serial")
@@ -77,7 +77,7 @@ def test_too_many_open_files_are_no_fault_of_a_file_which_is_not_skipped(tmp_pat
                 taken.append(os.open(os.devnull, os.O_RDONLY))
         for use in (
             lambda: FileDataset(path, on_bad_file="skip"),
-            lambda: dataset.part([0]).read(Stretch(0, 0, 7)),
+            lambda: dataset.part([0]).read(RowRange(0, 0, 7)),
         ):
             with pytest.raises(OSError) as caught:
                 use()

@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from compss_train.configuration import DeclaredNode
-from compss_train.engines.compss.address import address_for, outward_address
+from compss_train.engines.compss.configuration import DeclaredNode
+from compss_train.engines.compss.context import address_for, outward_address
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train import DistributedTrainer, configuration
-from compss_train.configuration import DeclaredNode
+from compss_train import DistributedTrainer
 from compss_train.engines import CompssEngine, LocalEngine, engine_class
-from compss_train.engines.compss import context
+from compss_train.engines.compss import configuration, context
+from compss_train.engines.compss.configuration import DeclaredNode
 from compss_train.engines.compss.context import declared_nodes, thread_share, under_compss
 from compss_train.exceptions import ScriptLoadingError
 

@@ -5,7 +5,7 @@ import pytest
 
 PROGRAM = """
 import atexit, ctypes, sys
-from compss_train.engines.compss.exits import exit_at_once
+from compss_train.engines.compss.engine import exit_at_once
 libc = ctypes.CDLL(None)
 libc.on_exit(libc.abort, None)  # as a library's destructors are registered when it is loaded
 atexit.register(print, "python's own ran", flush=True)

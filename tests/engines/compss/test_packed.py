@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import torch
 
-from compss_train.engines.compss.packed import Packed
+from compss_train.engines.compss.perform import Packed
 
 
 def test_a_value_comes_back_from_its_pickle():

@@ -1,8 +1,8 @@
 import pytest
 
-from compss_train.configuration import DeclaredNode
 from compss_train.engines import Resources
-from compss_train.engines.compss.packing import check_together, fit_together
+from compss_train.engines.compss.configuration import DeclaredNode
+from compss_train.engines.compss.context import check_together, fit_together
 
 
 def nodes(*sizes):

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from compss_train.engines.compss.packed import Packed
-from compss_train.engines.compss.perform import Call, Slot, perform, update
-from compss_train.engines.failure import Failure
+from compss_train.engines.base import Failure
+from compss_train.engines.compss.perform import Call, Packed, Slot, perform, update
 from compss_train.exceptions import WorkerLostError
 from tests.engines import tasks
 

@@ -1,0 +1,1 @@
+"""Helpers of all rooms: validation, optional imports, files, closing. Knows nothing of training."""

@@ -1,0 +1,64 @@
+"""Checks of single arguments: each message says what was given and what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name}={value!r}: give an integer of at least {least}")
+    return int(value)
+
+
+def check_integer(name: str, value: Any) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name}={value!r}: give an integer")
+    return int(value)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r}: give a number above 0, or None")
+    return float(value)
+
+
+def check_at_least_0(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r}: give a number of at least 0")
+    return float(value)
+
+
+def check_seed(value: Any) -> int:
+    """Return ``value`` as an int; raise ``ValueError`` unless it is one that torch's generators take."""
+    if check_count("seed", value, least=0) >= 2**63:
+        raise ValueError(f"seed={value!r}: give an integer below 2**63")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
+    """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, accepted))}")
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Return ``value`` as seconds; raise ``ValueError`` unless it is a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")
+    return float(value)
+
+
+def nearest(name: str, accepted: Collection[str]) -> str:
+    """Return the question whether the most similar name was meant, nothing where none is similar."""
+    by_lower = {key.lower(): key for key in accepted}
+    near = get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""

@@ -1,0 +1,1 @@
+"""The command ``compss-train``."""

@@ -1,0 +1,75 @@
+"""The command ``compss-train``: what reads its arguments and runs the subcommand that they name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from compss_train._utils.version import __version__
+from compss_train.cli.commands import COMMANDS, Command
+from compss_train.cli.run_files.problems import text_of
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the subcommand that the arguments name (by default those of this process); return its exit code."""
+    options = make_parser().parse_args(arguments)
+    try:
+        with _warnings_of(options.command):
+            return int(options.perform(options))
+    except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
+        if getattr(options, "traceback", False):
+            traceback.print_exc()
+        print(f"compss-train {options.command}: {text_of(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"compss-train {options.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+@contextmanager
+def _warnings_of(command: str) -> Iterator[None]:
+    """Have warnings printed as the command's other messages are, without where in the code they come from."""
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        print(f"compss-train {command}: {message}", file=sys.stderr)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="compss-train",
+        description="Train PyTorch models with many workers, on this machine or on a cluster of COMPSs.",
+        epilog="compss-train COMMAND --help tells more of each. To begin with: compss-train fit --example",
+    )
+    parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        _add(subparsers, command)
+    return parser
+
+
+def _add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+    parser = subparsers.add_parser(
+        command.name,
+        help=command.help,
+        description=textwrap.fill(f"{command.help[0].upper()}{command.help[1:]}."),
+        epilog=command.examples and f"examples:\n{command.examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(perform=command.run)

@@ -1,0 +1,67 @@
+"""The worker process's side of the local engine: load a task's arguments, run it, store its results."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loky import process_executor
+
+from compss_train.engines.base import Failure
+from compss_train.engines.local.store import Stored, discard_all, store
+from compss_train.engines.machine import intra_op_threads, prepare_process
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task as it is sent to a worker process; ``Stored`` arguments are loaded there."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    """A file name for each result."""
+    cpus: int
+
+
+def run(call: Call, folders: Sequence[str]) -> list[Stored] | Failure:
+    """Run a task; whatever it raises comes back as a ``Failure``."""
+    try:
+        with intra_op_threads(call.cpus):
+            result = call.function(*map(_load, call.args))
+        results = (result,) if len(call.outputs) == 1 else result
+        return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]
+    except BaseException as error:  # SystemExit too: the process serves other tasks
+        discard_all(call.outputs, folders)
+        return Failure.of(error)
+
+
+def _load(argument: Any) -> Any:
+    if isinstance(argument, Stored):
+        return argument.load()
+    if isinstance(argument, list):
+        return [_load(item) for item in argument]
+    return argument
+
+
+def start(parent: int) -> None:
+    """Prepare a new worker process: import what every task needs, and end with the coordinator."""
+    # From now on even if the program handles Ctrl-C itself and goes on: it alone decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare_process()
+    # After a task loky weighs the process by psutil, or collects garbage, to restart one that grew by 300 MB. That
+    # is tens of milliseconds in which the next task waits, and growth here is mapped blocks and models in use.
+    process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent is gone: killed, it cannot tell its workers to."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,111 @@
+"""dislib's distributed training over ``DistributedTrainer``: a program moves over by a change of one import line.
+
+The two classes have the names, arguments and results of ``dislib.pytorch`` and ``dislib.eddl`` (dislib 1.0). What
+is trained differs where dislib would lose samples, weights or optimizer states: docs/from-dislib.md lists it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from compss_train.engines.compss.context import declared_nodes, under_compss
+from compss_train.trainer import DistributedTrainer
+from compss_train.training.named_fits import NamedFits
+
+GPU_UNITS = "ComputingUnitsGPUs"
+"""Environment variable that dislib's tasks take their number of GPUs from."""
+
+
+class EncapsulatedFunctionsDistributedPytorch(NamedFits[nn.Module]):
+    """Trains a torch module by the interface of ``dislib.pytorch``.
+
+    The eight fits and ``get_parameters`` return a module like the one given to ``build``, with the trained
+    parameters. ``num_workers``, 10 by default, is how many copies are trained; ``trainer`` is the
+    ``DistributedTrainer`` behind it.
+    """
+
+    def __init__(self, num_workers: int = 10) -> None:
+        self.num_workers = num_workers
+        self.trainer = DistributedTrainer(num_workers)
+        self.model_parameters: nn.Module | None = None
+
+    def build(
+        self,
+        net: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        loss: Callable[[], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]],
+        optimizer_parameters: Mapping[str, Any],
+        num_gpu: int = 0,
+        num_nodes: int = 0,
+    ) -> None:
+        """Say what is trained: a module, an optimizer's class and its keyword arguments, and a loss's class.
+
+        ``num_gpu`` is the GPUs of each of ``num_nodes`` nodes. Where there are none (no CUDA, or
+        ``ComputingUnitsGPUs=0``) the workers train on the CPU, as dislib's do. Samples are converted to float32.
+
+        Raises what ``DistributedTrainer.build`` does.
+        """
+        spec = {"optimizer": optimizer, **optimizer_parameters}
+        gpus = _usable_gpus(num_gpu * max(1, num_nodes))
+        self.trainer.build(net, spec, loss(), num_gpu=gpus, num_nodes=max(1, num_nodes), transform=_as_float)
+        self.model_parameters = net
+
+    def get_parameters(self) -> nn.Module | None:
+        """Return the module with the parameters trained so far, ``None`` before ``build``."""
+        return self.model_parameters
+
+    def fit(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Train by ``DistributedTrainer.fit``, which all eight fits call, and return the module."""
+        self.trainer.fit(*args, **kwargs)
+        self.model_parameters = self.trainer.model()
+        return self.model_parameters
+
+
+class EncapsulatedFunctionsDistributedEddl(DistributedTrainer):
+    """Trains by the interface of ``dislib.eddl``, on torch modules: EDDL itself is not used.
+
+    ``build(net, optimizer, loss, metric, num_gpu, num_nodes)`` takes the optimizer as a dict and loss and metric by
+    EDDL's names. The fits and ``get_parameters`` return arrays, by the names that they have in the module.
+    """
+
+    def __init__(self, num_workers: int = 10) -> None:
+        super().__init__(num_workers)
+
+    def build(  # type: ignore[override]  # dislib has no other options
+        self,
+        net: nn.Module,
+        optimizer: Mapping[str, Any],
+        loss: str,
+        metric: str,
+        num_gpu: int = 0,
+        num_nodes: int = 0,
+    ) -> None:
+        """Say what is trained. Raises what ``DistributedTrainer.build`` does."""
+        gpus = _usable_gpus(num_gpu * max(1, num_nodes))
+        super().build(
+            net, dict(optimizer), loss, metric, num_gpu=gpus, num_nodes=max(1, num_nodes), transform=_as_float
+        )
+
+
+def _as_float(batch: torch.Tensor) -> torch.Tensor:
+    return batch.float()
+
+
+def _usable_gpus(num_gpu: int) -> int:
+    if num_gpu == 0 or os.environ.get(GPU_UNITS) == "0":
+        return 0
+    if under_compss() and (nodes := declared_nodes()):  # the coordinator's need not have what the others have
+        return min(num_gpu, sum(node.gpus for node in nodes))
+    if not torch.cuda.is_available():
+        warnings.warn(
+            f"num_gpu={num_gpu}, but torch has no CUDA here: training on the CPU; {GPU_UNITS}=0 says so",
+            stacklevel=3,
+        )
+        return 0
+    return num_gpu

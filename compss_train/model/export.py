@@ -1,0 +1,133 @@
+"""A network as a file for other programs: its parameters, or itself as ONNX."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compss_train._utils.files import replacing
+from compss_train._utils.optional_imports import need
+from compss_train.data.block import as_block, as_tensor
+from compss_train.model import parameters
+
+Transform = Callable[[Tensor], Tensor]
+
+ONNX = ".onnx"
+FORMATS = (*parameters.FORMATS, ONNX)
+"""How names of files end that can be exported to."""
+INPUT, OUTPUT = "x", "output"
+"""Names in an ONNX file."""
+
+
+def export(
+    path: str | os.PathLike[str], net: nn.Module, example: Any = None, *, transform: Transform | None = None
+) -> None:
+    """Write a network to a file, whose suffix says as what; the file is complete or not there.
+
+    Parameters
+    ----------
+    path:
+        ``.safetensors`` or ``.npz`` for the arrays of its state_dict; ``.onnx`` for the network in evaluation mode,
+        with one input ``x`` and one output ``output``. ONNX needs the extra ``onnx``, and holds 2 GiB at most.
+    example:
+        For ONNX: a batch of x, such as ``x[:2]``, an array or tensor. Only shape and dtype of a sample matter: the
+        exported network takes any number of samples.
+    transform:
+        For ONNX: applied to x before the network, and exported with it, so that what takes the place of the network
+        takes what the workers took.
+
+    Raises ``ValueError`` for another suffix, a missing example, and a network that ONNX cannot hold, as where it
+    decides by values of x what to do next.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ValueError(f"cannot export to {path.name!r}; use a name that ends in {', '.join(FORMATS)}")
+    write = _onnx_writer(net, example, transform) if path.suffix == ONNX else partial(_write_parameters, net)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished:
+        write(unfinished)
+
+
+def _write_parameters(net: nn.Module, path: Path) -> None:
+    parameters.save(path, parameters.from_module(net))
+
+
+def _onnx_writer(net: nn.Module, example: Any, transform: Transform | None) -> Callable[[Path], None]:
+    batch = _batch(example)
+    for package in ("onnx", "onnxscript"):
+        need(package, extra="onnx", by="export to ONNX")
+    return partial(_write_onnx, _Whole(net, transform).eval(), batch)
+
+
+class _Whole(nn.Module):
+    """A network after the transform of its input."""
+
+    def __init__(self, net: nn.Module, transform: Transform | None) -> None:
+        super().__init__()
+        self.net, self.transform = net, transform
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.net(x if self.transform is None else self.transform(x))
+        return output
+
+
+def _batch(example: Any) -> Tensor:
+    if example is None:
+        raise ValueError("an ONNX file needs to know what a sample looks like: give example=x[:2], a batch of x")
+    batch = as_tensor(as_block(example))
+    if len(batch) == 0:
+        raise ValueError("the example has no samples; give a batch of x with at least one")
+    # Torch takes a dimension of 1 for one that is always 1.
+    return batch[:2] if len(batch) > 1 else torch.cat([batch, batch])
+
+
+def _write_onnx(net: nn.Module, batch: Tensor, path: Path) -> None:
+    samples = torch.export.Dim("samples", min=1)
+    with _silence():
+        try:
+            torch.onnx.export(
+                net,
+                (batch,),
+                path,
+                dynamo=True,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                dynamic_shapes=({0: samples},),
+                external_data=False,
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise ValueError(
+                "torch cannot export this network as ONNX, which holds no Python that looks at values of x: "
+                f"{_reason(error)}"
+            ) from error
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep to itself what torch and its packages warn each other of, and pages about what cannot be exported."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what is behind an error of the exporter, which tells pages."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else type(error).__name__

@@ -1,0 +1,110 @@
+"""What is done between a batch's loss and the optimizer's step, checked before any task starts."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from compss_train._utils.validation import check_choice, check_count, check_positive
+from compss_train.model import parameters as params
+from compss_train.model.loss_weights import TrainingLoss
+from compss_train.model.losses import BatchFunction
+from compss_train.model.metrics import Measures
+from compss_train.model.optimizers import OptimizerFactory
+from compss_train.model.parameters import Parameters
+
+OnNan = Literal["raise", "skip", "ignore"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How gradients become steps; ``DistributedTrainer.build`` explains each option."""
+
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    on_nan: OnNan = "raise"
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "clip_value"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError(
+                f"clip_norm={self.clip_norm} and clip_value={self.clip_value}: give one of them at most, the "
+                "largest norm of all gradients together or the largest size of each element"
+            )
+        check_count("accumulate", self.accumulate)
+        check_choice("on_nan", self.on_nan, get_args(OnNan))
+
+
+Precision = Literal["fp32", "bf16"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpec:
+    """A network and how it is trained and measured."""
+
+    net: nn.Module
+    optimizer: OptimizerFactory
+    loss: BatchFunction
+    measures: Measures = field(default_factory=Measures)
+    transform: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Applied to each batch of x in the worker, on its device."""
+    precision: Precision = "fp32"
+    memory_format: MemoryFormat = "contiguous"
+    class_weight: tuple[float, ...] | None = None
+    """Of the loss that is trained on."""
+    step_options: StepOptions = field(default_factory=StepOptions)
+
+    def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
+        """Return a model copy with these parameters, which shares nothing with the recipe."""
+        own = copy.deepcopy(self)
+        for part in (own.net, own.loss, own.transform, *own.measures.modules()):
+            if isinstance(part, nn.Module):
+                part.to(device).train(training)
+        if own.memory_format != "contiguous":
+            own.net.to(memory_format=MEMORY_FORMATS[own.memory_format])  # type: ignore[call-overload]
+        params.load_into(own.net, parameters)
+        return ModelReplica(own, device, TrainingLoss(own.loss, own.class_weight, device))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReplica:
+    """One model copy on its device."""
+
+    training_spec: TrainingSpec
+    device: str
+    loss: TrainingLoss
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return outputs and targets of a batch; without y the transformed batch is its own target."""
+        if self.training_spec.transform is not None:
+            x = self.training_spec.transform(x)
+        return self.predict(x), x if y is None else y
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of a transformed batch."""
+        if self.training_spec.memory_format == "channels_last" and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        output: torch.Tensor = self.training_spec.net(x)
+        return output
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which forward passes and losses run."""
+        if self.training_spec.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16)

@@ -1,0 +1,69 @@
+"""A figure of a history, drawn by matplotlib without a display and without pyplot's global state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from compss_train.reports.curves import Axis, Panel, panels, positions
+from compss_train.reports.timeline import KINDS, Record, intervals, round_totals
+
+COLUMNS = 2
+LEGEND_CURVES = 10
+"""The most curves that a legend names."""
+KIND_COLORS = {"training": "#2f7ebc", "merging": "#e8862d", "waiting": "#c9ced6"}
+_PANEL_INCHES = 5.2, 3.0
+
+
+def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
+    """Return the figure; raises ``ValueError`` for an empty history."""
+    if not history:
+        raise ValueError("the history is empty, so there is nothing to plot; call fit first")
+    pictures = panels(history, against)
+    spent = round_totals(intervals(history))
+    figure, axes = _grid(len(pictures) + bool(spent))
+    for ax, panel in zip(axes, pictures, strict=False):
+        _draw_panel(ax, panel)
+        ax.set_xlabel(against)
+    if spent:
+        _draw_times(axes[-1], positions(history, against), [spent.get(p, {}) for p in range(len(history))])
+        axes[-1].set_xlabel(against)
+    return figure
+
+
+def _grid(number: int) -> tuple[Figure, list[Axes]]:
+    rows = -(-number // COLUMNS)
+    figure = Figure(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, [figure.add_subplot(rows, COLUMNS, place + 1) for place in range(number)]
+
+
+def _draw_panel(ax: Axes, panel: Panel) -> None:
+    marker = "o" if all(len(curve.xs) < 3 for curve in panel.curves) else None
+    for curve in panel.curves:
+        ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.5, marker=marker)
+    if panel.spans_decades:
+        ax.set_yscale("log")
+    elif panel.from_zero:
+        ax.set_ylim(bottom=0)
+    if 1 < len(panel.curves) <= LEGEND_CURVES:
+        ax.legend(fontsize="small")
+    _dress(ax, panel.title)
+
+
+def _draw_times(ax: Axes, xs: list[float], spent: list[dict[str, float]]) -> None:
+    heights = [[each.get(kind, 0.0) for each in spent] for kind in KINDS]
+    if len(xs) == 1:
+        xs, heights = [xs[0] - 0.5, xs[0] + 0.5], [each * 2 for each in heights]
+    ax.stackplot(xs, heights, labels=KINDS, colors=[KIND_COLORS[kind] for kind in KINDS])
+    ax.legend(fontsize="small", loc="upper left")
+    _dress(ax, "seconds of all workers")
+
+
+def _dress(ax: Axes, title: str) -> None:
+    ax.set_title(title, fontsize="medium")
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)

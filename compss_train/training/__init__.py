@@ -1,0 +1,1 @@
+"""Training: the workers' tasks, merging, rounds and checkpoints. Knows no engine in particular."""

@@ -1,0 +1,89 @@
+"""Checks of what ``build`` is given, made in the coordinator before any task starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from compss_train.model.optimizers import OptimizerFactory
+
+
+def check_network(net: object) -> None:
+    """Raise ``TypeError`` unless ``net`` is a module, ``ValueError`` where it has nothing to train."""
+    if not isinstance(net, nn.Module):
+        hint = "; call the class to make one" if isinstance(net, type) else ""
+        raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
+    if not any(True for _ in net.parameters()):
+        raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
+
+
+def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:
+    """Raise unless the factory makes an optimizer that trains the parameters it is given.
+
+    ``net`` is a copy, as every worker has one: an optimizer over the original's parameters would train nothing.
+    What the optimizer itself objects to (a negative learning rate, say) is raised as it is.
+    """
+    optimizer = factory(net.parameters())
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"the optimizer callable returned a {type(optimizer).__name__}, no torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the loss several times a step, which is not supported; choose another")
+    own = {id(parameter) for parameter in net.parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not trained or any(id(parameter) not in own for parameter in trained):
+        raise ValueError(
+            "the optimizer callable uses other parameters than those it is called with; every worker trains a copy "
+            "of the network, so write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
+        )
+
+
+def check_picklable(**values: object) -> None:
+    """Raise ``TypeError`` for the first value that cannot travel to another process, naming the attribute."""
+    for name, value in values.items():
+        if (error := _pickling_error(value)) is not None:
+            where = _culprit(name, value) or name
+            raise TypeError(
+                f"{where} cannot be pickled, so workers in other processes cannot get it ({error}); make it in "
+                "forward when it is first needed, or leave it out in __getstate__"
+            )
+
+
+def _pickling_error(value: object) -> Exception | None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _culprit(name: str, value: object, seen: frozenset[int] = frozenset()) -> str | None:
+    """Return the path and type of the innermost part that cannot be pickled.
+
+    ``None`` where that is none of its own parts but only what refers back to something in ``seen``.
+    """
+    failing = [(part, inner) for part, inner in _parts(value) if _pickling_error(inner) is not None]
+    if not failing:
+        return f"{name} ({type(value).__module__}.{type(value).__qualname__})"
+    seen = seen | {id(value)}
+    found = (_culprit(name + part, inner, seen) for part, inner in failing if id(inner) not in seen)
+    return next(filter(None, found), None)
+
+
+def _parts(value: object) -> list[tuple[str, Any]]:
+    if isinstance(value, nn.Module):
+        own = {key: item for key, item in vars(value).items() if key != "_modules"}
+        return [*((f".{key}", child) for key, child in value.named_children()), *_attributes(own)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    return _attributes(getattr(value, "__dict__", {})) if not isinstance(value, type) else []
+
+
+def _attributes(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(f".{key}", item) for key, item in attributes.items()]

@@ -1,0 +1,128 @@
+"""What a trainer was given, as plain values that JSON can hold and people can read: ``trainer.configuration``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import compss_train
+
+if TYPE_CHECKING:
+    from compss_train.callbacks import Callback
+    from compss_train.training.base_trainer import Built
+
+MOST_ITEMS = 100
+"""Items of a list or dict beyond which only their number is told."""
+MOST_CHARACTERS = 500
+"""Of a value's text; networks are told in full."""
+DEEPEST = 8
+"""Levels of lists and dicts beyond which only types are told."""
+
+
+def described(value: object, depth: int = 0) -> Any:
+    """Return a description made of dicts, lists, texts and finite numbers.
+
+    Functions and classes are told by their qualified names, arrays by type and shape, dataclasses by their fields
+    (except those that ``repr`` leaves out, which are secrets), networks in full, and anything else by its ``repr``.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, np.generic):
+        return described(value.item(), depth)
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, Enum):
+        return value.name
+    if depth < DEEPEST and (parts := _parts(value, depth + 1)) is not None:
+        return parts
+    return _named(value)
+
+
+def _parts(value: object, depth: int) -> Any:
+    """Return the description of something that consists of others, ``None`` for anything else."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return described_fields(value, depth)
+    if isinstance(value, Mapping | list | tuple | Set):
+        if len(value) > MOST_ITEMS:
+            return f"{type(value).__name__} of {len(value)} items"
+        if isinstance(value, Mapping):
+            return {str(key): described(item, depth) for key, item in value.items()}
+        return [described(item, depth) for item in value]
+    if isinstance(value, partial):
+        given = [*map(_argument, value.args)]
+        given += [f"{name}={_argument(item)}" for name, item in value.keywords.items()]
+        return f"{_named(value.func)}({', '.join(given)})"
+    return None
+
+
+def _argument(value: object) -> str:
+    return repr(value) if isinstance(value, str) else str(described(value))
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, nn.Module):
+        return str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    try:
+        text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    except Exception as error:  # it is only told, and no reason to end a fit
+        return f"{type(value).__qualname__}, whose repr raises {type(error).__name__}"
+    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
+
+
+def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:
+    """Return the description of each field of a dataclass, except those that its ``repr`` leaves out."""
+    return {each.name: described(getattr(value, each.name), depth) for each in fields(value) if each.repr}
+
+
+def described_build(built: Built) -> dict[str, Any]:
+    """Return the description of what ``build`` was given."""
+    training_spec = described_fields(built.training_spec)
+    count = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
+    others = {name: value for name, value in described_fields(built).items() if name != "training_spec"}
+    return {
+        "net": training_spec.pop("net"),
+        "parameters": count,
+        **training_spec.pop("step_options"),
+        **training_spec,
+        **others,
+    }
+
+
+def described_fit(method: str, options: object, callbacks: Sequence[Callback], **data: object) -> dict[str, Any]:
+    """Return the description of a fit that begins now."""
+    return {
+        "method": method,
+        "started": time.time(),
+        **described_fields(options),
+        **{name: described(value) for name, value in data.items()},
+        "callbacks": [type(callback).__qualname__ for callback in callbacks],
+    }
+
+
+def described_machine() -> dict[str, Any]:
+    """Return the coordinator's host, system and cores."""
+    return {"host": socket.gethostname(), "platform": platform.platform(), "cores": os.cpu_count()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of this package, and of what it computes with."""
+    found = {"python": platform.python_version(), "compss_train": compss_train.__version__}
+    return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy")}

@@ -1,0 +1,149 @@
+"""The options of a fit, checked before any task starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from compss_train._utils.validation import check_choice, check_count
+from compss_train.buffers import BufferSpec
+from compss_train.data.order import Batching
+from compss_train.data.partitioning import MergeUnit, Position, Schedule, Shuffle
+from compss_train.parameter_server import check_installed
+from compss_train.samplers.pools import Pools, check_pools
+
+MergeName = Literal["synchronous", "commutative", "parameter_server"]
+Rule = Literal["weighted", "halving"]
+OptimizerState = Literal["keep", "reset"]
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How ``DistributedTrainer.fit`` trains; its docstring explains each."""
+
+    num_epochs: int
+    num_batches_per_worker: int | None = None
+    batch_size: int | None = None
+    merge: MergeName = "synchronous"
+    merge_every: int = 1
+    merge_unit: MergeUnit = "epochs"
+    shuffle: Shuffle = "blocks"
+    shuffle_block_data: bool = True
+    rule: Rule = "weighted"
+    optimizer_state: OptimizerState = "keep"
+    buffer: BufferSpec | None = None
+    shuffle_buffer: int | None = None
+    pools: int = 1
+    file_buffer: int = 10
+
+    def __post_init__(self) -> None:
+        check_count("num_epochs", self.num_epochs)
+        check_count("merge_every", self.merge_every, least=0)
+        if (self.num_batches_per_worker is None) == (self.batch_size is None):
+            raise ValueError(
+                f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
+                "give exactly one of them, batches a block or samples a batch"
+            )
+        for name in ("num_batches_per_worker", "batch_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        check_choice("merge", self.merge, get_args(MergeName))
+        check_choice("merge_unit", self.merge_unit, get_args(MergeUnit))
+        check_choice("shuffle", self.shuffle, ("blocks", "total", "partial", None))
+        check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
+        check_choice("rule", self.rule, get_args(Rule))
+        self._check_rule()
+        if self.merge == "parameter_server":
+            check_installed()
+        check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
+        if not isinstance(self.buffer, BufferSpec | None):
+            raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
+        if self.buffer is not None and self.buffer.pairs:
+            raise ValueError(
+                "a SimPairedReservoir pairs time steps of simulations, which blocks do not name: it is for "
+                "fit_online; take another"
+            )
+        check_count("file_buffer", self.file_buffer)
+        self._check_partial_shuffle()
+
+    def _check_rule(self) -> None:
+        if self.rule != "weighted" and self.merge != "commutative":
+            raise ValueError(
+                f"rule={self.rule!r} belongs to merge='commutative'; with merge={self.merge!r} workers are "
+                "weighted by samples: leave rule= out"
+            )
+
+    def _check_partial_shuffle(self) -> None:
+        if self.shuffle_buffer is not None:
+            check_count("shuffle_buffer", self.shuffle_buffer)
+        check_pools(self.shuffle_buffer or 1, self.pools)
+        if self.shuffle != "partial" and (self.shuffle_buffer is not None or self.pools != 1):
+            raise ValueError(
+                f"shuffle_buffer={self.shuffle_buffer} and pools={self.pools} belong to shuffle='partial', "
+                f"not to shuffle={self.shuffle!r}"
+            )
+        if self.shuffle == "partial" and (self.buffer is not None or not self.shuffle_block_data):
+            raise ValueError(
+                "shuffle='partial' mixes samples in pools of its own: leave buffer= and shuffle_block_data= out, "
+                "or take shuffle='blocks'"
+            )
+
+    def described(self) -> dict[str, Any]:
+        """Return the options as plain values, which are equal where the options are."""
+        plain = str | bool | int | float | None
+        return {name: value if isinstance(value, plain) else repr(value) for name, value in vars(self).items()}
+
+    def batching(self, sizes: tuple[int, ...]) -> Batching:
+        """Return how blocks of these sizes are cut.
+
+        Raises ``ValueError`` where one has too few rows, or the buffer could never give such batches.
+        """
+        smallest = min(sizes)
+        if self.num_batches_per_worker is not None and self.num_batches_per_worker > smallest:
+            raise ValueError(
+                f"num_batches_per_worker={self.num_batches_per_worker}, but block {sizes.index(smallest)} has "
+                f"only {smallest} rows; use {smallest} batches at most, or larger blocks"
+            )
+        if self.buffer is not None:
+            self.buffer.check(
+                min(sum(sizes), self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)))
+            )
+        return Batching(self.num_batches_per_worker, self.batch_size)
+
+    def check_data(self, sizes: tuple[int, ...], *, in_files: bool) -> None:
+        """Raise ``ValueError`` for data that cannot be trained on in this way."""
+        if in_files and self.shuffle == "total":
+            raise ValueError(
+                "shuffle='total' would open every file for every batch; take shuffle='partial', which mixes "
+                "samples in pools, or load files that fit in memory with BlockedTensor.from_files"
+            )
+        self.batching(sizes)
+
+    def partial_shuffle(self, sizes: tuple[int, ...]) -> Pools | None:
+        """Return the pools of a partial shuffle of blocks of these sizes, ``None`` without such a shuffle."""
+        if self.shuffle != "partial":
+            return None
+        return Pools(max(sizes) if self.shuffle_buffer is None else self.shuffle_buffer, self.pools)
+
+    def schedule(
+        self,
+        sizes: tuple[int, ...],
+        num_workers: int,
+        seed: int,
+        first_epoch: int,
+        first_round: int,
+        start: Position | None = None,
+    ) -> Schedule:
+        """Return the rounds over blocks of these sizes."""
+        return Schedule(
+            sizes=sizes,
+            num_workers=num_workers,
+            num_epochs=self.num_epochs,
+            seed=seed,
+            shuffle=self.shuffle,
+            merge_every=self.merge_every,
+            merge_unit=self.merge_unit,
+            first_epoch=first_epoch,
+            first_round=first_round,
+            start=start,
+        )

@@ -1,0 +1,79 @@
+"""The tasks without gradients: evaluate and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compss_train.data.block import Block
+from compss_train.data.reading import FilePart
+from compss_train.model.parameters import Parameters
+from compss_train.model.random_state import random_state
+from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.training.worker.batches import Batch, batches
+from compss_train.training.worker.metric_accumulator import MetricAccumulator, explained
+from compss_train.training.worker.shard import in_order
+from compss_train.training.worker.source import source_of
+
+
+def evaluate(
+    training_spec: TrainingSpec,
+    parameters: Parameters,
+    xs: Sequence[Block] | FilePart,
+    ys: Sequence[Block],
+    batch_size: int,
+    device: str,
+) -> dict[str, Any]:
+    """Return what a ``Tally`` sums up over the samples of blocks or files, in evaluation mode."""
+    shard = in_order(xs, batch_size)
+    source = source_of(shard, xs, ys)
+    with random_state(0, device), torch.no_grad():
+        replica = training_spec.replica(parameters, device, training=False)
+        accumulator = MetricAccumulator(replica.training_spec.measures)
+        for batch in batches(shard, source, device):
+            _measure(replica, batch, accumulator)
+        return {**accumulator.sums(), **source.measured()}
+
+
+def _measure(replica: ModelReplica, batch: Batch, accumulator: MetricAccumulator) -> None:
+    with explained(batch.x, replica, batch.y, own_target=batch.y is None):
+        with replica.autocast():
+            output, target = replica.forward(batch.x, batch.y)
+            loss = replica.training_spec.loss(output, target)
+        accumulator.add(len(batch.x), loss, output, target)
+
+
+def predict(
+    training_spec: TrainingSpec,
+    parameters: Parameters,
+    xs: Sequence[Block] | FilePart,
+    batch_size: int,
+    device: str,
+) -> list[NDArray[np.generic]]:
+    """Return the outputs of each batch of blocks, or files, with the network in evaluation mode.
+
+    bfloat16 comes as float32. A file that cannot be read is an error, whatever else is to be done with such: there
+    is an output for each sample.
+    """
+    xs = replace(xs, skip=False) if isinstance(xs, FilePart) else xs
+    shard = in_order(xs, batch_size)
+    with random_state(0, device), torch.no_grad():
+        replica = training_spec.replica(parameters, device, training=False)
+        return [_output(replica, batch.x) for batch in batches(shard, source_of(shard, xs, []), device)]
+
+
+def _output(replica: ModelReplica, batch: torch.Tensor) -> NDArray[np.generic]:
+    with explained(batch, replica), replica.autocast():
+        output, _ = replica.forward(batch, None)
+    if not isinstance(output, torch.Tensor):
+        raise TypeError(
+            f"predict needs a network that returns one tensor, this one returns a {type(output).__name__}; "
+            "wrap it in a module that returns what you want, or use model()"
+        )
+    array: NDArray[np.generic] = (output.float() if output.dtype == torch.bfloat16 else output).cpu().numpy()
+    return array

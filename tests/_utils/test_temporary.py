@@ -1,0 +1,117 @@
+"""Temporary folders: locked while a program lives, and removed by the next one when it was killed."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from compss_train._utils import locking as temporary
+from compss_train._utils.locking import LockedFolder, remove_abandoned
+from compss_train.engines.local import store as folders
+from compss_train.engines.local.store import Folders
+from compss_train.online.workers import Checkpoints
+
+HOLDER = """
+import sys
+from compss_train._utils.locking import LockedFolder
+held = LockedFolder(sys.argv[1])
+held.make()
+print(held.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(temporary, "NEW", -1.0)
+    return tmp_path
+
+
+def abandoned(parent, name="compss_train-123-abcd"):
+    (parent / name).mkdir()
+    (parent / name / "value").write_bytes(bytes(100))
+    return parent / name
+
+
+def made(folder):
+    folder.make()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("new", "remove"),
+    [(lambda: made(LockedFolder()), "remove"), (lambda: made(Folders()), "remove"), (Checkpoints, "close")],
+    ids=["LockedFolder", "Folders", "Checkpoints"],
+)
+def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, new, remove):
+    left, first = abandoned(parent), new()
+    assert not left.exists()
+    second = new()
+    assert len(os.listdir(parent)) == 2
+    for held in (first, second):
+        getattr(held, remove)()
+    assert os.listdir(parent) == []
+
+
+@pytest.mark.parametrize("step", ["mkdir", "open"])
+def test_what_was_interrupted_while_it_was_made_is_removed(parent, monkeypatch, step):
+    real = getattr(os, step)
+
+    def interrupted(path, *options, **more):
+        done = real(path, *options, **more)
+        if str(path).startswith(str(parent)):
+            if step == "open":
+                os.close(done)
+            raise KeyboardInterrupt
+        return done
+
+    folders = Folders()
+    with monkeypatch.context() as patched:
+        patched.setattr(temporary.os, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folders.make()
+    assert os.listdir(parent) != []
+    folders.remove()
+    assert os.listdir(parent) == []
+
+
+def test_what_is_new_or_of_others_stays(parent, monkeypatch):
+    others = [abandoned(parent, name) for name in ("compss_train-online-1", "other-123-abcd")]
+    new = abandoned(parent)
+    monkeypatch.setattr(temporary, "NEW", 60.0)
+    remove_abandoned(str(parent))
+    assert new.is_dir()
+    os.utime(new, times=(time.time() - 61,) * 2)
+    monkeypatch.setattr(os, "getuid", lambda: new.stat().st_uid + 1)
+    remove_abandoned(str(parent))
+    assert new.is_dir()
+    monkeypatch.undo()
+    remove_abandoned(str(parent))
+    assert not new.exists()
+    assert all(path.is_dir() for path in others)
+
+
+def test_a_lock_ends_with_the_process_and_not_before(parent):
+    command = [sys.executable, "-c", HOLDER, str(parent)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as holder:
+        path = holder.stdout.readline().strip()
+        remove_abandoned(str(parent))
+        assert os.path.isdir(path)
+        holder.kill()
+        holder.wait(30)
+    remove_abandoned(str(parent))
+    assert os.listdir(parent) == []
+
+
+def test_removing_twice_does_nothing_more(parent):
+    first = made(LockedFolder(str(parent)))
+    first.remove()
+    second = made(LockedFolder(str(parent)))
+    first.remove()
+    remove_abandoned(str(parent))
+    assert os.path.isdir(second.path)
+    second.remove()

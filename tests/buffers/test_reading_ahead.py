@@ -1,0 +1,249 @@
+"""The loading pipeline: order, bounds, exceptions, and threads that end."""
+
+import gc
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir
+from compss_train.buffers.reading_ahead import ReadAhead, through
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill-buffer"))]
+
+
+def assert_threads_end():
+    for thread in reading_threads():
+        thread.join(10)
+    assert not reading_threads()
+
+
+@given(
+    items=st.lists(st.integers(), max_size=30),
+    threads=st.integers(1, 4),
+    more=st.integers(0, 4),
+    ordered=st.booleans(),
+)
+def test_every_item_is_loaded_once_and_in_order_where_that_is_asked_for(items, threads, more, ordered):
+    loaded = list(ReadAhead(items, lambda item: item * 2, threads=threads, depth=threads + more, ordered=ordered))
+    expected = [item * 2 for item in items]
+    assert loaded == expected if ordered else sorted(loaded) == sorted(expected)
+    assert_threads_end()
+
+
+def test_results_wait_for_those_before_them():
+    first = threading.Event()
+    second_done = threading.Event()
+
+    def load(item):
+        if item == 0:
+            assert first.wait(10)
+        else:
+            second_done.set()
+        return item
+
+    with ReadAhead([0, 1], load, threads=2) as loaded:
+        assert second_done.wait(10)
+        first.set()
+        assert list(loaded) == [0, 1]
+
+
+def test_results_come_as_they_are_ready_where_no_order_is_asked_for():
+    gate = threading.Event()
+
+    def load(item):
+        assert item or gate.wait(10)
+        return item
+
+    with ReadAhead([0, 1], load, threads=2, ordered=False) as loaded:
+        assert next(loaded) == 1
+        gate.set()
+        assert next(loaded) == 0
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_never_runs_further_ahead_than_its_depth(threads, ordered):
+    lock, started, taken, furthest = threading.Lock(), 0, 0, 0
+    reached = threading.Event()
+
+    def load(item):
+        nonlocal started, furthest
+        with lock:
+            started += 1
+            furthest = max(furthest, started - taken)
+            if started == 4:
+                reached.set()
+        return item
+
+    with ReadAhead(range(40), load, threads=threads, depth=4, ordered=ordered) as loaded:
+        assert reached.wait(10)  # it does run ahead without being asked
+        for _ in range(40):
+            with lock:
+                taken += 1  # before the result is taken, which lets the next one start
+            next(loaded)
+    assert furthest <= 5
+    assert started == 40
+
+
+def test_an_exception_comes_in_the_place_of_its_result_and_ends_the_iteration():
+    def load(item):
+        if item == 3:
+            raise OSError("file 3 cannot be read")
+        return item
+
+    loaded = ReadAhead(range(10), load, threads=2, depth=8)
+    assert [next(loaded) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="file 3 cannot be read") as caught:
+        next(loaded)
+    assert "load" in [entry.name for entry in caught.traceback]
+    assert next(loaded, "nothing") == "nothing"
+    assert_threads_end()
+
+
+def test_an_end_of_iteration_inside_load_is_an_error():
+    def load(item):
+        return next(iter([])) if item == 1 else item
+
+    loaded = ReadAhead(range(3), load)
+    assert next(loaded) == 0
+    with pytest.raises(RuntimeError, match="load raised StopIteration"):
+        next(loaded)
+    assert_threads_end()
+
+
+def test_closing_closes_a_generator_of_items():
+    closed = []
+
+    def items():
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    loaded = ReadAhead(items(), lambda item: item)
+    assert next(loaded) == 0
+    loaded.close()
+    assert closed
+
+
+def test_by_default_every_thread_loads_an_item():
+    together = threading.Barrier(4)
+
+    def load(item):
+        together.wait(10)
+        return item
+
+    assert list(ReadAhead(range(8), load, threads=4)) == list(range(8))
+
+
+def test_an_exception_of_the_items_surfaces_after_those_before_it():
+    def items():
+        yield 1
+        raise KeyError("no more names")
+
+    loaded = ReadAhead(items(), lambda item: item)
+    assert next(loaded) == 1
+    with pytest.raises(KeyError, match="no more names"):
+        next(loaded)
+    assert_threads_end()
+
+
+def test_closing_ends_waiting_threads_and_what_is_read_at_that_moment_is_dropped():
+    reading, gate = threading.Event(), threading.Event()
+
+    def load(item):
+        if item == 2:
+            reading.set()
+            assert gate.wait(10)
+        return item
+
+    loaded = ReadAhead(range(100), load, threads=2, depth=5)
+    assert reading.wait(10)
+    opener = threading.Timer(0.05, gate.set)  # while close waits for the read
+    opener.start()
+    loaded.close()
+    opener.join()
+    assert_threads_end()
+    assert next(loaded, "nothing") == "nothing"
+
+
+def test_closing_does_not_wait_long_for_a_read_that_hangs(monkeypatch):
+    monkeypatch.setattr("compss_train.buffers.reading_ahead._JOIN_SECONDS", 0.01)
+    gate = threading.Event()
+    loaded = ReadAhead(range(3), lambda item: gate.wait(10))
+    loaded.close()
+    assert next(loaded, "nothing") == "nothing"
+    gate.set()
+    assert_threads_end()
+
+
+def test_threads_end_with_the_last_reference():
+    loaded = ReadAhead(range(100), lambda item: item)
+    next(loaded)
+    del loaded
+    gc.collect()
+    assert_threads_end()
+
+
+def test_stages_follow_one_another_and_close_together():
+    def stages():
+        read = ReadAhead(range(50), lambda item: item + 1, threads=2)
+        return ReadAhead(read, lambda item: item * 10, threads=2)
+
+    assert list(stages()) == [(item + 1) * 10 for item in range(50)]
+    last = stages()
+    next(last)
+    last.close()
+    assert_threads_end()
+
+
+def test_wrong_numbers_are_errors_and_start_nothing():
+    for wrong in ({"threads": 0}, {"depth": 0}, {"depth": 1.5}, {"depth": 2, "threads": 3}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            ReadAhead([1], str, **wrong)
+    assert not reading_threads()
+
+
+CHUNKS = [list(range(start, start + 7)) for start in range(0, 70, 7)]
+
+
+@pytest.mark.parametrize("buffer", [FIFO(20), FIRO(20, 5, seed=0)], ids=["FIFO", "FIRO"])
+def test_each_sample_passes_through_a_queue_once(buffer):
+    batches = list(through(buffer, CHUNKS, 8))
+    got = [sample for batch in batches for sample in batch]
+    assert sorted(got) == list(range(70))
+    assert (got == list(range(70))) is isinstance(buffer, FIFO)
+    assert [len(batch) for batch in batches] == [8] * 8 + [6]
+    assert_threads_end()
+
+
+@pytest.mark.parametrize(
+    "buffer", [Reservoir(20, 5, seed=0), BatchReservoir(20, 5, 8, seed=0)], ids=["one", "batch"]
+)
+def test_every_sample_passes_through_a_reservoir(buffer):
+    got = [sample for batch in through(buffer, CHUNKS, 8) for sample in batch]
+    assert set(got) == set(range(70))
+    assert_threads_end()
+
+
+def test_an_exception_of_the_chunks_surfaces_in_the_training_loop():
+    def chunks():
+        yield [1, 2, 3]
+        raise OSError("the store went away")
+
+    with pytest.raises(OSError, match="the store went away"):
+        for _ in through(Reservoir(10, 1, seed=0), chunks(), 2):
+            pass
+    assert_threads_end()
+
+
+def test_a_training_loop_that_is_left_ends_the_filling():
+    endless = ReadAhead(iter(lambda: [1, 2, 3], None), lambda chunk: chunk)
+    batches = through(FIFO(6), endless, 2)
+    assert next(batches) == [1, 2]
+    batches.close()
+    assert_threads_end()

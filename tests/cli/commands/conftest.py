@@ -1,0 +1,67 @@
+"""A small run file, and the command in this process."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from compss_train.cli.main import main
+
+TEXT = """
+[trainer]
+num_workers = 2
+engine = "serial"
+threads = 1
+seed = 3
+
+[network]
+import = "tests.helpers.models:mlp"
+
+[data]
+import = "tests.cli.commands.parts:data"
+blocks = 4
+
+[validation]
+fraction = 0.25
+
+[build]
+optimizer = { optimizer = "sgd", lr = 0.05, momentum = 0.9 }
+loss = "cross_entropy"
+metric = "accuracy"
+
+[fit]
+num_epochs = 3
+batch_size = 8
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def command(capsys):
+    """Run the command; return its exit code and what it has printed."""
+
+    def run(*arguments, code=0):
+        capsys.readouterr()
+        try:
+            returned = main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            returned = end.code
+        printed = capsys.readouterr()
+        assert returned == code, printed.err
+        return SimpleNamespace(out=printed.out, err=re.sub(r"\s+", " ", printed.err))
+
+    return run
+
+
+@pytest.fixture
+def fitted(run_file, command):
+    """The folder of a run that has ended."""
+    command("fit", run_file, "--set", "fit.progress=false")
+    return run_file.parent / "runs" / "small"

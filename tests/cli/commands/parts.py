@@ -1,0 +1,93 @@
+"""What run files of the tests name by import path."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train.callbacks import Callback
+from tests.helpers.models import classification
+
+PARTS = __name__
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def data(samples: int = 60, double: bool = False):
+    x, y = classification(samples)
+    return (x.astype(np.float64) if double else x), y
+
+
+def weighted():
+    x, y = data()
+    return x, y, np.linspace(0, 2, len(x))
+
+
+def nans(first: int = 0):
+    """Return data that are NaN from some sample on."""
+    x, y = data()
+    x[first:] = np.nan
+    return x, y
+
+
+def to_float(x):
+    return x.float()
+
+
+def broken(*batch):
+    raise RuntimeError("this function is broken")
+
+
+def same():
+    return nn.Linear(6, 6)
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        raise RuntimeError("the network is broken here")
+
+
+class Terminate(Callback):
+    """Lets the system end the process after a round."""
+
+    def __init__(self, after: int, how: str = "SIGTERM") -> None:
+        self.after, self.how = after, how
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == self.after:
+            if self.how == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                raise KeyboardInterrupt
+
+
+class Own(Callback):
+    """Adds a number to records."""
+
+    def on_round_end(self, trainer, record):
+        record["own"] = float(record["round"])
+
+
+class Other(Callback):
+    """Has a hook of another library."""
+
+    def on_epoch_end(self, trainer):
+        raise AssertionError
+
+
+class RefuseToBegin(Callback):
+    def on_fit_start(self, trainer, total_samples):
+        raise ValueError("not today")
+
+
+def half(outputs, targets):
+    return torch.tensor(0.5)

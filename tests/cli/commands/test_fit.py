@@ -1,0 +1,277 @@
+"""The subcommand fit: runs, their folders and how they go on."""
+
+import json
+import os
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compss_train import BlockedTensor, DistributedTrainer
+from compss_train._utils.locking import FolderLock
+from compss_train.cli.run_files.data import Samples
+from compss_train.cli.run_files.split import split
+from compss_train.model import parameters
+from compss_train.training import checkpoints
+from tests.cli.commands.parts import PARTS, data, history, weighted
+from tests.helpers.models import SGD, assert_same_bits, mlp
+
+NETWORK = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+def saved(folder):
+    arrays = parameters.load(folder / "parameters.safetensors")
+    return {name: arrays[name] for name in sorted(arrays)}
+
+
+def test_a_run_is_what_the_same_calls_of_the_library_are(run_file, command):
+    done = command("fit", run_file)
+    folder = run_file.parent / "runs" / "small"
+    x, y = (BlockedTensor.from_array(part, (4, 1)) for part in data())
+    train, held_out = split(Samples(x, y), 0.25, seed=3)
+    with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
+        trainer.fit(train.x, train.y, num_epochs=3, batch_size=8, validation_data=held_out[:2], progress=False)
+        expected = trainer.get_parameters()
+        measured = trainer.evaluate(*held_out[:2])
+    assert_same_bits(saved(folder), {name: expected[name] for name in sorted(expected)})
+    records = history(folder)
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert records[-1]["val_accuracy"] == measured["accuracy"]
+    assert f"val accuracy {measured['accuracy']:.4f}" in done.out
+    assert "3 epochs in 3 rounds, 2 workers" in done.out
+    assert "in runs/small: parameters.safetensors, history.jsonl" in done.out
+    assert done.err.count("round ") == 3
+
+
+def test_weights_of_samples_are_trained_with_and_split_with_them(run_file, command, tmp_path):
+    weights = ("--set", f"data.import={PARTS}:weighted", "--set", "build.class_weight=[1, 2, 0.5]")
+    command("fit", run_file, *weights)
+    train, _ = split(Samples(*(BlockedTensor.from_array(part, (4, 1)) for part in weighted())), 0.25, seed=3)
+    with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy", class_weight=[1, 2, 0.5])
+        trainer.fit(train.x, train.y, num_epochs=3, batch_size=8, sample_weight=train.weight, progress=False)
+        expected = trainer.get_parameters()
+    assert_same_bits(saved(tmp_path / "runs" / "small"), {name: expected[name] for name in sorted(expected)})
+
+
+def test_the_run_file_in_the_folder_makes_the_same_run_from_anywhere(run_file, command, tmp_path, monkeypatch):
+    command("fit", run_file, "--set", "fit.num_epochs=2", "--set", "build.optimizer.lr=0.1", "--workers", 1)
+    folder = tmp_path / "runs" / "small"
+    table = tomllib.loads((folder / "config.toml").read_text())
+    assert table["fit"]["num_epochs"] == 2
+    assert table["build"]["optimizer"] == {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+    assert table["trainer"]["num_workers"] == 1
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    command("fit", folder, "--output", "again")
+    assert_same_bits(saved(elsewhere / "again"), saved(folder))
+
+
+def test_a_run_goes_on_in_its_folder_wherever_that_is_now(run_file, command, tmp_path):
+    command("fit", run_file, "--set", "fit.num_epochs=2", "--output", "first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert "moved holds a run" in command("fit", "moved", code=2).err
+    command("fit", "moved", "--resume", "--set", "fit.num_epochs=3")
+    assert [record["round"] for record in history(tmp_path / "moved")] == [0, 1, 2]
+    assert not (tmp_path / "first").exists()
+    config = tmp_path / "moved" / "config.toml"
+    config.write_text(config.read_text().replace(f'home = "{tmp_path}"', 'home = "/nowhere/at/all"'))
+    assert "there is no folder /nowhere/at/all" in command("fit", "moved", "--resume", code=2).err
+
+
+def test_a_seed_that_was_drawn_is_written_down(run_file, command, tmp_path):
+    run_file.write_text(run_file.read_text().replace("seed = 3\n", ""))
+    command("fit", run_file)
+    seed = tomllib.loads((tmp_path / "runs" / "small" / "config.toml").read_text())["trainer"]["seed"]
+    assert isinstance(seed, int)
+    command("fit", tmp_path / "runs" / "small", "--output", "again")
+    assert_same_bits(saved(tmp_path / "again"), saved(tmp_path / "runs" / "small"))
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_modules_and_files_next_to_the_run_file_are_found(run_file, command, tmp_path, monkeypatch, engine):
+    x, y = data()
+    np.save("x.npy", x)
+    np.save("y.npy", y)
+    Path(f"network_of_{engine}.py").write_text(NETWORK)
+    text = run_file.read_text().replace("tests.helpers.models:mlp", f"network_of_{engine}:Net")
+    run_file.write_text(text.replace(f'import = "{PARTS}:data"', 'x = "x.npy"\ny = "y.npy"'))
+    monkeypatch.chdir("/")
+    command("fit", run_file, "--engine", engine, "--workers", 1)
+    assert (tmp_path / "runs" / "small" / "parameters.safetensors").exists()
+    assert Path.cwd() == Path("/")
+
+
+def test_every_option_of_build_and_fit_can_be_given(run_file, command):
+    command(
+        *("fit", run_file),
+        *("--set", "data.double=true", "--set", f"build.transform=import:{PARTS}:to_float"),
+        *("--set", "build.loss={import='torch.nn:CrossEntropyLoss', label_smoothing=0.1}"),
+        *("--set", "build.optimizer={optimizer='import:torch.optim:AdamW', lr=0.01}"),
+        *("--set", f"build.metric=import:{PARTS}:half", "--set", "fit.shuffle=none"),
+        *("--set", "fit.buffer={type='FIRO', size=40}", "--set", "fit.merge=commutative"),
+        *("--set", "output.folder=other", "--set", "output.checkpoint=false"),
+    )
+    assert history(Path("other"))[-1]["half"] == 0.5
+    assert not Path("other/checkpoints").exists()
+
+
+def test_tables_and_tensorboard_are_written_where_they_are_asked_for(run_file, command, tmp_path):
+    pytest.importorskip("tensorboard")
+    told = command("fit", run_file, "--set", "output.csv=true", "--set", "output.tensorboard=true").out
+    folder = tmp_path / "runs" / "small"
+    assert "history.csv" in told
+    assert len((folder / "history.csv").read_text().splitlines()) == 4
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+
+
+def test_best_checkpoints_are_kept_where_there_is_validation(fitted):
+    path, _ = checkpoints.newest(fitted / "checkpoints")
+    assert path.name == "round-000002"
+    assert len(list((fitted / "checkpoints").glob("round-*"))) in (2, 3)
+
+
+def test_early_stopping_is_told(run_file, command):
+    stop = "fit.early_stopping={patience=1, min_delta=100}"
+    done = command("fit", run_file, "--set", "fit.num_epochs=9", "--set", stop)
+    assert "stopped: val_loss has not improved for 1 rounds" in done.out
+    assert "2 epochs in 2 rounds" in done.out
+
+
+@pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("interrupt", 130)])
+def test_a_run_that_is_ended_goes_on_as_if_it_had_not_been(run_file, command, how, code, tmp_path):
+    command("fit", run_file, "--output", "whole")
+    end = f"fit.callbacks=[{{import='{PARTS}:Terminate', after=1, how='{how}'}}]"
+    told = command("fit", run_file, "--output", "ended", "--set", end, code=code)
+    assert "ended has what was reached; --resume goes on" in told.err
+    assert len(history(tmp_path / "ended")) < 3
+    command("fit", run_file, "--output", "ended", "--resume")
+    assert [record["round"] for record in history(tmp_path / "ended")] == [0, 1, 2]
+    assert_same_bits(saved(tmp_path / "ended"), saved(tmp_path / "whole"))
+
+
+def test_resume_begins_where_there_is_nothing_and_goes_further_than_before(run_file, command, tmp_path):
+    command("fit", run_file, "--resume", "--set", "fit.num_epochs=2")
+    command("fit", run_file, "--resume")
+    command("fit", run_file, "--output", "whole")
+    assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
+
+
+def test_resume_leaves_a_run_that_has_ended_alone_where_its_checkpoints_are_gone(run_file, fitted, command):
+    before = saved(fitted)
+    shutil.rmtree(fitted / "checkpoints")
+    told = command("fit", run_file, "--resume", code=2).err
+    assert "runs/small holds a run that has ended and no checkpoint to go on from; --overwrite begins anew" in told
+    assert_same_bits(saved(fitted), before)
+
+
+def test_max_time_has_an_exit_code_of_its_own(run_file, command, tmp_path):
+    command("fit", run_file, "--output", "whole")
+    told = command("fit", run_file, "--set", "fit.max_time=0.001", code=75).out
+    assert "stopped: max_time" in told
+    command("fit", run_file, "--resume")
+    assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("place", ["", "/checkpoints"])
+@pytest.mark.parametrize("how", ["--overwrite", "--resume"])
+def test_a_folder_that_another_program_writes_to_is_left_alone(run_file, fitted, command, how, place):
+    before = saved(fitted), history(fitted), (fitted / "config.toml").read_text()
+    lock = FolderLock(Path(f"{fitted}{place}"))
+    lock.acquire()
+    told = command("fit", run_file, how, "--set", "fit.num_epochs=9", code=2).err
+    assert re.search(rf"runs/small{place}: process {os.getpid()} on \S+ is writing to this folder", told)
+    assert_same_bits(saved(fitted), before[0])
+    assert history(fitted) == before[1]
+    assert (fitted / "config.toml").read_text() == before[2]
+    lock.release()
+    command("fit", run_file, how, "--set", "fit.num_epochs=4")
+    assert len(history(fitted)) == 4
+    assert not (fitted / ".lock").exists()
+
+
+def test_a_run_is_not_replaced_unless_that_is_asked_for(run_file, fitted, command):
+    before = saved(fitted)
+    (fitted / "notes.txt").write_text("mine")
+    told = command("fit", run_file, "--set", "trainer.seed=4", code=2)
+    assert "runs/small holds a run: --resume goes on with it, --overwrite removes it" in told.err
+    assert_same_bits(saved(fitted), before)
+    command("fit", run_file, "--set", "trainer.seed=4", "--overwrite")
+    assert any((saved(fitted)[name] != before[name]).any() for name in before)
+    assert [record["round"] for record in history(fitted)] == [0, 1, 2]
+    assert (fitted / "notes.txt").read_text() == "mine"
+
+
+def test_all_keys_are_shown_with_their_defaults(command):
+    told = command("fit", "--keys").out
+    for line in (
+        "  num_epochs (needed) ",
+        '  merge = "synchronous" ',
+        '  precision = "fp32" ',
+        "  num_workers = 10 ",
+    ):
+        assert line in told
+    assert "validation_data" not in told
+
+
+def test_a_file_is_needed(command):
+    assert "name a TOML file; compss-train fit --example prints one" in command("fit", code=2).err
+    assert "cannot read" in command("fit", "none.toml", code=2).err
+
+
+def test_the_example_trains_as_it_is(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("spirals.toml").write_text(command("fit", "--example").out)
+    command("fit", "spirals.toml", "--engine", "serial")
+    assert history(Path("runs/spirals"))[-1]["val_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("again", [(), ("--overwrite",), ("--resume",)], ids=["", "overwrite", "resume"])
+def test_a_run_file_is_not_overwritten_by_the_runs_own(run_file, command, again):
+    text = f'# mine\n{run_file.read_text()}\n[output]\nfolder = "."\n'
+    own = run_file.rename(run_file.with_name("config.toml"))
+    own.write_text(text)
+    refused = command("fit", own, *again, code=2)
+    assert f"{own} is no run's" in refused.err
+    assert own.read_text() == text
+
+
+def test_files_that_are_no_runs_are_not_removed(run_file, command, tmp_path):
+    (tmp_path / "tensorboard").mkdir()
+    mine = tmp_path / "tensorboard" / "events"
+    mine.write_text("mine")
+    refused = command("fit", run_file, "--output", tmp_path, code=2)
+    assert f"{mine.parent} is in the way" in refused.err
+    assert mine.read_text() == "mine"
+    command("fit", run_file, "--output", tmp_path, "--overwrite")
+    assert not mine.exists()
+    assert len(history(tmp_path)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:the fit goes on from:UserWarning", "ignore:. workers share 2:UserWarning")
+def test_a_run_of_arrays_goes_on_with_more_workers(run_file, command):
+    batches = ("--set", "fit.num_batches_per_worker=16", "--set", "fit.batch_size=none")
+    run_file.write_text(run_file.read_text().replace("blocks = 4\n", ""))
+    command("fit", run_file, "--set", "fit.num_epochs=1")
+    command("fit", run_file, "--resume", "--workers", "3")
+    told = "only 11 rows"  # of four blocks, but there were two when it began
+    assert told in command("fit", run_file, "--workers", "4", "--output", "more", *batches, code=2).err
+    command("fit", run_file, "--output", "two", *batches, "--set", "fit.num_epochs=1")
+    command("fit", run_file, "--output", "two", *batches, "--workers", "4", "--resume")
+    records = (run_file.parent / "runs/small/history.jsonl").read_text().splitlines()
+    assert [len(json.loads(record)["workers"]) for record in records] == [2, 2, 2]  # of two blocks

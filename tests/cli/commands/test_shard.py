@@ -1,0 +1,91 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compss_train import FileDataset, PartialShuffleSampler
+from compss_train.cli.main import main
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    np.save(tmp_path / "images.npy", np.arange(60).reshape(30, 2))
+    np.save(tmp_path / "labels.npy", np.arange(30))
+    return [f"x={tmp_path / 'images.npy'}", f"y={tmp_path / 'labels.npy'}"]
+
+
+def labels(dataset):
+    batches = list(PartialShuffleSampler(dataset, shuffle=False, batch_size=7))
+    assert all((batch["x"][:, 0] == 2 * batch["y"]).all() for batch in batches)
+    return np.concatenate([np.asarray(batch["y"]) for batch in batches]).tolist()
+
+
+@pytest.mark.parametrize("format", ["npz", "npz-compressed", "pt", "h5"])
+def test_shard_writes_arrays_as_files_and_files_as_other_files(arrays, tmp_path, capsys, format):
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert main(["shard", *arrays, "--rows", "8", "--output", first]) == 0
+    assert f"4 files in {first}" in capsys.readouterr().out
+    files = FileDataset(f"{first}/*.npz")
+    assert [Path(name).name for name in files.files] == [f"part-{number:06d}.npz" for number in range(4)]
+    assert files.sizes == (8, 8, 8, 6)
+    assert labels(files) == list(range(30))
+    assert main(["shard", *files.files, "--rows", "20", "--output", second, "--format", format]) == 0
+    others = FileDataset(f"{second}/*")
+    assert others.sizes == (20, 10)
+    assert labels(others) == list(range(30))
+
+
+def test_shard_takes_patterns_in_quotes_in_their_order(arrays, tmp_path):
+    main(["shard", *arrays, "--rows", "5", "--output", str(tmp_path / "a")])
+    patterns = [f"{tmp_path}/a/part-00000[3-5].npz", f"{tmp_path}/a/part-00000[0-2].npz"]
+    assert main(["shard", *patterns, "--rows", "30", "--output", str(tmp_path / "b")]) == 0
+    assert labels(FileDataset(f"{tmp_path}/b/*")) == [*range(15, 30), *range(15)]
+
+
+def test_shard_mixes_samples_on_the_way(arrays, tmp_path):
+    first, *mixed = (str(tmp_path / name) for name in "abc")
+    main(["shard", *arrays, "--rows", "8", "--output", first])
+    inputs = FileDataset(f"{first}/*").files
+    for output in mixed:
+        options = ["--rows", "8", "--shuffle-buffer", "10", "--seed", "3", "--output", output]
+        assert main(["shard", *inputs, *options]) == 0
+    orders = [labels(FileDataset(f"{output}/*")) for output in mixed]
+    assert orders[0] == orders[1] != list(range(30))
+    assert sorted(orders[0]) == list(range(30))
+
+
+def test_shard_says_what_is_wrong_in_one_line(arrays, tmp_path, capsys, monkeypatch):
+    def refused(*arguments):
+        assert main(["shard", *map(str, arguments)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("compss-train shard: ")
+        assert error.count("\n") == 1
+        return error
+
+    o = ["--rows", 5, "--output", tmp_path / "o"]
+    hint = "give each array a name of its own, NAME=FILE.npy"
+    assert hint in refused(arrays[0], arrays[0], *o)
+    assert hint in refused(arrays[0], f"={tmp_path / 'labels.npy'}", *o)
+    assert "there are no such files" in refused(f"{tmp_path}/none-*.npz", *o)
+    assert "named more than once" in refused(tmp_path / "labels.npy", f"{tmp_path}/label*.npy", *o)
+    np.save(tmp_path / "words.npy", np.array(["a", "b"]))
+    assert "torch cannot hold" in refused(f"x={tmp_path / 'words.npy'}", *o)
+    assert "which torch cannot hold" in refused(tmp_path / "words.npy", *o)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "h5py", None)
+        assert "pip install 'compss_train[hdf5]'" in refused(*arrays, *o, "--format", "h5")
+    assert not list((tmp_path / "o").glob("*"))
+    assert "rows=0" in refused(*arrays, "--rows", 0, "--output", tmp_path / "o")
+    assert "give all inputs so" in refused(
+        arrays[0], tmp_path / "labels.npy", "--rows", 5, "--output", tmp_path / "o"
+    )
+    assert "does not exist" in refused(tmp_path / "none.npz", "--rows", 5, "--output", tmp_path / "o")
+    assert "files of two data sets would mix" in refused(
+        tmp_path / "images.npy", "--rows", 5, "--format", "npy", "--output", tmp_path
+    )
+    assert "one array, which is called 'x'" in refused(
+        *arrays, "--rows", 5, "--format", "npy", "--output", tmp_path / "o"
+    )
+    np.save(tmp_path / "labels.npy", np.arange(29))
+    assert "different lengths: 'x' 30, 'y' 29" in refused(*arrays, "--rows", 5, "--output", tmp_path / "p")

@@ -1,0 +1,71 @@
+"""A machine with no more tools than a test puts there, and what the doctor finds on it."""
+
+import json
+import platform
+import sysconfig
+from importlib import metadata
+
+from compss_train._utils.version import __version__
+from compss_train.cli.doctor import Request, examine
+from compss_train.engines.compss import configuration
+
+# A login as sshd makes it: the words of the command joined with blanks, in a shell.
+SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+host=$1; shift
+if [ "$host" = nowhere ]; then echo "ssh: cannot resolve nowhere" >&2; exit 255; fi
+exec /bin/sh -c "$*"
+"""
+
+
+class Machine:
+    """A machine with no more tools than a test puts there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.home = folder / "COMPSs"
+        self.bin.mkdir()
+
+    def tool(self, name, text):
+        path = self.bin / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def says(self, name, *lines, code=0):
+        return self.tool(name, "#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+
+    def compss(self, suffix=None):
+        """Put a whole COMPSs there."""
+        binding = self.home / "Bindings/python/3"
+        (binding / "pycompss").mkdir(parents=True)
+        (binding / f"compss{suffix or sysconfig.get_config_var('EXT_SUFFIX')}").touch()
+        starter = self.home / "Runtime/scripts/system/adaptors/nio/persistent_worker.sh"
+        starter.parent.mkdir(parents=True)
+        starter.touch()
+        self.says("java", 'openjdk version "17.0.1"')
+        self.says("runcompss", "COMPSs version 3.3 Orchid", " ")
+        self.tool("ssh", SSH)
+
+    def python(self, **seen):
+        """Put a Python there that answers the probe so."""
+        answer = {
+            "python": platform.python_version(),
+            "torch": metadata.version("torch"),
+            "compss_train": __version__,
+        }
+        answer |= {"cpus": 4, "gpus": 0, "java": True, "compss": True, "open_files": 4096, "problems": {}} | seen
+        return self.says("python-there", "Welcome to this machine!", json.dumps(answer))
+
+    def files(self, *nodes):
+        return configuration.write(self.folder / "files", nodes, install_dir=self.home)
+
+
+def found(request=Request()):  # noqa: B008 - frozen
+    return {finding.name: finding for finding in examine(request)}
+
+
+def states(findings, *names):
+    return [findings[name].state for name in names]

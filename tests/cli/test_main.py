@@ -1,0 +1,50 @@
+import warnings
+
+import pytest
+
+from compss_train.cli.commands import COMMANDS
+from compss_train.cli.main import main
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["doctor", "--help"]])
+def test_version_and_help(arguments, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(arguments)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["cure"], ["doctor", "--nodes", "a,,b"]])
+def test_bad_arguments(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "usage: compss-train" in capsys.readouterr().err
+
+
+def test_every_command_helps(capsys):
+    for command in COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            main([command.name, "--help"])
+        assert f"usage: compss-train {command.name}" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_with_the_code_that_shells_have(monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compss_train.engines.compss.configuration.write", interrupt)
+    assert main(["configure", "--units", "1"]) == 130
+    assert capsys.readouterr().err == "compss-train configure: interrupted\n"
+
+
+def test_warnings_are_told_as_the_commands_own_while_it_runs(monkeypatch, capsys):
+    def warn(*arguments, **options):
+        warnings.warn("few units", stacklevel=1)
+        raise ValueError("no units")
+
+    monkeypatch.setattr("compss_train.engines.compss.configuration.write", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        before = warnings.showwarning
+        assert main(["configure", "--units", "1"]) == 2
+        assert warnings.showwarning is before
+    assert capsys.readouterr().err == "compss-train configure: few units\ncompss-train configure: no units\n"

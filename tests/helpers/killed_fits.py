@@ -1,0 +1,106 @@
+"""Kill a program that trains with checkpoints, start it again, and so on until it ends; then look at what it made.
+
+    python -m tests.helpers.killed_fits FOLDER PROCESSES EVERY KILLS SECONDS
+
+The first time, and then every so many times, it trains on so many processes, and else on the serial engine. It is
+killed so many times, each time after up to so many seconds, every third time with SIGTERM. This is a process of its
+own because each program is a fork of it.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from compss_train import LocalEngine, SerialEngine
+from compss_train.callbacks import Checkpoint, EarlyStopping
+from compss_train.training.checkpoints import checkpoints, read
+from tests.helpers.models import MODES
+from tests.helpers.resuming import X, Y, contents, fit, trainer_of
+from tests.training.checkpoints.trees import assert_same
+
+OPTIONS = {"validation_data": (X[:20], Y[:20]), **MODES[3]}
+
+
+def program(folder: Path, processes: int, epochs: int) -> None:
+    with LocalEngine(processes) if processes else SerialEngine() as engine:
+        trainer = trainer_of(engine, workers=2)
+        saving = Checkpoint(folder, keep=3, best="val_loss")
+        fit(trainer, saving, EarlyStopping(patience=4 * epochs), resume=True, num_epochs=epochs, **OPTIONS)
+
+
+def started(folder: Path, processes: int, epochs: int) -> int:
+    if child := os.fork():
+        return child
+    try:
+        program(folder, processes, epochs)
+    except SystemExit as error:
+        os._exit(error.code)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def check(folder: Path) -> None:
+    """Whatever is called a checkpoint is a good one."""
+    for number, path in checkpoints(folder).items():
+        assert len(read(path)["history"]) == number + 1
+
+
+def ended(child: int) -> bool:
+    pid, status = os.waitpid(child, os.WNOHANG)
+    assert status == 0
+    return pid == child
+
+
+def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[], bool]) -> None:
+    """Kill a program so many seconds after it goes on."""
+    while not goes_on():
+        assert not ended(child), "it ended before it was killed as often as asked for"
+        time.sleep(0.0005)
+    time.sleep(seconds)
+    assert not ended(child), "it ended before it was killed as often as asked for"
+    os.kill(child, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in ((143, -number) if number == signal.SIGTERM else (-number,))  # before its fit it is just killed
+
+
+def progress(folder: Path) -> int:
+    return max(checkpoints(folder), default=-1)
+
+
+def import_all() -> None:
+    """Have torch import what it imports when it first trains, which takes seconds: once, not in every program."""
+    torch.set_num_threads(1)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    torch.optim.Adam([weight]).step()
+
+
+def main(folder: Path, processes: int, every: int, kills: int, seconds: float) -> None:
+    import_all()
+    draw, reached, epochs = random.Random(), [-1], 4 + kills
+    killed, whole = folder / "killed", folder / "whole"
+    while len(reached) <= kills:
+        before = reached[-1]
+        child = started(killed, processes * (len(reached) % every == 1 % every), epochs)
+        # At any time of its life: before its first round of its own, too, but then not twice in a row.
+        anywhen = len(reached) > 1 and reached[-2] != before and draw.random() < 0.3
+        number = signal.SIGKILL if len(reached) % 3 else signal.SIGTERM
+        kill(child, number, draw.uniform(0, seconds), lambda: anywhen or progress(killed) > before)  # noqa: B023
+        check(killed)
+        reached.append(progress(killed))
+    for left in (started(killed, processes * (every == 1), epochs), started(whole, 0, epochs)):
+        assert os.waitpid(left, 0)[1] == 0
+    assert_same(contents(killed), contents(whole))
+    assert not [path.name for path in killed.iterdir() if path.name.startswith(".")]
+    print(len(reached) - 1, len(set(reached)) - 1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), float(sys.argv[5]))

@@ -1,0 +1,76 @@
+"""Local engines whose processes start within a moment, and the one that tests share."""
+
+import multiprocessing
+import os
+from multiprocessing import spawn
+
+import pytest
+from loky import ProcessPoolExecutor
+
+from compss_train import LocalEngine
+from compss_train.engines.local import engine as local
+from compss_train.engines.local import worker_main as remote
+from compss_train.engines.local import worker_process as lane
+from compss_train.engines.local import worker_process as pool
+
+IMPORTED = ["compss_train.model.metrics.functions", "compss_train.training.worker", "torch._dynamo"]
+"""What the process that the others are forked from has imported."""
+preparation_data = spawn.get_preparation_data
+
+
+def begin() -> None:
+    """Begin as a process of users does, and end with the one that this one was forked from."""
+    remote.start(os.getppid())
+
+
+def without_main(name: str) -> dict:
+    """Return what a process is told; as with loky, it does not import the main script."""
+    return {key: told for key, told in preparation_data(name).items() if not key.startswith("init_main")}
+
+
+class ForkedLane(lane.Lane):
+    """A process that is forked from one that has imported what tasks need: to start it anew takes two seconds."""
+
+    def _new_executor(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, context=multiprocessing.get_context("forkserver"), initializer=begin)
+
+    def start(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spawn, "get_preparation_data", without_main)
+            super().start()
+
+
+class ForkedPool(pool.Pool):
+    """Has lanes that start within a moment."""
+
+    def add(self, count: int) -> list[lane.Lane]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "Lane", ForkedLane)
+            return super().add(count)
+
+
+def fork_processes(patch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of local engines that are made from now on.
+
+    Nothing else differs from what users have; tests of how processes start do without this.
+    """
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    patch.setattr(local, "Pool", ForkedPool)
+
+
+class Lasting(LocalEngine):
+    """An engine that fits which fail cannot end, so that tests share it: only counts how often they want to."""
+
+    ends = 0
+
+    def __init__(self, processes: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            fork_processes(patch)
+            super().__init__(processes)
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        assert kill, "nobody but a fit that fails is to end it"
+        self.ends += 1
+
+    def end(self) -> None:
+        super().shutdown(kill=True)

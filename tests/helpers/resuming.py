@@ -1,0 +1,81 @@
+"""What the tests of checkpoints and stops share: one small fit, and whether two ended alike."""
+
+from pathlib import Path
+from typing import Any
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback
+from compss_train.training.checkpoints import checkpoints, read
+from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
+from tests.training.checkpoints.trees import assert_same
+
+X, Y = classification(samples=57)
+TIMES = {"seconds", "samples_per_second", "started", "ended", "fit_started", "files"}
+
+
+def trainer_of(engine="serial", workers=3, seed=0, net=awkward_net, optimizer=ADAM, metric="accuracy", **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
+    trainer.build(net(), optimizer, "cross_entropy", metric, **options)
+    return trainer
+
+
+def fit(trainer, *callbacks, data=None, blocks=7, **options):
+    data = blocked(X, Y, blocks) if data is None else data
+    given = {"num_epochs": 3, "progress": False, **options}
+    if "num_batches_per_worker" not in given:
+        given.setdefault("batch_size", 6)
+    return trainer.fit(*data, callbacks=callbacks, **given)
+
+
+class Interrupt(Callback):
+    """Ctrl-C when a round is waited for."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_round_start(self, trainer, number):
+        if number == self.number:
+            raise KeyboardInterrupt
+
+
+def numbers_of(value: Any) -> Any:
+    """Return a history without times."""
+    if isinstance(value, dict):
+        return {name: numbers_of(item) for name, item in value.items() if name not in TIMES}
+    return [numbers_of(item) for item in value] if isinstance(value, list) else value
+
+
+def assert_alike(ours: DistributedTrainer, theirs: DistributedTrainer) -> None:
+    """Both trainers have the same bits, and know the same of how they came about."""
+    assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+    assert_same(numbers_of(list(ours.history)), numbers_of(list(theirs.history)))
+    one, other = ours.snapshot(), theirs.snapshot()
+    assert_same(one.content()["workers"], other.content()["workers"])
+    assert (one.epoch, one.setting) == (other.epoch, other.setting)
+
+
+def contents(folder: Path) -> dict[int, Any]:
+    """Return all that is in the checkpoints of a folder, without times."""
+    found = {number: read(path) for number, path in checkpoints(folder).items()}
+    return {
+        number: {**there, "history": numbers_of(there["history"]), "callbacks": list(there["callbacks"])}
+        for number, there in found.items()
+    }
+
+
+class Refusing:
+    """A transform that lets nothing be trained."""
+
+    def __call__(self, x):
+        raise AssertionError("this was trained on")
+
+
+class StopAfter(Callback):
+    """Stops a fit after a round."""
+
+    def __init__(self, number: int, reason: str = "enough") -> None:
+        self.number, self.reason = number, reason
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == self.number:
+            trainer.stop(self.reason)

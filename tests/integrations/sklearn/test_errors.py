@@ -1,0 +1,91 @@
+"""Wrong parameters and data are errors before anything is trained, and fits that fail leave nothing behind."""
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+from torch import nn
+
+from compss_train import DistributedClassifier, DivergedError, SerialEngine
+from tests.helpers.models import classification, mlp
+from tests.integrations.sklearn.estimators import classifier, regressor
+
+X, Y = classification()
+
+
+class Untouched(SerialEngine):
+    """Fails when anything is submitted or published."""
+
+    def publish(self, value):
+        raise RuntimeError("something was published before the input was checked")
+
+    submit = publish
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"net": "mlp"}, TypeError, "net='mlp': give a torch.nn.Module, a function"),
+        ({"net": lambda inputs, outputs: 3}, TypeError, "net must be a torch.nn.Module, not int"),
+        ({"net": mlp(outputs=4)}, ValueError, r"outputs of shape \(4,\) for a sample, but 3 numbers are needed"),
+        ({"net": nn.Linear(5, 3)}, RuntimeError, "mat1 and mat2 shapes cannot be multiplied"),
+        ({"hidden": 10}, TypeError, r"hidden=10: give the widths of the hidden layers"),
+        ({"hidden": (10, 0)}, ValueError, "hidden=0: give an integer of at least 1"),
+        ({"optimizer": {"optimizer": "adamm", "lr": 1}}, ValueError, "unknown optimizer 'adamm'"),
+        ({"loss": "crossentropy"}, ValueError, "unknown loss 'crossentropy'"),
+        ({"num_workers": 0}, ValueError, "num_workers=0: give an integer of at least 1"),
+        ({"num_epochs": 0}, ValueError, "num_epochs=0: give an integer of at least 1"),
+        ({"random_state": -1}, ValueError, "seed=-1: give an integer of at least 0"),
+        ({"random_state": "a"}, ValueError, "'a' cannot be used to seed"),
+        ({"validation_fraction": 1.5}, ValueError, "validation_fraction=1.5: give a number between 0 and 1"),
+        ({"validation_fraction": 1}, ValueError, "validation_fraction=1: give a number between 0 and 1"),
+        ({"n_iter_no_change": 0}, ValueError, "patience=0: give an integer of at least 1"),
+        ({"validation_fraction": 0.1, "fit_options": {"validation_data": (X, Y)}}, TypeError, "multiple values"),
+        ({"fit_options": {"num_epochs": 3}}, TypeError, "multiple values for keyword argument 'num_epochs'"),
+        ({"fit_options": {"shuffle": None}}, TypeError, "multiple values for keyword argument 'shuffle'"),
+        ({"fit_options": {"callbacks": ()}}, TypeError, "multiple values for keyword argument 'callbacks'"),
+        ({"fit_options": {"epochs": 3}}, TypeError, "unexpected keyword argument 'epochs'"),
+        ({"build_options": {"device": 1}}, TypeError, "unexpected keyword argument 'device'"),
+        ({"callbacks": [print]}, TypeError, "which is no Callback"),
+    ],
+)
+def test_wrong_parameters(options, error, message):
+    with pytest.raises(error, match=message):
+        DistributedClassifier(**{"engine": Untouched(), "threads": 1, **options}).fit(X, Y)
+
+
+def test_wrong_data():
+    estimator = DistributedClassifier(engine=Untouched(), threads=1)
+    with pytest.raises(ValueError, match=r"y has only one class, np\.str_\('a'\)"):
+        estimator.fit(X, ["a"] * len(X))
+    with pytest.raises(ValueError, match="Unknown label type"):
+        estimator.fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="Found array with dim 4"):
+        estimator.fit(X.reshape(-1, 6, 1, 1), Y)
+    with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
+        estimator.partial_fit(X, Y)
+    with pytest.raises(ValueError, match="previously unseen labels"):
+        estimator.partial_fit(X, Y, classes=[0, 1])
+    with pytest.raises(ValueError, match="are not those of the first call"):
+        classifier().partial_fit(X, Y, classes=[0, 1, 2]).partial_fit(X, Y, classes=[0, 1])
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
+def test_not_fitted(method):
+    with pytest.raises(NotFittedError, match="This DistributedClassifier instance is not fitted yet"):
+        getattr(classifier(), method)(X)
+
+
+def test_what_a_failed_fit_learnt_is_not_predicted_with():
+    estimator = regressor().fit(X, X[:, 0])
+    with pytest.raises(DivergedError):
+        estimator.set_params(optimizer={"optimizer": "sgd", "lr": 1e30}).fit(X, X[:, :2])
+    with pytest.raises(NotFittedError):
+        estimator.predict(X)
+
+
+def test_a_fit_that_cannot_begin_leaves_the_last_one():
+    estimator = classifier().fit(X, Y)
+    before = estimator.predict(X)
+    with pytest.raises(ValueError, match="contains NaN"):
+        estimator.fit(np.full_like(X, np.nan), Y)
+    np.testing.assert_array_equal(estimator.predict(X), before)

@@ -1,0 +1,51 @@
+"""Estimators in pipelines and searches."""
+
+import numpy as np
+import pytest
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.datasets import load_diabetes
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, digits, regressor
+
+
+def test_cross_validation_of_a_pipeline():
+    x, y = digits(1797)
+    scores = cross_val_score(make_pipeline(StandardScaler(), classifier(optimizer=FAST_ADAM)), x, y, cv=3)
+    assert scores.mean() > 0.9
+
+
+def test_a_regressor_whose_targets_are_scaled():
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    pipeline = make_pipeline(StandardScaler(), regressor(optimizer=FAST_ADAM, num_epochs=10))
+    scaled = TransformedTargetRegressor(pipeline, transformer=StandardScaler())
+    assert cross_val_score(scaled, x, y, cv=3).mean() > 0.35
+
+
+EPOCHS, OPTIMIZER = "distributedclassifier__num_epochs", "distributedclassifier__optimizer"
+
+
+def search(grid, n_jobs=None, **options):
+    x, y = digits(300)
+    pipeline = make_pipeline(StandardScaler(), classifier(hidden=(20,), optimizer=FAST_ADAM, **options))
+    return GridSearchCV(pipeline, grid, cv=2, n_jobs=n_jobs, refit=False).fit(x, y)
+
+
+def test_a_grid_search_over_epochs_and_optimizers():
+    found = search({EPOCHS: [1, 4], OPTIMIZER: [{"optimizer": "sgd", "lr": 1e-5}, FAST_ADAM]})
+    assert found.best_params_ == {EPOCHS: 4, OPTIMIZER: FAST_ADAM}
+    assert found.best_score_ > 0.7  # sgd as slow as that guesses: 0.1
+
+
+def test_a_grid_search_on_one_engine_finds_the_same(shared_local):
+    here, there = search({EPOCHS: [1, 4]}), search({EPOCHS: [1, 4]}, engine=shared_local)
+    np.testing.assert_array_equal(there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_a_grid_search_in_processes_finds_the_same(engine):
+    here, there = search({EPOCHS: [4]}), search({EPOCHS: [4]}, n_jobs=2, engine=engine)
+    np.testing.assert_array_equal(there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])

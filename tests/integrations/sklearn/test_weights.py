@@ -1,0 +1,73 @@
+"""Weights of samples and of classes."""
+
+import numpy as np
+import pytest
+
+from compss_train import BlockedTensor, DistributedTrainer
+from tests.helpers.models import assert_close, assert_same_bits, blocked, classification, mlp, state_arrays
+from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, regressor
+
+X, Y = classification()
+NAMES = np.array(["a", "b", "c"])[Y]
+WEIGHTS = np.random.default_rng(0).integers(0, 4, len(X))
+
+
+def test_weights_of_samples_are_the_trainers():
+    ours = classifier(net=mlp(), optimizer=FAST_ADAM, num_epochs=2).fit(X, Y, list(WEIGHTS))
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), FAST_ADAM, "cross_entropy")
+    options = {"num_epochs": 2, "batch_size": 32, "shuffle": "total", "progress": False}
+    assert_same_bits(state_arrays(ours.module_), trainer.fit(X, Y, sample_weight=WEIGHTS, **options))
+    in_blocks = (BlockedTensor.from_array(array, (2, 1)) for array in (X, Y, WEIGHTS))
+    again = classifier(net=mlp(), optimizer=FAST_ADAM, num_epochs=2).fit(*in_blocks)
+    assert_same_bits(state_arrays(again.module_), state_arrays(ours.module_))
+
+
+@pytest.mark.parametrize(
+    ("class_weight", "of_samples"),
+    [
+        ({"a": 3.0, "c": 0.5}, np.array([3.0, 1.0, 0.5])[Y]),
+        ("balanced", (len(Y) / (3 * np.bincount(Y)))[Y]),
+    ],
+)
+def test_weights_of_classes_are_those_of_their_samples(class_weight, of_samples):
+    ours = classifier(class_weight=class_weight).fit(X, NAMES)
+    samples = classifier().fit(X, NAMES, of_samples)
+    assert_close(state_arrays(ours.module_), state_arrays(samples.module_), 1e-5)
+    in_blocks = classifier(class_weight=class_weight if class_weight == "balanced" else {0: 3.0, 2: 0.5})
+    assert_close(state_arrays(in_blocks.fit(*blocked(X, Y, 2)).module_), state_arrays(ours.module_), 1e-5)
+
+
+def test_partial_fits_have_weights_too():
+    def fitted(weights):
+        return state_arrays(regressor().partial_fit(X, X[:, 0], weights).module_)
+
+    assert_close(fitted(np.full(len(X), 5.0)), fitted(None), 1e-5)
+    only_one = np.eye(len(X))[3]
+    assert_same_bits(fitted(only_one), fitted(only_one * 2))
+    assert np.abs(fitted(only_one)["0.bias"] - fitted(None)["0.bias"]).max() > 1e-4
+
+
+def test_held_out_samples_take_their_weights_with_them():
+    estimator = classifier(validation_fraction=0.5).fit(X, Y, WEIGHTS + 1)
+    assert estimator.history_[0]["samples"] == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "weights", "message"),
+    [
+        ({}, np.zeros(len(X)), "sample_weight is zero for every sample"),
+        ({}, np.ones(len(X) - 1), "sample_weight has 59 weights for 60 samples"),
+        ({}, -np.ones(len(X)), "sample_weight holds negative"),
+        ({"class_weight": {"d": 1}}, None, "are not in class_weight"),
+        ({"class_weight": "fair"}, None, "balanced"),
+    ],
+)
+def test_wrong_weights(options, weights, message):
+    with pytest.raises(ValueError, match=message):
+        classifier(**options).fit(X, NAMES, weights)
+
+
+def test_balance_needs_all_samples():
+    with pytest.raises(ValueError, match="class_weight='balanced' needs all samples at once; give a dict"):
+        classifier(class_weight="balanced").partial_fit(X, Y, classes=[0, 1, 2])

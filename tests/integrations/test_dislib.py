@@ -1,0 +1,129 @@
+"""dislib's interface on this project's engines: what its users write runs and returns what they expect."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer
+from compss_train.engines.compss.configuration import DeclaredNode
+from compss_train.integrations import dislib
+from compss_train.integrations.dislib import (
+    EncapsulatedFunctionsDistributedEddl,
+    EncapsulatedFunctionsDistributedPytorch,
+)
+from tests.helpers.models import FITS, assert_same_bits, classification
+
+
+@pytest.fixture(autouse=True)
+def serial(monkeypatch):
+    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "serial")
+
+
+class Tensor:
+    """A dislib tensor as its users make it: a grid of blocks."""
+
+    def __init__(self, array, rows):
+        self.tensors = [list(array.tensor_split(rows))] if rows == 1 else [[b] for b in array.tensor_split(rows)]
+
+
+def tensors(dtype=torch.float64):
+    x, y = classification(samples=60)
+    one_hot = nn.functional.one_hot(torch.from_numpy(y), 3).double()
+    return Tensor(torch.from_numpy(x).to(dtype), 4), Tensor(one_hot, 4)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def built():
+    trainer = EncapsulatedFunctionsDistributedPytorch(num_workers=2)
+    trainer.build(network(), torch.optim.SGD, nn.CrossEntropyLoss, {"lr": 0.05, "momentum": 0.9})
+    return trainer
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_every_fit_returns_the_trained_module(fit):
+    x, y = tensors()
+    trainer = built()
+    assert not isinstance(trainer.get_parameters(), dict)
+    net = getattr(trainer, fit)(x, y, 3, 4)
+    assert isinstance(net, nn.Sequential)
+    assert trainer.get_parameters() is net
+    before, after = (
+        nn.functional.cross_entropy(module(torch.cat([b for r in x.tensors for b in r]).float()), labels(y))
+        for module in (network(), net)
+    )
+    assert after < before
+
+
+def labels(y):
+    return torch.cat([block for row in y.tensors for block in row])
+
+
+def test_training_is_the_trainers_own_on_float32():
+    x, y = tensors()
+    trainer = built()
+    net = trainer.fit_synchronous_with_GPU(x, y, 3, 2)
+    own = DistributedTrainer(2, seed=trainer.trainer.seed)
+    own.build(network(), {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, nn.CrossEntropyLoss())
+    x32, _ = tensors(torch.float32)
+    theirs = own.fit_synchronous_with_GPU(x32, y, 3, 2)
+    assert_same_bits({name: tensor.numpy() for name, tensor in net.state_dict().items()}, theirs)
+
+
+def test_the_eddl_interface_returns_arrays():
+    x, y = tensors()
+    trainer = EncapsulatedFunctionsDistributedEddl(num_workers=2)
+    trainer.build(
+        network(), {"optimizer": "sgd", "lr": 0.05}, "softmax_cross_entropy", "categorical_accuracy", 0, 0
+    )
+    parameters = trainer.fit_asynchronous_with_GPU(x, y, 3, 4)
+    assert_same_bits(parameters, trainer.get_parameters())
+    assert trainer.history[-1]["categorical_accuracy"] > 0.5
+
+
+def test_gpus_that_are_not_there_are_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.warns(UserWarning, match="num_gpu=2, but torch has no CUDA here: training on the CPU"):
+        assert dislib._usable_gpus(2) == 0
+    monkeypatch.setenv("ComputingUnitsGPUs", "0")
+    assert dislib._usable_gpus(2) == 0
+    monkeypatch.delenv("ComputingUnitsGPUs")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert dislib._usable_gpus(2) == 2
+
+
+def test_under_compss_the_nodes_gpus_count(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the coordinator has none
+    monkeypatch.setattr(dislib, "under_compss", lambda: True)
+    monkeypatch.setattr(dislib, "declared_nodes", lambda: [DeclaredNode("a", 8, 4), DeclaredNode("b", 8, 4)])
+    assert [dislib._usable_gpus(gpus) for gpus in (0, 4, 16)] == [0, 4, 8]
+
+
+def test_what_is_no_tensor_is_an_error():
+    with pytest.raises(TypeError, match=r"expected a dislib Tensor.*got a SimpleNamespace"):
+        BlockedTensor.from_dislib(SimpleNamespace(tensors=7))
+
+
+def test_there_and_back(monkeypatch):
+    module = ModuleType("dislib.data.tensor")
+    module.Tensor = lambda **given: SimpleNamespace(**given)
+    for name in ("dislib", "dislib.data"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "dislib.data.tensor", module)
+    blocked = BlockedTensor.from_array(np.arange(12.0).reshape(6, 2), (3, 1))
+    tensor = blocked.to_dislib()
+    assert (tensor.shape, tensor.tensor_shape, tensor.number_samples, tensor.delete) == ((3, 1), (2, 2), 6, False)
+    np.testing.assert_array_equal(BlockedTensor.from_dislib(tensor).collect(), blocked.collect())
+
+
+def test_without_dislib_the_way_back_is_closed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dislib.data.tensor", None)
+    with pytest.raises(ImportError, match="to_dislib needs dislib"):
+        BlockedTensor.from_array(np.ones((2, 1)), (1, 1)).to_dislib()

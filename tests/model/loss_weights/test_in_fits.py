@@ -1,0 +1,233 @@
+"""Weights in fits: they stay with their samples on every way to a model copy, and do what they should there."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset, SerialEngine, write_files
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
+from tests.trainer.test_bad_input import NoTasks
+from tests.training.test_task_submission import Moving
+from tests.training.worker.test_train import plain_loop
+
+SAMPLES = 47
+NUMBERS = np.arange(SAMPLES, dtype=np.float32)[:, None]
+FIRO = BufferSpec("FIRO", 16, threshold=5)
+WAYS = {
+    "blocks": {},
+    "blocks in order": {"shuffle": None, "shuffle_block_data": False},
+    "total": {"shuffle": "total"},
+    "partial": {"shuffle": "partial"},
+    "two pools": {"shuffle": "partial", "pools": 2, "shuffle_buffer": 9},
+    "queue": {"buffer": FIRO},
+    "queue, total": {"buffer": FIRO, "shuffle": "total"},
+    "reservoir": {"buffer": BufferSpec("Reservoir", 16)},
+    "commutative": {"merge": "commutative", "merge_unit": "blocks"},
+}
+
+
+def own_weights(output, target, weight):
+    """A loss that wants each sample's weight to be twice its number."""
+    if weight.shape != (len(target),) or not torch.equal(weight, 2 * target[:, 0]):
+        raise ValueError(f"{target[:, 0].tolist()} came with weights {weight.tolist()}")
+    return (output * weight[:, None]).mean() * 0
+
+
+def check_conserved(engine, x, way, y=None, sample_weight=None):
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(nn.Linear(1, 1), SGD, own_weights)
+    trainer.fit(x, y, num_epochs=2, batch_size=5, sample_weight=sample_weight, progress=False, **WAYS[way])
+    assert sum(record["samples"] for record in trainer.history) == 2 * SAMPLES
+    return trainer
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("with_y", [True, False])
+@pytest.mark.parametrize("where", ["serial", "moving", "local"])
+def test_a_weight_stays_with_its_sample(shared_local, where, way, with_y):
+    engine = {"serial": SerialEngine, "moving": Moving, "local": lambda: shared_local}[where]()
+    x, weight = blocked(NUMBERS, 2 * NUMBERS[:, 0].astype(np.float64), 7)
+    check_conserved(engine, x, way, BlockedTensor.from_array(NUMBERS, (7, 1)) if with_y else None, weight)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "total" not in way])
+@pytest.mark.parametrize("arrays", [{"x": NUMBERS, "y": NUMBERS}, {"x": NUMBERS}])
+@pytest.mark.parametrize("form", ["npz", "npy files"])
+def test_a_weight_stays_with_its_sample_in_files(tmp_path, way, arrays, form):
+    if form == "npz":
+        write_files(tmp_path, {**arrays, "importance": 2 * NUMBERS}, rows=7)
+        x = FileDataset(tmp_path / "*.npz", y="y" if "y" in arrays else None, weight="importance")
+        check_conserved("serial", x, way)
+        return
+    for name, array in {**arrays, "w": 2 * NUMBERS}.items():
+        for number, block in enumerate(np.array_split(array, 7)):
+            np.save(tmp_path / f"{name}{number}.npy", block)
+    x, y, weight = (
+        BlockedTensor.from_files(tmp_path / f"{name}*.npy") if name in (*arrays, "w") else None for name in "xyw"
+    )
+    check_conserved("serial", x, way, y, weight)
+
+
+def test_files_are_evaluated_and_predicted_without_weights(tmp_path):
+    write_files(tmp_path, {"x": NUMBERS, "y": NUMBERS, "w": -NUMBERS}, rows=20)
+    dataset = FileDataset(tmp_path / "*.npz", weight="w")
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(nn.Linear(1, 1), SGD, "mse")
+    assert trainer.predict(dataset).shape == (SAMPLES, 1)
+    assert trainer.evaluate(dataset)["loss"] == pytest.approx(trainer.evaluate(NUMBERS, NUMBERS)["loss"])
+    with pytest.raises(ValueError, match="a sample's weight is negative"):
+        trainer.fit(dataset, num_epochs=1, batch_size=5, progress=False)
+
+
+X, Y = classification(samples=SAMPLES)
+WEIGHT = np.random.default_rng(1).uniform(0, 2, SAMPLES).astype(np.float32)
+
+
+def fitted(engine="serial", workers=2, sample_weight=None, net=mlp, loss="cross_entropy", fit=None, **build):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(net(), ADAM, loss, "accuracy", **build)
+    options = {"num_epochs": 2, "batch_size": 5, "progress": False, **(fit or {})}
+    return trainer.fit(*blocked(X, Y, 7), sample_weight=sample_weight, **options), trainer
+
+
+@pytest.mark.parametrize("way", ["blocks", "total", "partial", "queue"])
+def test_every_engine_gives_the_same_bits(shared_local, way):
+    for options in ({"sample_weight": WEIGHT}, {"class_weight": [1.0, 3.0, 0.5]}):
+        ours, trainer = fitted(shared_local, 3, net=awkward_net, fit=WAYS[way], **options)
+        for engine in (SerialEngine(), Moving()):
+            theirs, other = fitted(engine, 3, net=awkward_net, fit=WAYS[way], **options)
+            assert_same_bits(ours, theirs)
+            assert [r["loss"] for r in trainer.history] == [r["loss"] for r in other.history]
+
+
+@pytest.mark.parametrize("way", ["blocks", "total", "partial", "queue"])
+def test_equal_weights_change_nothing_but_rounding(way):
+    expected, _ = fitted(fit=WAYS[way])
+    for options in ({"sample_weight": np.full(SAMPLES, 3)}, {"class_weight": [0.5] * 3}):
+        assert_close(fitted(fit=WAYS[way], **options)[0], expected, tolerance=1e-4)
+    assert_same_bits(fitted(fit=WAYS[way])[0], expected)
+
+
+def test_blocks_arrays_and_columns_of_weights_are_the_same():
+    expected, _ = fitted(sample_weight=WEIGHT)
+    for given in (
+        BlockedTensor.from_array(WEIGHT, (7, 1)),
+        BlockedTensor.from_array(torch.from_numpy(WEIGHT[:, None]), (7, 1)),
+        WEIGHT.astype(np.float64)[:, None],
+        torch.from_numpy(WEIGHT),
+    ):
+        assert_same_bits(fitted(sample_weight=given)[0], expected)
+
+
+def test_weights_of_classes_are_torchs_in_a_plain_loop(engine):
+    weights = [0.5, 1.0, 4.0]
+    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", class_weight=weights)
+    options = {"num_epochs": 3, "num_batches_per_worker": 3, "progress": False, **WAYS["blocks in order"]}
+    ours = trainer.fit(*blocked(X, Y, 4), **options)
+    loss = nn.CrossEntropyLoss(torch.tensor(weights))
+    plain = plain_loop(awkward_net(), lambda p: torch.optim.Adam(p, lr=0.01), X, Y, 4, 3, 3, seed=3, loss=loss)
+    assert_close(ours, plain, tolerance=1e-5)
+
+
+def test_the_loss_in_the_history_is_that_of_batches_and_evaluation_has_no_weights():
+    net, classes, still = mlp(), [0.5, 1.0, 4.0], {"optimizer": "sgd", "lr": 0.0}
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer.build(net, still, "cross_entropy", class_weight=classes)
+    options = {"validation_data": (X, Y), "progress": False, **WAYS["blocks in order"]}
+    trainer.fit(X, Y, num_epochs=1, batch_size=20, sample_weight=WEIGHT, **options)
+    total, logits, y = 0.0, net(torch.from_numpy(X)), torch.from_numpy(Y)
+    for batch in np.array_split(np.arange(SAMPLES), 3):
+        weights = torch.from_numpy(WEIGHT[batch]) * torch.tensor(classes)[y[batch]]
+        losses = nn.functional.cross_entropy(logits[batch], y[batch], reduction="none")
+        total += len(batch) * ((losses * weights).sum() / weights.sum()).item()
+    assert trainer.history[0]["loss"] == pytest.approx(total / SAMPLES)
+    plain = nn.functional.cross_entropy(logits, y).item()
+    assert trainer.history[0]["val_loss"] == pytest.approx(plain)
+    assert trainer.evaluate(X, Y)["loss"] == pytest.approx(plain)
+
+
+def test_batches_without_any_weight_teach_nothing():
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
+    before = trainer.get_parameters()
+    after = trainer.fit(X, Y, num_epochs=1, batch_size=5, sample_weight=np.zeros(SAMPLES), progress=False)
+    assert_same_bits(after, before)
+    assert trainer.history[0]["loss"] == 0
+    assert trainer.history[0]["samples"] == SAMPLES
+
+
+def only_a_mean(output, target):
+    return (output - target).mean()
+
+
+@pytest.mark.parametrize(
+    ("weight", "error", "message"),
+    [
+        (np.ones(5), ValueError, "sample_weight has 5 weights for 47 samples"),
+        (np.ones((SAMPLES, 2)), ValueError, r"sample_weight holds \(2,\) for each sample; weights are one number"),
+        (-WEIGHT, ValueError, "sample_weight holds negative, NaN, infinite or complex numbers in block 0"),
+        (
+            np.where(np.arange(SAMPLES) == 40, np.nan, 1),
+            ValueError,
+            "sample_weight holds negative, NaN, .* in block 5",
+        ),
+        (WEIGHT + 1j, ValueError, "sample_weight holds negative, NaN, infinite or complex"),
+        (3.0, ValueError, "a scalar"),
+        (["a"] * SAMPLES, TypeError, "torch cannot hold arrays of dtype"),
+        (
+            BlockedTensor.from_array(WEIGHT, (6, 1)),
+            ValueError,
+            r"x has .* \(7, 1\) blocks and sample_weight one of",
+        ),
+        (
+            BlockedTensor([[WEIGHT[i : i + 7]] for i in range(0, 47, 7)]),
+            ValueError,
+            "block 5 has 6 samples in x and 7 in sample_weight",
+        ),
+    ],
+)
+def test_what_cannot_be_the_weights_is_found_before_any_task(weight, error, message):
+    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(error, match=message):
+        trainer.fit(*blocked(X, Y, 7), num_epochs=1, batch_size=5, sample_weight=weight)
+
+
+def test_so_is_a_loss_that_takes_none(tmp_path):
+    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
+    with pytest.raises(ValueError, match="the loss only_a_mean gives one number a batch"):
+        trainer.build(mlp(), SGD, only_a_mean, class_weight=[1, 2, 3])
+    trainer.build(mlp(), SGD, only_a_mean)
+    with pytest.raises(ValueError, match="the loss only_a_mean gives one number a batch"):
+        trainer.fit(X, Y, num_epochs=1, batch_size=5, sample_weight=WEIGHT)
+    write_files(tmp_path, {"x": X, "y": Y, "w": WEIGHT}, rows=20)
+    with pytest.raises(ValueError, match="the loss only_a_mean gives one number a batch"):
+        trainer.fit(FileDataset(tmp_path / "*.npz", weight="w"), num_epochs=1, batch_size=5)
+
+
+def test_so_are_weights_in_files_that_are_not_there_or_no_weights(tmp_path):
+    write_files(tmp_path, {"x": X, "y": Y}, rows=20)
+    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    options = {"num_epochs": 1, "batch_size": 5}
+    with pytest.raises(ValueError, match="has no array 'w' for weight, it has 'x', 'y'"):
+        trainer.fit(FileDataset(tmp_path / "*.npz", weight="w"), **options)
+    with pytest.raises(
+        ValueError, match=r"'x' in .* holds \(6,\) for each sample; weights are one number a sample"
+    ):
+        trainer.fit(FileDataset(tmp_path / "*.npz", weight="x"), **options)
+    with pytest.raises(
+        TypeError, match=r"leave sample_weight out, and name the array in FileDataset\(..., weight="
+    ):
+        trainer.fit(FileDataset(tmp_path / "*.npz"), sample_weight=WEIGHT, **options)

@@ -1,0 +1,200 @@
+"""The laws of schedules: the plain PyTorch loop's bits, and one clock for any number of workers."""
+
+import copy
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from compss_train import BufferSpec, DistributedTrainer, SerialEngine
+from compss_train.engines.machine import intra_op_threads
+from compss_train.reports.record_fields import measured_names
+from tests.helpers.models import (
+    ADAM,
+    MODES,
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+    state_arrays,
+)
+from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting, fall
+
+X, Y = classification(samples=62)
+IN_ORDER = {"shuffle": None, "shuffle_block_data": False, "num_batches_per_worker": 3}
+PLAIN = {
+    "sgd": (SGD, partial(torch.optim.SGD, lr=0.05, momentum=0.9)),
+    "adam": (ADAM, partial(torch.optim.Adam, lr=0.01)),
+}
+
+
+def plain_loop(make_optimizer, make_scheduler, epochs):
+    """Train as anybody would; returns the parameters, and each epoch's learning rate."""
+    net, lrs = copy.deepcopy(awkward_net()), []
+    optimizer = make_optimizer(net.parameters())
+    scheduler = make_scheduler(optimizer)
+    torch.manual_seed(3)
+    with intra_op_threads(1):
+        for _ in range(epochs):
+            lrs.append(optimizer.param_groups[0]["lr"])
+            for x, y in zip(np.array_split(X, 4), np.array_split(Y, 4), strict=True):
+                for bx, by in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(net(torch.from_numpy(bx).clone()), torch.from_numpy(by)).backward()
+                    optimizer.step()
+            scheduler.step()
+    return state_arrays(net), lrs
+
+
+def built(engine, workers, schedule, optimizer=SGD, net=awkward_net):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(net(), optimizer, "cross_entropy", schedule=schedule)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [*((name, "sgd") for name in [*SCHEDULERS, "function"]), ("one cycle", "adam")]
+)
+def test_one_worker_is_the_plain_loop_that_steps_the_scheduler_each_epoch(name, optimizer):
+    spec, make_optimizer = PLAIN[optimizer]
+    schedule = SCHEDULERS.get(name, fall)
+    scheduler = SCHEDULERS.get(name, partial(lr_scheduler.LambdaLR, lr_lambda=fall))
+    expected, lrs = plain_loop(make_optimizer, scheduler, 5)
+    assert len(set(lrs)) > 1
+    for mode in MODES:
+        trainer = built("serial", 1, schedule, spec)
+        assert_same_bits(trainer.fit(*blocked(X, Y, 4), num_epochs=5, **IN_ORDER, **mode), expected)
+        assert [record["lr"] for record in trainer.history] == [lrs[r["epoch"] - 1] for r in trainer.history]
+
+
+def test_a_second_fit_goes_on_counting_epochs():
+    trainer = built("serial", 1, SCHEDULERS["one cycle"])
+    for epochs in (1, 2, 2):
+        ours = trainer.fit(*blocked(X, Y, 4), num_epochs=epochs, **IN_ORDER)
+    expected, lrs = plain_loop(PLAIN["sgd"][1], SCHEDULERS["one cycle"], 5)
+    assert_same_bits(ours, expected)
+    assert [record["lr"] for record in trainer.history] == lrs
+    trainer.build(awkward_net(), SGD, "cross_entropy", schedule=SCHEDULERS["one cycle"])  # begins anew
+    assert_same_bits(trainer.fit(*blocked(X, Y, 4), num_epochs=5, **IN_ORDER), expected)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_processes_give_the_bits_of_the_serial_engine(shared_local, mode):
+    options = {"num_epochs": 4, "batch_size": 5, **mode}
+    ours, theirs = (built(one, 3, SCHEDULERS["one cycle"], ADAM) for one in (shared_local, SerialEngine()))
+    assert_same_bits(*(trainer.fit(*blocked(X, Y, 7), **options) for trainer in (ours, theirs)))
+    assert [record["lr"] for record in ours.history] == [record["lr"] for record in theirs.history]
+
+
+# One clock. The gradient is the number of samples, so that those that a learning rate was used for can be counted.
+
+NUMBERS = np.ones((48, 1), np.float32)
+WAYS = [
+    {},
+    {"merge_every": 2},
+    {"merge_every": 0},
+    {"merge_unit": "blocks"},
+    {"merge_unit": "blocks", "merge_every": 2},
+    {"shuffle": "total", "merge_every": 0},
+    {"shuffle": "partial", "merge_every": 0},
+    {"shuffle": "partial", "merge_unit": "blocks"},
+    {"buffer": BufferSpec("FIFO", 16), "merge_every": 0},
+    {"buffer": BufferSpec("FIRO", 16, threshold=8), "merge_every": 2},
+    {"optimizer_state": "reset", "merge_every": 2},
+    {"merge": "commutative"},
+    {"merge": "commutative", "merge_every": 0},
+]
+
+
+def total(output, target):
+    return output.sum()
+
+
+def one_weight():
+    net = nn.Linear(1, 1)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    return net
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_clock_is_the_epoch_for_any_number_of_workers(workers, way):
+    notes = Notes()
+
+    def optimizer(parameters):
+        weight, bias = parameters
+        groups = [{"params": [weight], "lr": 0.5}, {"params": [bias], "lr": 0.25, "momentum": 0.0}]
+        return Noting(groups, notes, lr=1.0, momentum=0.5)
+
+    trainer = DistributedTrainer(workers, engine="serial", seed=0, threads=1)
+    trainer.build(one_weight(), optimizer, total, schedule=lambda epoch: 1 / (epoch + 1))
+    for _ in range(2):
+        trainer.fit(*blocked(NUMBERS, NUMBERS, 6), num_epochs=3, num_batches_per_worker=3, **way)
+    used = Counter()
+    for group, lr, momentum, samples in notes:
+        used[group, lr, momentum] += samples
+    expected = {(0, 0.5, 0.5): 48, (1, 0.25, 0.0): 48}
+    assert used == {(g, lr / (e + 1), m): n for (g, lr, m), n in expected.items() for e in range(6)}
+    assert [record["lr"] for record in trainer.history] == [0.5 / record["epoch"] for record in trainer.history]
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
+@pytest.mark.parametrize("way", [{"merge_every": 1}, {"merge_every": 2}, {"merge_unit": "blocks"}], ids=str)
+def test_other_engines_and_merges_have_the_same_clock(engine, merge, way):
+    """Every worker has half of the samples, whose steps add up: what is merged is half of all that was done."""
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    sgd = {"optimizer": "sgd", "lr": 1.0}
+    trainer.build(one_weight(), sgd, total, schedule=lambda epoch: 0.5**epoch)
+    final = trainer.fit(NUMBERS, NUMBERS, num_epochs=4, num_batches_per_worker=3, merge=merge, **way)
+    assert final["weight"].item() == -48 / 2 * (1 + 1 / 2 + 1 / 4 + 1 / 8)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_set_in_place():
+    class Sgd(torch.optim.SGD):
+        def step(self, closure=None):
+            kinds.add(type(self.param_groups[0]["lr"]))
+            super().step(closure)
+
+    def sgd(lr, parameters):
+        return Sgd(parameters, lr=lr, momentum=0.9)
+
+    results, kinds = [], set()
+    for lr in (0.05, torch.tensor(0.05, dtype=torch.float64)):
+        trainer = built("serial", 2, SCHEDULERS["step"], partial(sgd, lr))
+        results.append(trainer.fit(*blocked(X, Y, 4), num_epochs=4, batch_size=5))
+        assert kinds == {type(lr)}
+        kinds.clear()
+        assert [type(record["lr"]) for record in trainer.history] == [float] * 4
+        assert [record["lr"] for record in trainer.history] == pytest.approx([0.05, 0.05, 0.015, 0.015])
+    assert_same_bits(*results)
+
+
+def test_what_is_not_changed_is_left_to_the_optimizer():
+    """Only what the scheduler changes is set: some optimizers keep numbers of their own in their groups."""
+    notes = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            notes.append(self.param_groups[0]["weight_decay"])
+            super().step(closure)
+            self.param_groups[0]["weight_decay"] += 1e-6
+
+    trainer = built("serial", 1, SCHEDULERS["one cycle"], partial(Counting, lr=0.1, momentum=0.9), mlp)
+    trainer.fit(X, Y, num_epochs=4, batch_size=31)
+    assert notes == pytest.approx([n * 1e-6 for n in range(8)])
+
+
+def test_the_learning_rate_is_no_measurement():
+    trainer = built("serial", 1, fall)
+    trainer.fit(X, Y, num_epochs=1, batch_size=31)
+    assert measured_names(trainer.history[0]) == ["loss"]
+    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer.fit(X, Y, num_epochs=1, batch_size=31)
+    assert "lr" not in trainer.history[0]

@@ -1,0 +1,143 @@
+"""What a schedule may be, and what is said of what it may not be."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from compss_train import BufferSpec, DistributedTrainer
+from compss_train.model.lr_schedules import make_schedule
+from compss_train.model.optimizers import optimizer_factory
+from tests.helpers.models import SGD, classification, mlp, state_arrays
+from tests.model.lr_schedules.schedulers import SCHEDULERS, fall
+from tests.trainer.test_bad_input import NoTasks
+
+OTHER = torch.optim.SGD(mlp().parameters(), lr=0.1)
+
+
+class Table:
+    """A function of the epoch that would take an optimizer, too, as many do."""
+
+    def __call__(self, epoch):
+        return {0: 1.0, 1: 0.5}.get(epoch, 0.25)
+
+
+def schedule_of(spec, optimizer=SGD):
+    return make_schedule(spec, mlp(), optimizer_factory(optimizer))
+
+
+@pytest.mark.parametrize(
+    ("spec", "lrs"),
+    [
+        (fall, [0.05, 0.04, 0.032]),
+        (Table(), [0.05, 0.025, 0.0125]),
+        (lambda epoch: 1, [0.05, 0.05, 0.05]),
+        (lambda epoch: np.float32(0.5), [0.025, 0.025, 0.025]),
+        (lambda epoch: torch.tensor(0.5) ** epoch, [0.05, 0.025, 0.0125]),
+        (lr_scheduler.ConstantLR, [0.05 / 3] * 3),
+        (partial(lr_scheduler.StepLR, step_size=1), [0.05, 0.005, 0.0005]),
+        (lambda optimizer: lr_scheduler.StepLR(optimizer, 1), [0.05, 0.005, 0.0005]),
+    ],
+)
+def test_functions_of_the_epoch_and_makers_of_schedulers_are_told_apart(spec, lrs):
+    schedule = schedule_of(spec)
+    assert [schedule.lr(epoch) for epoch in range(3)] == pytest.approx(lrs)
+    assert type(schedule.at(1)[0]["lr"]) is float
+
+
+def test_the_order_in_which_epochs_are_asked_for_does_not_matter():
+    forwards, backwards = (schedule_of(SCHEDULERS["one cycle"]) for _ in range(2))
+    values = [backwards.at(epoch) for epoch in (5, 0, 3)]
+    assert values == [forwards.at(epoch) for epoch in (5, 0, 3)]
+    assert forwards.of([1, 0, 1]) == {0: forwards.at(0), 1: forwards.at(1)}
+    assert set(values[0][0]) == {"lr", "momentum"}
+    assert forwards.state_dict() == {}
+
+
+def test_what_a_schedule_needs_changes_nothing_of_the_network():
+    net = mlp()
+    net(torch.ones(2, 6)).sum().backward()  # with gradients, a step would change something
+    before = state_arrays(mlp())
+    schedule = make_schedule(SCHEDULERS["cosine"], net, optimizer_factory(SGD))
+    schedule.prepare(4)
+    for name, array in state_arrays(net).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def nothing(optimizer):
+    lr_scheduler.StepLR(optimizer, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        (0.9, TypeError, "schedule=0.9 cannot be called; give a function of the epoch"),
+        ("cosine", TypeError, "schedule='cosine' cannot be called"),
+        (lr_scheduler.StepLR(OTHER, 3), TypeError, "is a StepLR of an optimizer that trains nothing here"),
+        (
+            lambda _: lr_scheduler.StepLR(OTHER, 3),
+            ValueError,
+            "of another optimizer than the one it is called",
+        ),
+        (lr_scheduler.StepLR, TypeError, "step_size"),
+        (partial(lr_scheduler.OneCycleLR, max_lr=0.1), ValueError, "total_steps"),
+        (
+            lambda o: lr_scheduler.StepLR(o),
+            ValueError,
+            "raised TypeError .*step_size.* an optimizer, and raised",
+        ),
+        (nothing, ValueError, "returned None when called with an optimizer, and raised TypeError"),
+        (lambda epoch: "fast", ValueError, "returned 'fast' when called with epoch 0"),
+        (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError .* with epoch 0"),
+        (lambda epoch: float("nan"), ValueError, "schedule= makes a learning rate of nan"),
+        (lambda epoch: -1.0, ValueError, "schedule= makes a learning rate of -0.05"),
+        (
+            partial(lr_scheduler.ReduceLROnPlateau, mode="max"),
+            ValueError,
+            "mode='max'; it is told the",
+        ),
+    ],
+)
+def test_what_is_no_schedule(spec, error, message):
+    trainer = DistributedTrainer(2, engine=NoTasks())
+    with pytest.raises(error, match=message):
+        trainer.build(mlp(), SGD, "cross_entropy", schedule=spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=3),
+            r"epoch 4 \(counted from 0 .* Tried to step 4",
+        ),
+        ({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.5}.__getitem__, "to epoch 4 .* 4$"),
+        (lambda epoch: 1.0 if epoch < 4 else float("inf"), "to epoch 4 .* makes a learning rate of inf"),
+    ],
+)
+def test_a_schedule_that_ends_too_soon_is_found_before_any_task(spec, message):
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy", schedule=spec)
+    for epochs in (5, 6):  # asking again changes nothing
+        with pytest.raises(ValueError, match=message):
+            trainer.fit(x, y, num_epochs=epochs, batch_size=5)
+    with pytest.raises(RuntimeError, match="something was published"):
+        trainer.fit(x, y, num_epochs=4, batch_size=5)
+
+
+def test_online_fits_have_no_epochs():
+    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy", schedule=fall)
+    with pytest.raises(ValueError, match="fit_online has no epochs"):
+        trainer.fit_online(
+            iter, [[]], buffer=BufferSpec("FIFO", 4), batch_size=1, num_simulators=1, merge_every_batches=1
+        )
+
+
+def test_the_class_of_a_scheduler_without_its_arguments_is_told_how_to_give_them():
+    with pytest.raises(TypeError, match="step_size") as raised:
+        schedule_of(lr_scheduler.StepLR)
+    assert "functools.partial(StepLR, step_size=10)" in raised.value.__notes__[0]

@@ -1,0 +1,100 @@
+"""ReduceLROnPlateau, which depends on what rounds measure: at the same round on every engine."""
+
+import json
+from functools import partial
+
+import pytest
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from compss_train import DistributedTrainer, SerialEngine
+from compss_train.model.lr_schedules import make_schedule
+from compss_train.model.optimizers import optimizer_factory
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+
+X, Y = classification(samples=62)
+PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=0.2)
+
+
+def built(engine, workers=2):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(awkward_net(), SGD, "cross_entropy", schedule=PLATEAU)
+    return trainer
+
+
+def expected_lrs(losses):
+    """What torch's own scheduler makes of these losses."""
+    optimizer = optimizer_factory(SGD)(mlp().parameters())
+    scheduler, lrs = PLATEAU(optimizer), []
+    for loss in losses:
+        lrs.append(optimizer.param_groups[0]["lr"])
+        scheduler.step(loss)
+    return lrs
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize("validation", [None, (X[40:], Y[40:])], ids=["train", "validation"])
+def test_it_goes_by_the_loss_of_the_round_before(engine, merge, validation):
+    trainer = built(engine)
+    trainer.fit(X[:40], Y[:40], num_epochs=8, batch_size=5, merge=merge, validation_data=validation)
+    losses = [record["loss" if validation is None else "val_loss"] for record in trainer.history]
+    assert [record["lr"] for record in trainer.history] == expected_lrs(losses)
+    assert trainer.history[-1]["lr"] < 0.05
+
+
+@pytest.mark.parametrize("way", [{}, {"merge_every": 2}, {"merge_unit": "blocks"}], ids=str)
+def test_processes_give_the_bits_of_the_serial_engine(shared_local, way):
+    options = {"num_epochs": 7, "batch_size": 5, **way}
+    ours, theirs = built(shared_local), built(SerialEngine())
+    assert_same_bits(*(trainer.fit(*blocked(X, Y, 6), **options) for trainer in (ours, theirs)))
+    lrs = [[record["lr"] for record in trainer.history] for trainer in (ours, theirs)]
+    assert lrs[0] == lrs[1]
+    assert lrs[0][-1] < 0.05
+
+
+def test_within_an_epoch_nothing_changes_and_the_last_part_of_it_counts():
+    trainer = built("serial")
+    trainer.fit(*blocked(X, Y, 6), num_epochs=7, batch_size=5, merge_unit="blocks")
+    last = {record["epoch"]: record["loss"] for record in trainer.history}
+    lrs = expected_lrs(last.values())
+    assert [record["lr"] for record in trainer.history] == [lrs[r["epoch"] - 1] for r in trainer.history]
+
+
+def test_two_fits_are_one():
+    whole, parts = built("serial"), built("serial")
+    expected = whole.fit(*blocked(X, Y, 6), num_epochs=8, batch_size=5)
+    parts.fit(*blocked(X, Y, 6), num_epochs=3, batch_size=5)
+    assert_same_bits(parts.fit(*blocked(X, Y, 6), num_epochs=5, batch_size=5), expected)
+
+
+def test_with_another_factor_it_goes_on_with_that():
+    first, second = (
+        make_schedule(partial(PLATEAU, factor=factor), mlp(), optimizer_factory(SGD)) for factor in (0.5, 0.1)
+    )
+    for epoch in range(3):
+        first.at(epoch)
+        first.observe({"loss": 1.0})
+    second.load_state_dict(first.state_dict())
+    before = first.lr(2)
+    assert first.lr(3) == pytest.approx(before / 2)
+    assert second.lr(3) == pytest.approx(before / 10)
+
+
+def test_its_state_goes_on_elsewhere():
+    losses = [1.0, 0.9, 0.95, 0.4, 0.39, 0.38]
+    expected = expected_lrs(losses)
+
+    def fresh():
+        return make_schedule(PLATEAU, mlp(), optimizer_factory(SGD))
+
+    for moved in range(len(losses)):
+        schedule, lrs = fresh(), []
+        for epoch, loss in enumerate(losses):
+            lrs.append(schedule.lr(epoch))
+            schedule.observe({"loss": loss})
+            if epoch == moved:
+                state = json.loads(json.dumps(schedule.state_dict()))
+                schedule = fresh()
+                schedule.load_state_dict(state)
+                assert schedule.lr(epoch) == lrs[-1]  # the epoch is still the same
+        assert lrs == expected
+    assert len(set(expected)) == 4

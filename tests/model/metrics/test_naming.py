@@ -1,0 +1,97 @@
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAUROC, BinaryROC, MulticlassF1Score
+from torchmetrics.regression import MeanSquaredError, R2Score
+
+from compss_train import DistributedTrainer, NotBuiltError
+from compss_train.model.metrics import resolve_metrics
+from tests.helpers.models import SGD, mlp, named
+
+
+def own(output, target):
+    return output.mean()
+
+
+COLLECTION = MetricCollection({"f1": MulticlassF1Score(num_classes=3), "r2": R2Score()}, prefix="a_")
+
+
+@pytest.mark.parametrize(
+    ("metric", "names"),
+    [
+        (None, []),
+        ([], []),
+        ("mae", ["mae"]),
+        (own, ["own"]),
+        (nn.L1Loss(), ["L1Loss"]),
+        (nn.L1Loss, ["L1Loss"]),
+        (["mae", own], ["mae", "own"]),
+        (("mae", "mse"), ["mae", "mse"]),
+        ({"a": "mae", "b": "mae", "c": own}, ["a", "b", "c"]),
+        (BinaryAUROC(), ["binary_auroc"]),
+        (MulticlassF1Score(num_classes=3), ["multiclass_f1_score"]),
+        (BinaryROC(), ["binary_roc"]),
+        ([R2Score(), MeanSquaredError()], ["r2_score", "mean_squared_error"]),
+        (COLLECTION, ["a_f1", "a_r2"]),
+        (MetricCollection([R2Score(), MeanSquaredError()]), ["R2Score", "MeanSquaredError"]),
+        ({"x": COLLECTION, "y": R2Score()}, ["x_a_f1", "x_a_r2", "y"]),
+    ],
+    ids=named,
+)
+def test_names_in_the_history(metric, names):
+    assert resolve_metrics(metric).names == ("loss", *names)
+
+
+@pytest.mark.parametrize(
+    ("metric", "error", "message"),
+    [
+        ("acc", ValueError, "unknown metric 'acc'; choose one of mse"),
+        ([own, "mae", own], ValueError, "two metrics are called 'own'; .* metric={'own_a': ..., 'own_b': ...}"),
+        (
+            MulticlassF1Score,
+            TypeError,
+            "F1Score is a class that needs arguments; call it: .*num_classes",
+        ),
+        ([R2Score(), COLLECTION, R2Score()], ValueError, "two metrics are called 'r2_score'"),
+        ({"loss": own}, ValueError, "'loss' stands for something else in the history; .* metric={'my_loss': ...}"),
+        ({"seconds": own}, ValueError, "'seconds' stands for something else"),
+        ({"val_mae": "mae"}, ValueError, "'val_mae' stands for something else"),
+        ({3: own}, TypeError, "metric={3: ...}: the names of metrics are strings"),
+        ({"": own}, TypeError, "the names of metrics are strings that are not empty"),
+        (3, TypeError, "metric=3 is neither a name nor a callable"),
+        ([None], TypeError, "metric=None is neither a name nor a callable"),
+        ([["mae"]], TypeError, r"metric=\['mae'\] is neither a name nor a callable"),
+    ],
+    ids=named,
+)
+def test_what_is_no_metric_or_has_a_name_that_is_taken(metric, error, message):
+    with pytest.raises(error, match=message.replace("{", r"\{")):
+        resolve_metrics(metric)
+
+
+def test_a_trainer_tells_what_its_records_measure():
+    trainer = DistributedTrainer(1, engine="serial")
+    with pytest.raises(NotBuiltError):
+        trainer.measures  # noqa: B018
+    trainer.build(mlp(), SGD, "cross_entropy", ["accuracy", BinaryAUROC()])
+    assert trainer.measures == ("loss", "accuracy", "binary_auroc")
+    trainer.build(mlp(), SGD, "cross_entropy")
+    assert trainer.measures == ("loss",)
+
+
+def test_torchmetrics_is_imported_by_those_who_use_it_only():
+    program = """
+import re, sys
+from compss_train import DistributedTrainer
+from torch import nn
+import numpy as np
+with DistributedTrainer(1, engine="serial") as trainer:
+    trainer.build(nn.Linear(2, 2), {"optimizer": "sgd", "lr": 0.1}, "ce", ["accuracy", "mae"][:1])
+    trainer.fit(np.ones((4, 2), "f"), np.ones(4, int), num_epochs=1, batch_size=2, progress=False)
+print(sorted(name for name in sys.modules if re.match("torchmetrics", name)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

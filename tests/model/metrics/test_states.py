@@ -1,0 +1,276 @@
+"""The law of metrics that accumulate: what workers measure on parts is, merged, what one measures on all."""
+
+import copy
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from torchmetrics import Metric
+from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric, MinMetric, SumMetric
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryAveragePrecision,
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+)
+from torchmetrics.regression import MeanAbsoluteError, PearsonCorrCoef, R2Score
+from torchmetrics.wrappers import ClasswiseWrapper
+
+from compss_train.engines.codec import decode, encode
+from compss_train.model.metrics import Measures, resolve_metrics
+from compss_train.model.metrics.mean import BatchMean
+
+CLASSES = 3
+
+
+def of_errors(kind):
+    """Make an aggregation of numbers a metric: of how far outputs are from targets."""
+
+    class OfErrors(kind):
+        def update(self, output, target):
+            super().update((output - target).abs())
+
+    return OfErrors()
+
+
+class MeanOfBatches(Metric):
+    """A state that is the mean of what batches give, as torchmetrics' reduction "mean" has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("value", torch.tensor(0.0), "mean")
+
+    def update(self, output, target):
+        self.value += (output.mean() - self.value) / self._update_count
+
+    def compute(self):
+        return self.value
+
+
+class Longest(Metric):
+    """A reduction of one's own over tensors, and one over a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("length", torch.tensor(0), lambda lengths: lengths.max(dim=0).values)
+        self.add_state("norms", [], lambda norms: sum(norms))
+        self.add_state("all", torch.zeros(0), "cat")
+
+    def update(self, output, target):
+        self.length = torch.maximum(self.length, torch.tensor(len(output)))
+        self.norms.append(output.norm() ** 2)
+        self.all = torch.cat([self.all, target])
+
+    def compute(self):
+        norms = self.norms if isinstance(self.norms, torch.Tensor) else sum(self.norms)
+        return {"length": self.length, "norm": norms, "sorted": self.all.sort().values}
+
+
+CLASSIFIED = [
+    MulticlassAccuracy(num_classes=CLASSES),
+    MulticlassF1Score(num_classes=CLASSES, average="macro"),
+    MulticlassAUROC(num_classes=CLASSES),
+    MulticlassAUROC(num_classes=CLASSES, thresholds=20),
+    MulticlassConfusionMatrix(num_classes=CLASSES),
+    ClasswiseWrapper(MulticlassF1Score(num_classes=CLASSES, average=None)),
+]
+REGRESSED = [
+    *map(of_errors, (MeanMetric, SumMetric, MaxMetric, MinMetric)),
+    MeanOfBatches(),
+    Longest(),
+    MeanAbsoluteError(),
+    PearsonCorrCoef(),
+    R2Score(),
+    R2Score() + MeanAbsoluteError(),
+]
+BINARY = [BinaryAUROC(), BinaryAveragePrecision(thresholds=None)]
+
+
+def batch(kind, random, samples):
+    """Return outputs and targets."""
+    if kind == "classes":
+        return random.normal(size=(samples, CLASSES)), random.integers(CLASSES, size=samples)
+    target = random.normal(size=samples)
+    output = target + random.normal(size=samples)
+    return (1 / (1 + np.exp(-output)), (target > 0).astype(int)) if kind == "binary" else (output, target)
+
+
+def close_to(value):
+    if isinstance(value, dict):
+        return {name: close_to(item) for name, item in value.items()}
+    return pytest.approx(value.numpy(), rel=1e-4, abs=1e-5)
+
+
+def measured(measures, batches):
+    """Return what a worker reports of batches, on its way through an engine."""
+    metrics = measures.start()
+    for output, target in batches:
+        metrics.add(output, target, len(output))
+    sums = {"samples": sum(len(o) for o, _ in batches), "loss": 0.0, "metrics": metrics.states()}
+    return decode(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(sums)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric"),
+    [
+        *(("classes", metric) for metric in CLASSIFIED),
+        *(("numbers", metric) for metric in REGRESSED),
+        *(("binary", metric) for metric in BINARY),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+@settings(max_examples=25)
+@given(workers=st.lists(st.lists(st.integers(2, 9), max_size=4), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_workers_together_measure_what_one_would(kind, metric, workers, seed):
+    random, measures = np.random.default_rng(seed), resolve_metrics({"it": metric})
+    batches = [[[*map(torch.from_numpy, batch(kind, random, size))] for size in sizes] for sizes in workers]
+    flat = [one for batches_of_one in batches for one in batches_of_one]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes that did not come
+        value = measures.values([measured(measures, one) for one in batches])["it"]
+        if not flat:
+            assert math.isnan(value)
+            return
+        alone = copy.deepcopy(metric)
+        for output, target in flat:
+            alone.update(output, target)
+        expected = alone.compute()
+    assert value == close_to(expected)
+
+
+def test_batches_of_functions_and_metrics_are_measured_side_by_side():
+    output, target = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 1, 1])
+    measures = resolve_metrics(["accuracy", MulticlassAccuracy(num_classes=2, average="micro")])
+    parts = [measured(measures, [(output[:1], target[:1]), (output[1:], target[1:])]), measured(measures, [])]
+    values = measures.values(parts, "val_")
+    assert list(values) == ["val_loss", "val_accuracy", "val_multiclass_accuracy"]
+    assert values["val_accuracy"] == pytest.approx(2 / 3)
+    assert values["val_multiclass_accuracy"] == pytest.approx(2 / 3)
+    assert all(math.isnan(value) for value in measures.values([]).values())
+    assert Measures().values([{"samples": 4, "loss": 2.0, "metrics": {}}]) == {"loss": 0.5}
+
+
+def test_the_metric_given_keeps_its_state_and_counts_for_nothing():
+    given_one = MeanAbsoluteError()
+    given_one.update(torch.ones(3), torch.zeros(3))
+    measures = resolve_metrics(given_one)
+    for _ in range(2):  # neither does what was measured before
+        report = measured(measures, [(torch.ones(2), torch.full((2,), 3.0))])
+        assert measures.values([report, report])["mean_absolute_error"] == 2
+    assert given_one.compute() == 1
+
+
+@pytest.mark.parametrize(
+    "metric", [of_errors(CatMetric), of_errors(SumMetric), MeanOfBatches()], ids=["cat", "sum", "mean"]
+)
+def test_states_are_no_views_of_what_goes_on_changing(metric):
+    measures = resolve_metrics({"it": metric})
+    metrics = measures.start()
+
+    def value():
+        return measures.values([{"samples": 1, "loss": 0, "metrics": states}])["it"]
+
+    metrics.add(torch.ones(2), torch.zeros(2), 2)
+    states = metrics.states()
+    before = value()
+    metrics.add(torch.full((2,), 3.0), torch.zeros(2), 2)
+    assert value() == before
+    states = metrics.states()
+    assert value() != before
+
+
+class Shapes(Metric):
+    """Tells what its state looks like, which has no reduction."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("seen", torch.tensor(-1), None)
+
+    def update(self, output, target):
+        self.seen = torch.tensor(len(output))
+
+    def compute(self):
+        return {"seen": self.seen, "dimensions": torch.tensor(self.seen.dim())}
+
+
+def test_states_without_reduction_are_stacked_where_several_workers_have_seen_something():
+    measures = resolve_metrics(Shapes())
+    one, other, none = (measured(measures, [(torch.rand(n), torch.rand(n))] if n else []) for n in (2, 3, 0))
+    for parts, expected in (
+        ([one], {"seen": 2, "dimensions": 0}),
+        ([none, other, none], {"seen": 3, "dimensions": 0}),
+        ([one, none, other], {"seen": [2, 3], "dimensions": 1}),
+    ):
+        assert measures.values(parts)["shapes"] == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "metric"),
+    [
+        (torch.rand(5, 3), torch.tensor([[0], [1], [2], [1], [0]]), MulticlassAccuracy(num_classes=3)),
+        (torch.rand(5, 1), torch.rand(5), PearsonCorrCoef()),
+        (torch.rand(5, 1), torch.tensor([0, 1, 1, 0, 1]), BinaryAUROC()),
+        (torch.rand(5), torch.rand(5, 1), R2Score()),
+        (torch.rand(5, 1).bfloat16(), torch.rand(5), MeanAbsoluteError()),
+        (torch.rand(5, 3, 4), torch.zeros(5, 1, 4, dtype=torch.uint8), MulticlassAccuracy(num_classes=3)),
+    ],
+    ids=["classes", "one column", "scores", "column of targets", "bfloat16", "bytes"],
+)
+def test_outputs_and_targets_that_say_the_same_in_other_shapes(output, target, metric):
+    plain = copy.deepcopy(metric)
+    is_class = isinstance(metric, MulticlassAccuracy)
+    plain.update(
+        output.float() if is_class else output.float().flatten(), target[:, 0] if is_class else target.flatten()
+    )
+    measures = resolve_metrics({"it": metric})
+    assert measures.values([measured(measures, [(output, target)])])["it"] == pytest.approx(plain.compute().item())
+
+
+def test_one_hot_targets_stay_as_they_are():
+    class ShapesOfBatches(Metric):
+        def __init__(self):
+            super().__init__()
+            self.add_state("shapes", [], None)
+
+        def update(self, output, target):
+            self.shapes += [torch.tensor(output.shape), torch.tensor(target.shape)]
+
+        def compute(self):
+            return torch.stack(self.shapes)
+
+    measures = resolve_metrics({"it": ShapesOfBatches()})
+    one_hot = functional.one_hot(torch.tensor([0, 1, 2]), 3)
+    parts = [measured(measures, [(torch.rand(3, 3), one_hot)]), measured(measures, [(torch.rand(2, 3), one_hot)])]
+    assert measures.values(parts)["it"] == [[3, 3], [3, 3], [2, 3], [3, 3]]
+
+
+def test_what_goes_wrong_in_a_metric_names_it():
+    measures = resolve_metrics({"first": "accuracy", "second": MulticlassAccuracy(num_classes=3)})
+    with pytest.raises(ValueError, match="needs one output a class") as caught:
+        measured(measures, [(torch.rand(4, 1), torch.tensor([0, 1, 1, 0]))])
+    assert caught.value.__notes__ == ["Raised by the metric 'first'."]
+
+    class Wordy(PearsonCorrCoef):
+        def compute(self):
+            return "much"
+
+    measures = resolve_metrics({"second": Wordy()})
+    with pytest.raises(TypeError, match="the metric computed a str; the history holds numbers") as caught:
+        measures.values([measured(measures, [(torch.rand(4), torch.rand(4))])])
+    assert caught.value.__notes__ == ["Raised by the metric 'second'."]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "'good'"), (None, "None")]
+)
+def test_a_metric_that_returns_no_number_is_told(returned, told):
+    measuring = BatchMean(lambda output, target: returned).start()
+    with pytest.raises(TypeError, match=f"a metric returned {told}; it has to return one number, the mean"):
+        measuring.add(torch.ones(3), torch.ones(3), 3)

@@ -1,0 +1,106 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from compss_train.model.losses import LOSSES, categorical_cross_entropy, resolve_loss
+
+torch.manual_seed(0)
+LOGITS = torch.randn(7, 4)
+PROBABILITIES = LOGITS.softmax(dim=1)
+INDICES = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+ONE_HOT = functional.one_hot(INDICES, 4)
+CE = functional.cross_entropy(LOGITS, INDICES)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "ce", "softmax_cross_entropy"])
+@pytest.mark.parametrize(
+    "target", [INDICES, INDICES.to(torch.uint8), INDICES.int()[:, None], ONE_HOT, ONE_HOT.double()], ids=str
+)
+def test_cross_entropy_takes_logits_with_indices_or_soft_targets(name, target):
+    assert LOSSES[name](LOGITS, target).item() == pytest.approx(CE.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["categorical_cross_entropy", "cce", "soft_cross_entropy", "sce"])
+@pytest.mark.parametrize("target", [INDICES, ONE_HOT], ids=["indices", "one-hot"])
+def test_categorical_cross_entropy_takes_probabilities(name, target):
+    assert LOSSES[name](PROBABILITIES, target).item() == pytest.approx(CE.item(), rel=1e-5)
+    assert LOSSES[name](torch.zeros(7, 4), target).isfinite()
+
+
+@pytest.mark.parametrize("name", ["mse", "mean_squared_error"])
+def test_mean_squared_error(name):
+    target = torch.randn(7, 4, dtype=torch.float64)
+    assert LOSSES[name](LOGITS, target).item() == pytest.approx(((LOGITS - target) ** 2).mean().item(), rel=1e-5)
+    assert LOSSES[name](LOGITS[:, :1], INDICES).item() == pytest.approx(
+        ((LOGITS[:, 0] - INDICES) ** 2).mean().item(), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["bce", "binary_cross_entropy"])
+def test_binary_cross_entropy_takes_probabilities(name):
+    p, target = PROBABILITIES[:, :1], INDICES % 2
+    expected = functional.binary_cross_entropy(p[:, 0], target.float()).item()
+    assert LOSSES[name](p, target).item() == pytest.approx(expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert LOSSES[name](p, target).item() == pytest.approx(expected)
+
+
+def test_dice_is_zero_for_the_same_masks_and_one_for_disjoint_ones():
+    mask = torch.tensor([[[1, 1], [0, 0]], [[0, 1], [1, 0]]])
+    dice = LOSSES["dice"]
+    assert dice(mask.float(), mask).item() == pytest.approx(0, abs=1e-6)
+    assert dice(1 - mask.float(), mask).item() == pytest.approx(1, abs=1e-6)
+    half = torch.tensor([[1.0, 0.0]])
+    assert dice(half, torch.tensor([[1, 1]])).item() == pytest.approx(1 - 2 / 3)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_reach_the_outputs(name):
+    output = PROBABILITIES.clone().requires_grad_()
+    LOSSES[name](output, ONE_HOT).backward()
+    assert output.grad.isfinite().all()
+    assert output.grad.abs().sum() > 0
+
+
+def test_half_precision_outputs_are_measured_in_full():
+    output = torch.tensor([[1000.0]], dtype=torch.bfloat16)
+    assert LOSSES["mse"](output, torch.tensor([[1001.5]])).item() == pytest.approx(2.25)
+
+
+def test_cross_entropy_of_a_single_output_is_an_error():
+    with pytest.raises(ValueError, match="needs one output a class"):
+        LOSSES["ce"](LOGITS[:, :1], torch.ones(7, 1))
+
+
+def test_targets_that_do_not_fit_are_errors():
+    with pytest.raises(ValueError, match=r"targets of torch.float32 \(7,\) do not go with outputs \(7, 4\)"):
+        LOSSES["ce"](LOGITS, INDICES.float())
+    with pytest.raises(ValueError, match=r"targets have shape \(7,\) and outputs \(7, 4\)"):
+        LOSSES["mse"](LOGITS, INDICES)
+
+
+def test_names_classes_and_callables():
+    def own(output, target):
+        return output.sum()
+
+    assert resolve_loss(own) is own
+    assert isinstance(resolve_loss(nn.L1Loss), nn.L1Loss)
+    with pytest.raises(ValueError, match="unknown loss 'crossentropy'; choose one of mean_squared_error, mse"):
+        resolve_loss("crossentropy")
+    with pytest.raises(ValueError, match=r"or pass a callable; did you mean cross_entropy\?"):
+        resolve_loss("crossentropy")
+    with pytest.raises(TypeError, match="neither a name nor a callable"):
+        resolve_loss(3)
+
+
+@pytest.mark.parametrize("outputs", [[[-0.1, 1.1]], [[0.5, 1.02]], [[-1e-3, 0.5]]])
+def test_what_is_no_probability_is_refused(outputs):
+    with pytest.raises(ValueError, match="are no probabilities; end the network in a softmax, or take the loss"):
+        categorical_cross_entropy(torch.tensor(outputs), torch.tensor([1]))
+
+
+def test_probabilities_that_were_rounded_are_not():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        outputs = torch.softmax(torch.tensor([[30.0, 0.0], [0.1, 0.2]], dtype=dtype), dim=1)
+        assert categorical_cross_entropy(outputs, torch.tensor([0, 1])) >= 0

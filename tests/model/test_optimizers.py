@@ -1,0 +1,83 @@
+import pickle
+
+import pytest
+import torch
+
+from compss_train.model.optimizers import optimizer_factory
+from tests.helpers.models import mlp
+
+DEFAULTS = {
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "adamax": torch.optim.Adamax,
+    "adadelta": torch.optim.Adadelta,
+    "nadam": torch.optim.NAdam,
+}
+GIVEN = [
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}, {}),
+    ("adam", {"epsilon": 0.1, "weight_decay": 0.2, "amsgrad": True}, {"eps": 0.1}),
+    ("adam", {"beta_1": 0.5}, {"betas": (0.5, 0.999)}),
+    ("adamax", {"beta_1": 0.5, "beta_2": 0.6}, {"betas": (0.5, 0.6)}),
+    ("rmsprop", {"rho": 0.7}, {"alpha": 0.7}),
+    ("adadelta", {"rho": 0.7, "epsilon": 0.1}, {"eps": 0.1}),
+    ("nadam", {"schedule_decay": 0.01, "beta_2": 0.7}, {"momentum_decay": 0.01, "betas": (0.9, 0.7)}),
+    ("adagrad", {"epsilon": 0.3}, {"eps": 0.3}),
+]
+RENAMED = {"epsilon", "beta_1", "beta_2", "schedule_decay"}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_names_stand_for_torch_classes_with_their_defaults(name):
+    made = optimizer_factory({"optimizer": name, "lr": 0.03})(mlp().parameters())
+    assert type(made) is DEFAULTS[name]
+    assert made.defaults == DEFAULTS[name](mlp().parameters(), lr=0.03).defaults
+
+
+@pytest.mark.parametrize(("name", "given", "torchs"), GIVEN)
+def test_parameters_have_eddls_names(name, given, torchs):
+    made = optimizer_factory({"optimizer": name, "lr": 0.03, **given})(mlp().parameters())
+    same = {key: value for key, value in given.items() if key not in RENAMED and key in made.defaults}
+    for key, value in {**same, **torchs}.items():
+        assert made.defaults[key] == value
+
+
+def test_classes_and_callables_are_taken_and_can_travel():
+    by_class = optimizer_factory({"optimizer": torch.optim.AdamW, "lr": 0.5, "betas": (0.1, 0.2)})
+    made = pickle.loads(pickle.dumps(by_class))(mlp().parameters())
+    assert type(made) is torch.optim.AdamW
+    assert made.defaults["betas"] == (0.1, 0.2)
+
+    def make(parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    assert optimizer_factory(make) is make
+
+
+def test_the_given_dict_is_not_changed():
+    spec = {"optimizer": "sgd", "lr": 0.1}
+    optimizer_factory(spec)
+    assert spec == {"optimizer": "sgd", "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ({"optimizer": "sdg", "lr": 0.1}, ValueError, "unknown optimizer 'sdg'; choose one of adam, sgd"),
+        ({"optimizer": "adamm", "lr": 0.1}, ValueError, r"Optimizer class; did you mean adam\?"),
+        ({"optimizer": "sgd", "learning_rate": 0.1}, ValueError, r"it takes lr, .*; did you mean lr\?"),
+        ({"optimizer": "adam", "lr": 0.1, "eps": 1}, ValueError, r"did you mean epsilon\?"),
+        ({"optimizer": ["sgd"], "lr": 0.1}, ValueError, "unknown optimizer"),
+        ({"lr": 0.1}, ValueError, "no 'optimizer' in the dict"),
+        ({"optimizer": "sgd"}, ValueError, "'sgd' needs a learning rate"),
+        ({"optimizer": "sgd", "lr": 0.1, "rho": 1}, ValueError, r"no parameter \['rho'\]; it takes lr, momentum"),
+        ({"optimizer": "sgd", "lr": "0.1"}, ValueError, "'sgd' takes numbers, and lr='0.1' is a text"),
+        ("sgd", TypeError, "optimizer='sgd' is neither a dict nor a callable"),
+        (torch.optim.SGD([torch.ones(1)], lr=0.1), TypeError, "optimizer=<SGD> is neither a dict nor a callable"),
+        (None, TypeError, "neither a dict nor a callable"),
+    ],
+)
+def test_wrong_ones_are_errors_that_say_what_there_is(spec, error, message):
+    with pytest.raises(error, match=message):
+        optimizer_factory(spec)

@@ -1,0 +1,231 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors import SafetensorError
+from torch import nn
+
+from compss_train import BadFileError
+from compss_train.model import parameters as params
+from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp
+
+floats = hnp.arrays(np.float32, (3, 2), elements=st.floats(-1e6, 1e6, width=32))
+counts = st.integers(1, 2**28)
+
+
+def version(array):
+    return {"w": array, "steps": np.array(int(abs(array.sum())) % 100), "on": array[0] > 0}
+
+
+@given(array=floats, count=counts)
+def test_the_mean_of_one_version_is_that_version_to_the_bit(array, count):
+    mean = params.mean([params.partial_sum([version(array)], [count])])
+    assert_same_bits(mean, version(array))
+    assert params.average([version(array)], [count])["w"] is array
+
+
+@given(arrays=st.lists(floats, min_size=2, max_size=6), data=st.data())
+def test_the_average_is_weighted_by_samples(arrays, data):
+    numbers = data.draw(st.lists(counts, min_size=len(arrays), max_size=len(arrays)))
+    average = params.average([version(a) for a in arrays], numbers)
+    expected = np.average(np.stack(arrays).astype(np.float64), axis=0, weights=numbers)
+    np.testing.assert_allclose(average["w"], expected, rtol=1e-6, atol=1e-3)
+    assert average["w"].dtype == np.float32
+    assert average["steps"] == max(version(a)["steps"] for a in arrays)
+    np.testing.assert_array_equal(average["on"], np.any([a[0] > 0 for a in arrays], axis=0))
+
+
+@given(arrays=st.lists(floats, min_size=4, max_size=4), data=st.data())
+def test_a_tree_of_sums_gives_the_average(arrays, data):
+    numbers = data.draw(st.lists(counts, min_size=4, max_size=4))
+    versions = [version(a) for a in arrays]
+    left, right = params.partial_sum(versions[:2], numbers[:2]), params.partial_sum(versions[2:], numbers[2:])
+    total = params.add([left, right])
+    assert total.count == sum(numbers)
+    flat = params.average(versions, numbers)
+    for name, array in params.mean([left, right]).items():
+        np.testing.assert_allclose(array, flat[name], rtol=1e-6)
+
+
+@given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
+def test_deltas_commute_and_add_up_to_the_average(arrays, data):
+    base, first, second = map(version, arrays)
+    a, b = data.draw(counts), data.draw(counts)
+    steps = [(first, a), (second, b)]
+
+    def run(order, buffers):
+        current = base
+        for trained, count in order:
+            current = params.apply_delta(current, base, trained, count, a + b, buffers)
+        return current
+
+    average = params.average([base, first, second], [1, 1, 1])  # for the integers' maximum
+    expected = params.average([first, second], [a, b]) | {"steps": average["steps"], "on": average["on"]}
+    scale = max(1.0, *(np.abs(array).max() for array in arrays))
+    for order in (steps, steps[::-1]):
+        for buffers in ((), ("w",)):
+            assert_close(run(order, buffers), expected, tolerance=1e-6 * scale)
+
+
+@given(data=st.data())
+def test_merged_variances_stay_positive_however_stale_the_bases(data):
+    variances = st.floats(0, 100)
+    current = {"v": np.array([data.draw(variances)], np.float32)}
+    for _ in range(6):
+        base, trained = ({"v": np.array([data.draw(variances)], np.float32)} for _ in range(2))
+        current = params.apply_delta(current, base, trained, data.draw(st.integers(1, 9)), 9, {"v"})
+        assert current["v"] >= 0
+
+
+def test_halving_is_the_plain_mean_of_two():
+    current, trained = version(np.full((3, 2), 1.0, np.float32)), version(np.full((3, 2), 4.0, np.float32))
+    assert (params.halve(current, trained)["w"] == 2.5).all()
+
+
+def counts_of(numbers):
+    """Return the counts as numbers, and as what tasks measure."""
+    return numbers, [{"given": number, "samples": 3 * number + 1} for number in numbers]
+
+
+def tree_mean(versions, numbers, arity):
+    starts = range(0, len(versions), arity)
+    return params.mean([params.partial_sum(versions[i : i + arity], numbers[i : i + arity]) for i in starts])
+
+
+@given(arrays=st.lists(floats, min_size=1, max_size=6), arity=st.integers(1, 6))
+def test_of_versions_without_samples_the_first_is_the_average(arrays, arity):
+    versions = [{"w": array} for array in arrays]
+    for numbers in counts_of([0] * len(arrays)):
+        for average in (params.average(versions, numbers), tree_mean(versions, numbers, arity)):
+            np.testing.assert_array_equal(average["w"], arrays[0], strict=True)
+
+
+@given(st.lists(st.tuples(floats, st.just(0) | counts), min_size=1, max_size=8), st.integers(1, 8))
+def test_versions_without_samples_have_no_vote_among_others_in_any_tree(voters, arity):
+    voting = [({"w": array}, count) for array, count in voters if count]
+    if not voting:
+        return
+    versions = [{"w": array} for array, _ in voters]
+    expected = params.mean([params.partial_sum(*zip(*voting, strict=True))])
+    for numbers in counts_of([count for _, count in voters]):
+        average = tree_mean(versions, numbers, arity)
+        np.testing.assert_allclose(average["w"], expected["w"], rtol=1e-6, atol=1e-3)
+        if arity >= len(voters):
+            np.testing.assert_array_equal(average["w"], expected["w"], strict=True)
+
+
+@given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
+def test_a_change_without_samples_changes_nothing(arrays, data):
+    current, base, trained = ({"w": array} for array in arrays)
+    for count in counts_of([0])[0] + counts_of([0])[1]:
+        for buffers in ((), ("w",)):
+            merged = params.apply_delta(current, base, trained, count, data.draw(counts), buffers)
+            np.testing.assert_array_equal(merged["w"], current["w"])
+            assert merged.samples == 0
+
+
+def test_inputs_are_never_changed():
+    versions = [version(np.full((3, 2), v, np.float32)) for v in (1, 2)]
+    params.average(versions, [1, 2])
+    params.apply_delta(versions[0], versions[0], versions[1], 1, 2)
+    params.mean([params.partial_sum(versions, [1, 1])])
+    assert [v["w"][0, 0] for v in versions] == [1, 2]
+
+
+@pytest.mark.parametrize("make", [mlp, awkward_net, lambda: nn.LSTM(3, 4)])
+def test_to_arrays_and_back(make):
+    source, target = make(), make()
+    with torch.no_grad():
+        for tensor in source.state_dict().values():
+            tensor.add_(1)
+    arrays = params.copy_of(params.from_module(source))
+    params.load_into(target, arrays)
+    assert list(arrays) == list(source.state_dict())
+    for name, tensor in target.state_dict().items():
+        assert torch.equal(tensor, source.state_dict()[name])
+
+
+def test_bfloat16_is_held_as_float32_and_comes_back_exactly():
+    source, target = mlp().bfloat16(), mlp().bfloat16()
+    nn.init.normal_(source[0].weight)
+    arrays = params.from_module(source)
+    assert arrays["0.weight"].dtype == np.float32
+    params.load_into(target, arrays)
+    assert torch.equal(target[0].weight, source[0].weight)
+
+
+def test_arrays_load_into_a_channels_last_module():
+    source, target = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    params.load_into(target, params.from_module(source))
+    assert torch.equal(source.weight, target.weight)
+    assert target.weight.is_contiguous(memory_format=torch.channels_last)
+    assert_same_bits(params.from_module(target), params.from_module(source))
+
+
+def test_names_and_shapes_must_agree():
+    arrays = params.from_module(mlp())
+    with pytest.raises(ValueError, match=r"lack \['0.bias'\]"):
+        params.load_into(mlp(), {name: array for name, array in arrays.items() if name != "0.bias"})
+    with pytest.raises(ValueError, match=r"\['extra'\] are not in the network"):
+        params.load_into(mlp(), {**arrays, "extra": np.zeros(1)})
+    with pytest.raises(ValueError, match=r"'0.bias' has shape \(2,\), the network's has \(16,\)"):
+        params.load_into(mlp(), {**arrays, "0.bias": np.zeros(2)})
+
+
+def test_entries_that_are_no_tensors_are_errors():
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return {"anything": 1}
+
+    with pytest.raises(TypeError, match="'_extra_state' is a dict"):
+        params.from_module(Extra(1, 1))
+    with pytest.raises(ValueError, match="run one batch through the network first"):
+        params.from_module(nn.LazyLinear(3))
+
+
+def test_not_finite_values_are_found():
+    arrays = {"a": np.zeros(2), "b": np.array([1.0, np.nan, np.inf])}
+    with pytest.raises(ValueError, match="'b' has 2 NaN or infinite values of 3"):
+        params.check_finite(arrays)
+    params.check_finite({"a": np.zeros(2), "n": np.array(3)})
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_files(tmp_path, suffix):
+    arrays = params.from_module(awkward_net())
+    path = tmp_path / f"p{suffix}"
+    params.save(path, arrays)
+    loaded = params.load(path)
+    assert_same_bits({name: loaded[name] for name in arrays}, arrays)
+    with pytest.raises(ValueError, match=r"use the suffix \.safetensors or \.npz"):
+        params.save(tmp_path / "p.bin", arrays)
+    with pytest.raises(ValueError, match="use the suffix"):
+        params.load(tmp_path / "p.bin")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+@pytest.mark.parametrize("content", [b"", b"x" * 100, None])
+def test_a_file_that_is_damaged_is_named(tmp_path, suffix, content):
+    path = tmp_path / f"it{suffix}"
+    params.save(path, {"a": np.ones(1000)})
+    path.write_bytes(path.read_bytes()[:500] if content is None else content)
+    with pytest.raises(BadFileError, match=rf"it\{suffix} is damaged, or no file of parameters: "):
+        params.load(path)
+
+
+@pytest.mark.parametrize("name", ["it.safetensors", "it.npz"])
+def test_files_may_be_read_by_whom_others_may_be_read(tmp_path, name):
+    (tmp_path / "other").touch()
+    params.save(tmp_path / name, {"a": np.ones(3)})
+    assert (tmp_path / name).stat().st_mode == (tmp_path / "other").stat().st_mode
+    (tmp_path / name).chmod(0o640)
+    params.save(tmp_path / name, {"a": np.ones(3)})
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
+
+
+def test_nothing_is_written_of_what_cannot_be(tmp_path):
+    with pytest.raises(SafetensorError, match="Unknown dtype"):
+        params.save(tmp_path / "it.safetensors", {"a": np.array(["text"])})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,243 @@
+"""The report as a page: everything of the history is in it, and nothing that could do harm or needs a network."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from compss_train.reports import html as report
+from compss_train.reports.columns import round_rows
+from compss_train.reports.html import page
+from compss_train.reports.html.lanes import is_summary
+from compss_train.reports.timeline import KINDS, intervals
+from tests.helpers.histories import histories, online_record, steady_run
+from tests.reports.html.page_reader import PageReader, value_of
+
+CONFIGURATION = {
+    "trainer": {"num_workers": 2, "engine": "local"},
+    "build": {"net": "Net(\n  (0): Linear(2, 3)\n)", "parameters": 12345, "optimizer": {"arguments": {"lr": 0.05}}},
+    "fit": {"method": "fit", "num_epochs": 3, "buffer": None, "callbacks": ["Report"], "started": 1000.0},
+    "versions": {"python": "3.11"},
+    "machine": {"host": "node7"},
+}
+ROUNDS = -1
+"""The table of rounds is the last one."""
+
+
+def heading(name):
+    return f"{name} (s)" if name in KINDS else name.replace("_per_second", "/s").replace("_", " ")
+
+
+def assert_tells(text, value):
+    """Assert that a cell tells a value, numbers to 3 significant digits at least."""
+    if isinstance(value, list):
+        for part, item in zip(text.split(", "), value, strict=True):
+            assert_tells(part, item)
+    elif isinstance(value, str):
+        assert text == value
+    elif math.isnan(value):
+        assert text == "NaN"
+    else:
+        assert value_of(text) == pytest.approx(value, rel=6e-3, abs=1e-9)
+
+
+def assert_tells_all(history, reader):
+    rows = reader.rows(ROUNDS)
+    assert len(rows) == len(history)
+    for cells, record in zip(rows, round_rows(history), strict=True):
+        for name, value in record.items():
+            if name in ("ended", "fit_started"):
+                assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", cells[heading(name)])
+            elif name not in KINDS or value > 1e-9:
+                assert_tells(cells[heading(name)], value)
+
+
+@settings(max_examples=25)
+@given(histories())
+def test_every_number_of_any_history_shows(history):
+    reader = PageReader(page(history, CONFIGURATION))
+    if history:
+        assert_tells_all(history, reader)
+    else:
+        assert "No round has ended yet." in reader.texts
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        steady_run(30, 3),
+        [
+            online_record(),
+            online_record(1, math.nan, skipped=["a.npz"]),
+            online_record(2, 1e-9, repetitions=[0, 3]),
+        ],
+        [{**record, "loss": math.inf} for record in steady_run(2, 1)],
+        [{**record, "loss": 1e308 * (-1) ** record["round"], "lr": 5e-324} for record in steady_run(3, 1)],
+        [
+            {
+                "round": 0,
+                "epoch": 1,
+                "loss": 0.5,
+                "samples": 5,
+                "seconds": 0.0,
+                "samples_per_second": 0.0,
+                "workers": [],
+            }
+        ],
+    ],
+    ids=["steady", "online", "infinite", "extreme", "old"],
+)
+def test_histories_of_all_kinds_show(history):
+    assert_tells_all(history, PageReader(page(history, {})))
+
+
+def test_the_configuration_shows():
+    texts = PageReader(page([], CONFIGURATION, "running")).texts
+    assert {
+        "Training of Net",
+        "running",
+        "num_workers",
+        "12,345",
+        "lr",
+        "0.05",
+        "Net(\n  (0): Linear(2, 3)\n)",
+    } <= {*texts}
+    assert "2 workers · engine local · on node7" in texts
+    assert "1970-01-01 00:16:40 UTC" in texts
+
+
+def test_the_workers_table_sums_up_what_each_did():
+    history = steady_run(12, 3)
+    rows = PageReader(page(history, {})).rows(0)
+    for worker, cells in enumerate(rows):
+        own = [record["workers"][worker] for record in history]
+        assert (cells["worker"], cells["rounds"], cells["samples"]) == (str(worker), "12", "1,200")
+        assert value_of(cells["training (s)"]) == pytest.approx(sum(each["seconds"] for each in own), rel=1e-3)
+
+
+def test_a_page_needs_nothing_else():
+    text = page(steady_run(5, 2), CONFIGURATION, "running", refresh=True)
+    reader = PageReader(text)
+    assert "http://" not in text
+    assert "https://" not in text
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|\bimport\b", text)
+    links = [
+        attributes[name] for _, attributes in reader.elements for name in ("src", "href") if name in attributes
+    ]
+    assert links == ["data:,"]
+    assert [each for each in reader.attributes("meta") if each.get("http-equiv") == "refresh"]
+    assert "refresh" not in page(steady_run(5, 2), CONFIGURATION, "complete")
+
+
+HOSTILE = """</script></style><script>alert('1')</script><img src=x onerror="alert(2)">&lt;"'`"""
+
+
+def test_hostile_names_are_text():
+    history = [
+        {**record, HOSTILE: 0.25, "recall" + HOSTILE: [0.5] * 12, "merge": HOSTILE} for record in steady_run(3, 2)
+    ]
+    for record in history:
+        record["skipped"] = [HOSTILE]
+        record["workers"][0][HOSTILE] = 1.0
+    configuration = {
+        HOSTILE: {HOSTILE: HOSTILE, "list": [HOSTILE]},
+        "build": {"net": HOSTILE},
+        "machine": {"host": HOSTILE},
+    }
+    hostile = PageReader(page(history, configuration, HOSTILE))
+    plain = PageReader(page(json.loads(json.dumps(history).replace(json.dumps(HOSTILE)[1:-1], "name")), {}, "name"))
+    assert len(hostile.attributes("script")) == len(plain.attributes("script"))
+    assert not hostile.attributes("img")
+    assert not [name for _, attributes in hostile.elements for name in attributes if name.startswith("on")]
+    assert {HOSTILE, f"on {HOSTILE}"} & {part for text in hostile.texts for part in text.split(" · ")} != set()
+    assert HOSTILE in hostile.tables[ROUNDS][0]
+    assert HOSTILE in {curve["name"] for told in hostile.values for curve in told["curves"]}
+
+
+def drawn(reader, history, summary):
+    """Return the seconds that each lane shows of each kind."""
+    whole = float(
+        next(attributes for attributes in reader.attributes("div") if "data-seconds" in attributes)["data-seconds"]
+    )
+    lanes, shown = iter(reader.elements), {}
+    lane = None
+    for tag, attributes in lanes:
+        if tag == "g" and attributes.get("class") == "lane":
+            lane = shown.setdefault(attributes["data-name"], {})
+        elif lane is not None and tag == "path" and attributes["class"].partition(" ")[0] in KINDS:
+            kind = attributes["class"].partition(" ")[0]
+            area = area_of if summary else length_of
+            lane[kind] = lane.get(kind, 0.0) + area(attributes) / 100_000 * whole
+    return shown
+
+
+def length_of(attributes):
+    return sum(map(int, re.findall(r"h(\d+)", attributes["d"])))
+
+
+def area_of(attributes):
+    """Return the area under the outline of bars, as a share of the lane's height."""
+    base = float(re.match(r"M0 ([\d.]+)", attributes["d"])[1])
+    steps = re.findall(r"V([\d.]+)H(\d+)", attributes["d"])
+    edges = [0, *(int(edge) for _, edge in steps)]
+    heights = [base - float(top) for top, _ in steps]
+    return sum(h * (b - a) for h, a, b in zip(heights, edges, edges[1:], strict=False)) / 7  # a lane's pixels
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_lanes_are_as_long_as_what_they_show(merge):
+    history = steady_run(20, 5, merge)
+    shown = drawn(PageReader(page(history, {})), history, summary=False)
+    for worker in range(5):
+        for kind in KINDS:
+            expected = sum(i.seconds for i in intervals(history) if (i.worker, i.kind) == (worker, kind))
+            assert shown[f"worker {worker}"][kind] == pytest.approx(expected, abs=0.02)
+
+
+def test_lanes_of_many_workers_show_their_mean():
+    history = steady_run(30, 130)
+    found = intervals(history)
+    assert is_summary(found)
+    shown = drawn(PageReader(page(history, {})), history, summary=True)
+    assert list(shown)[:2] == ["workers 0-2", "workers 3-5"]
+    for first in (0, 60, 126):
+        lane = shown[f"workers {first}-{first + 2}"]
+        seconds = dict.fromkeys(KINDS, 0.0)
+        for interval in found:
+            if first <= interval.worker <= first + 2:
+                seconds[interval.kind] += interval.seconds / 3
+        assert lane["training"] == pytest.approx(seconds["training"], rel=0.02)
+        assert lane["merging"] == pytest.approx(seconds["training"] + seconds["merging"], rel=0.02)
+        assert lane["waiting"] == pytest.approx(sum(seconds.values()), rel=0.02)
+
+
+@pytest.mark.parametrize(("rounds", "workers", "most"), [(200, 16, 300_000), (2000, 1, 350_000), (90, 64, 450_000)])
+def test_reports_of_long_runs_stay_small(rounds, workers, most):
+    text = page(steady_run(rounds, workers), CONFIGURATION)
+    assert len(text) < most
+    rows = PageReader(text).rows(ROUNDS)
+    assert (rows[0]["round"], rows[-1]["round"]) == ("0", f"{rounds - 1:,}")
+    assert len(rows) <= 401
+
+
+def test_a_report_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    report.write(path, steady_run(2, 2))
+    before = path.read_text()
+    assert PageReader(before).rows(ROUNDS)
+
+    def cut_off(self, text, **_):
+        with self.open("w") as file:
+            file.write(text[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", cut_off)
+    with pytest.raises(OSError, match="No space left"):
+        report.write(path, steady_run(3, 2))
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError):
+        report.write(tmp_path / "nowhere" / "report.html", [])

@@ -1,0 +1,232 @@
+"""The history as a list, as tables, as plots and as files."""
+
+import json
+import math
+import pickle
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from compss_train import BadFileError, DistributedTrainer
+from compss_train.callbacks import Callback
+from compss_train.reports.columns import row
+from compss_train.reports.curves import panels, positions
+from compss_train.reports.history import History, line_of
+from compss_train.reports.timeline import KINDS
+from tests.helpers.histories import histories, online_record
+from tests.helpers.models import SGD, blocked, classification, mlp
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    """One that has fitted twice: rounds in which a worker has nothing to train, and no validation at last."""
+    x, y = classification()
+    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as built:
+        built.build(mlp(), SGD, "cross_entropy", "accuracy")
+        assert built.history == []
+        options = {"batch_size": 5, "progress": False}
+        built.fit(*blocked(x, y, 3), num_epochs=1, merge_unit="blocks", validation_data=(x, y), **options)
+        built.fit(*blocked(x, y, 3), num_epochs=2, merge="commutative", **options)
+        yield built
+
+
+def test_a_trainers_history_is_a_list_that_json_can_hold(trainer):
+    history = trainer.history
+    assert isinstance(history, History)
+    assert history == list(history)
+    assert json.loads(json.dumps(history)) == history == pickle.loads(pickle.dumps(history))
+    assert isinstance(history[1:], History)
+    assert history[1:] == list(history)[1:]
+    assert history[0]["round"] == 0
+
+
+def test_records_tell_when_fits_rounds_and_tasks_began_and_ended(trainer):
+    history = trainer.history
+    assert [record["merge"] for record in history] == ["synchronous"] * 2 + ["commutative"] * 2
+    assert len({record["fit_started"] for record in history}) == 2
+    assert [record["ended"] for record in history] == sorted(record["ended"] for record in history)
+    for record in history:
+        assert [own["worker"] for own in record["workers"]] == ([0] if record["round"] == 1 else [0, 1])
+        for own in record["workers"]:
+            assert record["fit_started"] <= own["started"] < own["started"] + own["seconds"]
+            assert own["started"] + own["seconds"] <= record["ended"] + 0.1  # two clocks of one machine
+    assert history[-1]["ended"] <= time.time()
+
+
+def test_building_again_begins_a_new_history():
+    x, y = classification()
+    with DistributedTrainer(1, engine="serial", seed=0) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy")
+        first = trainer.history
+        trainer.fit(x, y, num_epochs=1, batch_size=20, progress=False)
+        trainer.build(mlp(), SGD, "cross_entropy")
+        assert (len(first), trainer.history) == (1, [])
+        assert isinstance(trainer.history, History)
+
+
+@settings(max_examples=30)
+@given(histories())
+def test_frames_have_every_number_of_every_record(history):
+    frame, workers = History(history).to_frame(), History(history).to_frame(workers=True)
+    entries = [own for record in history for own in record["workers"]]
+    assert (len(frame), len(workers)) == (len(history), len(entries))
+    for rows, records in ((frame, history), (workers, entries)):
+        for (_, cells), record in zip(rows.iterrows(), records, strict=True):
+            for name, value in row(record).items():
+                assert cells[name] == value or np.isnan(cells[name])
+                assert not isinstance(value, float) or cells[name] == pytest.approx(value, nan_ok=True)
+    if history:
+        assert frame["recall[1]"].to_list() == pytest.approx([r["recall"][1] for r in history], nan_ok=True)
+        spent = sum(own["seconds"] for own in entries)
+        assert workers["training"].sum() <= spent + 1e-6  # less where clocks disagree
+        assert frame[[*KINDS]].sum().sum() >= workers[[*KINDS]].sum().sum() - 1e-6  # some had nothing to train
+
+
+def test_frames_of_a_trainer_and_of_an_online_fit(trainer):
+    frame = trainer.history.to_frame()
+    assert frame["round"].to_list() == [0, 1, 2, 3]
+    assert np.isnan(frame["val_loss"].iloc[2])
+    spent = [sum(own["seconds"] for own in record["workers"]) for record in trainer.history]
+    assert frame["training"].to_list() == pytest.approx(spent, rel=1e-3, abs=1e-4)
+    online = History([online_record(), online_record(1, math.nan, repetitions=[0, 3])]).to_frame()
+    assert online["simulations.done"].to_list() == [2, 2]
+    assert online["repetitions"].iloc[1] == [0, 3]
+    assert "training" not in online
+    assert History([online_record()]).to_frame(workers=True)["buffer"].to_list() == [9, 0]
+
+
+def test_an_empty_history_has_empty_frames_and_nothing_to_plot(tmp_path):
+    assert History().to_frame().empty
+    assert History().to_frame(workers=True).empty
+    with pytest.raises(ValueError, match=r"the history is empty.*call fit first"):
+        History().plot()
+    History().save(tmp_path / "none.jsonl")
+    assert History.load(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize("name", ["plot.png", "plot.svg", "plot.pdf"])
+def test_plots_need_no_display_and_go_to_files(trainer, tmp_path, name):
+    before = "matplotlib.pyplot" in sys.modules
+    figure = trainer.history.plot(tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 5000
+    assert ("matplotlib.pyplot" in sys.modules) == before
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["loss", "accuracy", "samples/s", "loss by worker", "seconds of all workers"]
+    loss = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
+    assert [*loss["loss"]] == [record["loss"] for record in trainer.history]
+    assert np.isnan(loss["val_loss"][2:]).all()
+    assert [len(line.get_xdata()) for line in figure.axes[3].lines] == [4, 3]
+
+
+@pytest.mark.parametrize("name", ["plot", "plot.docx"])
+def test_names_that_are_no_pictures_are_refused(trainer, tmp_path, name):
+    with pytest.raises(ValueError, match=r"names no kind of picture; give a name that ends in .png, .svg or .pdf"):
+        trainer.history.plot(tmp_path / name)
+    assert not list(tmp_path.glob("plot*"))
+
+
+@pytest.mark.parametrize("against", ["round", "epoch", "samples", "seconds"])
+def test_plots_of_what_else_a_history_may_hold(against):
+    records = [online_record(), online_record(1, math.nan), online_record(2, 1e-5, recall=[0.5, 0.25])]
+    figure = History(records).plot(against=against)
+    titles = {axes.get_title(): axes for axes in figure.axes}
+    assert {"loss", "recall", "samples/s", "batches/s", "samples in buffers", "simulations"} <= titles.keys()
+    assert titles["loss"].get_yscale() == "log"
+    assert [line.get_label() for line in titles["recall"].lines] == ["recall[0]", "recall[1]"]
+    assert {axes.get_xlabel() for axes in figure.axes} == {against}
+    figure.draw_without_rendering()
+    History(records[:1]).plot(against=against)
+
+
+@given(histories())
+def test_axes_never_go_back_and_panels_have_a_point_a_record(history):
+    for against in ("round", "epoch", "samples", "seconds"):
+        xs = positions(history + history, against)  # two runs in one file, whose rounds begin again at 0
+        assert xs == sorted(xs)
+        assert len(xs) == 2 * len(history)
+    for panel in panels(history):
+        assert all(len(curve.xs) == len(curve.ys) <= len(history) for curve in panel.curves)
+
+
+def test_an_unknown_axis_is_an_error(trainer):
+    with pytest.raises(ValueError, match="against='time': choose one of 'round', 'epoch'"):
+        trainer.history.plot(against="time")
+
+
+def test_of_several_runs_in_a_file_the_last_is_loaded(trainer, tmp_path):
+    path = tmp_path / "history.jsonl"
+    text = "".join(map(line_of, trainer.history))
+    for before in (text, text + text[: text.index("\n") + 1]):
+        path.write_text(before + text)
+        repeated = before.count("\n")
+        with pytest.warns(UserWarning, match=f"holds {repeated} rounds that later ones repeat") as told:
+            assert History.load(path) == trainer.history
+        assert told[0].filename == __file__
+
+
+def test_of_a_run_that_was_restored_the_rounds_before_are_loaded_too(trainer, tmp_path):
+    path = tmp_path / "history.jsonl"
+    records = [dict(record, loss=loss) for loss in (1.0, 2.0) for record in trainer.history]
+    count = len(trainer.history)
+    History([*records[:count], *records[count + 1 :]]).save(path)
+    with pytest.warns(UserWarning, match=f"holds {count - 1} rounds that later ones repeat"):
+        assert [record["loss"] for record in History.load(path)] == [1.0, *[2.0] * (count - 1)]
+
+
+def test_figures_are_saved_to_open_files_too(trainer, tmp_path):
+    pytest.importorskip("matplotlib")
+    with (tmp_path / "figure").open("wb") as file:
+        trainer.history.plot(file)
+    assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
+
+
+@given(history=histories())
+@settings(max_examples=30)
+def test_what_is_saved_is_loaded(history, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "history.jsonl"
+    History(history).save(path)
+    assert str(History.load(path)) == str(History(history))  # NaN is no equal of itself
+
+
+def test_damaged_files_are_named(trainer, tmp_path):
+    path = tmp_path / "history.jsonl"
+    trainer.history.save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    with pytest.warns(UserWarning, match=r"history\.jsonl ends within a line"):
+        assert History.load(path) == trainer.history[:-1]
+    for wrong in (b"{}\n", b"no json\n", b"[1, 2]\n", b"\xff\n"):
+        path.write_bytes(whole[: whole.index(b"\n") + 1] + wrong + whole)
+        with pytest.raises(BadFileError, match=r"history\.jsonl holds no record of a round in line 2"):
+            History.load(path)
+    with pytest.raises(FileNotFoundError):
+        History.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("method", "module", "extra"), [("to_frame", "pandas", "pandas"), ("plot", "matplotlib", "plot")]
+)
+def test_what_is_not_installed_is_named_with_its_extra(trainer, monkeypatch, method, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        ModuleNotFoundError, match=rf"{method} needs {module}: pip install 'compss_train\[{extra}\]'"
+    ):
+        getattr(trainer.history, method)()
+
+
+class Plots(Callback):
+    """Looks at the history while it grows."""
+
+    def on_round_end(self, trainer, record):
+        assert trainer.history[-1] is record
+        assert len(trainer.history.to_frame()) == record["round"] + 1
+
+
+def test_callbacks_can_look_at_the_history():
+    x, y = classification()
+    with DistributedTrainer(1, engine="serial", seed=0) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy")
+        trainer.fit(x, y, num_epochs=2, batch_size=20, progress=False, callbacks=[Plots()])

@@ -1,0 +1,136 @@
+"""The law of the timeline: a worker's intervals never overlap, and cover it from first start to last end."""
+
+from itertools import groupby, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.reports.timeline import KINDS, intervals, round_totals, totals
+from tests.helpers.histories import SECONDS, histories, numbered, online_record
+
+
+def by_worker_and_fit(history):
+    def place(interval):
+        return interval.worker, history[interval.position]["fit_started"]
+
+    return {key: list(found) for key, found in groupby(intervals(history), key=place)}
+
+
+@given(histories(clocks=st.floats(-5, 5)))
+def test_intervals_never_overlap_and_cover_a_worker_whatever_the_clocks_say(history):
+    found = by_worker_and_fit(history)
+    trained = {(own["worker"], record["fit_started"]) for record in history for own in record["workers"]}
+    assert found.keys() == trained
+    for (worker, started), own in found.items():
+        fit = [record for record in history if record["fit_started"] == started]
+        mine = [(r["round"], each) for r in fit for each in r["workers"] if each["worker"] == worker]
+        assert own[0].start == mine[0][1]["started"]
+        assert own[-1].stop >= max(fit[-1]["ended"], mine[-1][1]["started"] + mine[-1][1]["seconds"])
+        assert all(one.stop == other.start for one, other in pairwise(own))
+        assert all(interval.stop > interval.start for interval in own if interval.kind != "training")
+        assert [i.position for i in own if i.kind == "training"] == [number for number, _ in mine]
+
+
+@st.composite
+def synchronous_runs(draw):
+    """A run with the seconds of each kind that it is made of: delays before tasks, tasks, and merges."""
+    workers = draw(st.integers(1, 4))
+    now = start = 1000.0
+    records, expected = [], {}
+    for number in range(draw(st.integers(1, 4))):
+        delays = [draw(SECONDS) for _ in range(workers)]
+        delays = [delay - min(delays) for delay in delays]
+        tasks, merging = [draw(SECONDS) + 0.001 for _ in range(workers)], draw(SECONDS)
+        last = max(map(sum, zip(delays, tasks, strict=True)))
+        own = [
+            {"worker": worker, "started": now + delays[worker], "seconds": tasks[worker]}
+            for worker in range(workers)
+        ]
+        for worker in range(workers):
+            before = delays[worker] if number else 0
+            waiting = before + last - delays[worker] - tasks[worker]
+            expected[number, worker] = {"training": tasks[worker], "merging": merging, "waiting": waiting}
+        now += last + merging
+        records.append({"fit_started": start, "ended": now, "merge": "synchronous", "workers": own})
+    return numbered(records), expected
+
+
+@given(synchronous_runs())
+def test_synchronous_workers_wait_for_the_last_one_and_then_for_the_merge(run):
+    history, expected = run
+    found = intervals(history)
+    assert totals(found).keys() == expected.keys()
+    for place, spent in totals(found).items():
+        assert spent == pytest.approx(expected[place], abs=1e-6)
+    for number, spent in round_totals(found).items():
+        summed = {kind: sum(each[kind] for place, each in expected.items() if place[0] == number) for kind in KINDS}
+        assert spent == pytest.approx(summed, abs=1e-6)
+
+
+def test_a_worker_waits_while_others_train_a_round_that_has_nothing_for_it():
+    both = [{"worker": 0, "started": 1.0, "seconds": 1.0}, {"worker": 1, "started": 1.0, "seconds": 2.0}]
+    one = [{"worker": 1, "started": 4.0, "seconds": 2.0}]
+    again = [{"worker": 0, "started": 7.0, "seconds": 1.0}, {"worker": 1, "started": 7.5, "seconds": 2.0}]
+    times = {"fit_started": 0.0, "merge": "synchronous"}
+    history = [{"workers": own, "ended": end, **times} for own, end in ((both, 3.5), (one, 6.5), (again, 10.0))]
+    idle = [(i.position, i.kind, i.start, i.stop) for i in intervals(history) if i.worker == 0]
+    assert idle == [
+        (0, "training", 1.0, 2.0),
+        (0, "waiting", 2.0, 3.0),
+        (0, "merging", 3.0, 4.0),
+        (1, "waiting", 4.0, 6.0),
+        (1, "merging", 6.0, 7.0),
+        (2, "training", 7.0, 8.0),
+        (2, "waiting", 8.0, 9.5),
+        (2, "merging", 9.5, 10.0),
+    ]
+
+
+@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
+def test_workers_that_do_not_wait_for_each_other_merge_between_trainings(merge):
+    entries = [[(0, 1.0, 1.0), (1, 1.5, 5.0)], [(0, 3.0, 1.0), (1, 7.0, 1.0)]]
+    history = [
+        {
+            "fit_started": 0.0,
+            "ended": 9.0,
+            "merge": merge,
+            "workers": [{"worker": worker, "started": start, "seconds": took} for worker, start, took in round_],
+        }
+        for round_ in entries
+    ]
+    told = [(i.position, i.kind, i.start, i.stop) for i in intervals(history) if i.worker == 0]
+    assert told == [
+        (0, "training", 1.0, 2.0),
+        (0, "merging", 2.0, 3.0),
+        (1, "training", 3.0, 4.0),
+        (1, "waiting", 4.0, 8.0),
+        (1, "merging", 8.0, 9.0),
+    ]
+
+
+def test_workers_wait_for_a_process_while_all_are_taken():
+    first = [(0, 0.0, 2.0), (1, 0.0, 2.5), (2, 2.1, 1.9)]  # on two processes
+    second = [(0, 2.6, 2.0), (1, 4.1, 1.9)]
+    history = [
+        {
+            "fit_started": 0.0,
+            "ended": 6.0,
+            "merge": "commutative",
+            "workers": [{"worker": worker, "started": start, "seconds": took} for worker, start, took in round_],
+        }
+        for round_ in (first, second)
+    ]
+    gaps = {
+        (i.worker, i.position, i.kind): i.seconds
+        for i in intervals(history)
+        if i.kind != "training" and i.stop < 4.5
+    }
+    expected = {(0, 0, "merging"): 0.2, (0, 1, "waiting"): 0.4, (1, 0, "merging"): 0.2, (1, 1, "waiting"): 1.4}
+    assert gaps == pytest.approx(expected)
+
+
+def test_what_tells_no_times_has_no_intervals():
+    old = {"round": 0, "epoch": 1, "loss": 0.5, "workers": [{"worker": 0, "seconds": 1.0}]}
+    assert intervals([old, online_record()]) == []
+    assert intervals([]) == []

@@ -1,0 +1,199 @@
+"""The scripts that start applications under COMPSs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "runcompss"
+
+
+def entries(xml):
+    return ElementTree.fromstring(xml).findall("ComputeNode")
+
+
+def script(name, *arguments, **environment):
+    variables = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), "PYTHON": sys.executable}
+    return subprocess.run(
+        ["bash", SCRIPTS / name, *arguments],
+        env=variables | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=SCRIPTS.parent,
+    )
+
+
+@pytest.fixture
+def app(tmp_path):
+    path = tmp_path / "app.py"
+    path.write_text("")
+    return path
+
+
+def test_laptop_help():
+    done = script("laptop.sh", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Run an application under COMPSs")
+    assert "--nodes=N" in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+def test_laptop_without_runcompss(app):
+    done = script("laptop.sh", str(app))
+    assert done.returncode == 127
+    assert "no runcompss on the PATH" in done.stderr
+    assert "compss-train doctor" in done.stderr
+    assert f"python {app}" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["laptop.sh", "slurm.sh"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "which application?"),
+        (("--flag=1", "nothing.py"), "there is no file nothing.py"),
+        (("{app}", "two words"), "'two words' would not survive"),
+        (("{app}", "$(id)"), "would not survive"),
+        (("{app}", ""), "would be lost"),
+        (("--python_interpreter=/no/python", "{app}"), "no Python /no/python"),
+    ],
+)
+def test_scripts_say_what_is_wrong(name, arguments, message, app):
+    done = script(name, "--dry-run", *(argument.format(app=app) for argument in arguments))
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_laptop_wants_flags_in_one_word(app):
+    done = script("laptop.sh", "--units", "2", str(app))
+    assert (done.returncode, "write --units=VALUE" in done.stderr) == (2, True)
+
+
+FAKE_RUNCOMPSS = """#!{python}
+import json, pathlib, sys
+files = [flag.split("=")[1] for flag in sys.argv if flag.startswith(("--project=", "--resources="))]
+print(json.dumps([sys.argv[1:], [pathlib.Path(file).read_text() for file in files]]))
+sys.exit(7)
+"""
+
+
+def test_laptop_calls_runcompss(app, tmp_path):
+    fake = tmp_path / "bin" / "runcompss"
+    fake.parent.mkdir()
+    fake.write_text(FAKE_RUNCOMPSS.format(python=sys.executable))
+    fake.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    flags = ["--nodes=2", "--units=3", "--graph", "-d", "--streaming=FILES", "--pythonpath=/mine"]
+    path = f"{fake.parent}:/usr/bin:/bin"
+    done = script("laptop.sh", *flags, str(app), "--nodes=5", PATH=path, TMPDIR=str(temporary))
+    assert done.returncode == 7, done.stderr
+    arguments, (project, resources) = json.loads(done.stdout)
+    assert f"--pythonpath=/mine:{app.parent}:{SCRIPTS.parent}" in arguments
+    assert f"--python_interpreter={sys.executable}" in arguments
+    assert arguments[-6:] == [
+        "--cpu_affinity=disabled",
+        "--graph=true",
+        "-d",
+        "--streaming=FILES",
+        str(app),
+        "--nodes=5",
+    ]
+    assert len(entries(project)) == len(entries(resources)) == 2
+    assert entries(resources)[0].findtext("Processor/ComputingUnits") == "3"
+    assert entries(project)[0].findtext("WorkingDir").startswith(str(temporary))
+    assert not list(temporary.iterdir())
+
+
+FAKE_THAT_STAYS = """#!{python}
+import os, pathlib, subprocess, sys, time
+project = next(flag for flag in sys.argv if flag.startswith("--project=")).split("=")[1]
+piper = pathlib.Path(project).parent / "workers" / "piper"
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", piper], start_new_session=True)
+pathlib.Path({pid!r} + "_").write_text(str(child.pid))
+os.rename({pid!r} + "_", {pid!r})
+time.sleep(60)
+"""
+
+
+def test_laptop_ends_what_compss_leaves_behind(app, tmp_path):
+    fake, pid = tmp_path / "runcompss", tmp_path / "pid"
+    fake.write_text(FAKE_THAT_STAYS.format(python=sys.executable, pid=str(pid)))
+    fake.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys.executable}
+    with subprocess.Popen(["bash", SCRIPTS / "laptop.sh", app], env=environment, stderr=subprocess.PIPE) as laptop:
+        wait_for(pid.exists)
+        laptop.terminate()
+        assert laptop.wait(30) == 130
+    wait_for(lambda: not runs(int(pid.read_text())))
+
+
+def wait_for(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def flags_of(done):
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    return words, dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
+
+
+def test_slurm_dry_run(app):
+    words, flags = flags_of(script("slurm.sh", "--dry-run", str(app), "--workers", "4"))
+    assert words[0] == "enqueue_compss"
+    assert words[-3:] == [str(app), "--workers", "4"]
+    assert (flags["num_nodes"], flags["job_name"], flags["graph"]) == ("2", "app", "false")
+    assert flags["pythonpath"] == f"{app.parent}:{SCRIPTS.parent}"
+    assert not {"gpus_per_node", "qos", "queue", "sc_cfg", "scheduler", "log_dir"} & set(flags)
+
+
+def test_slurm_flags_go_before_variables(app):
+    variables = {"NODES": "8", "GPUS": "4", "QOS": "long", "GRAPH": "true", "MODULES": "/mine", "SC_CFG": "here"}
+    words, flags = flags_of(
+        script("slurm.sh", "--dry-run", "--num_nodes=3", "--reservation=r", str(app), **variables)
+    )
+    assert words.count("--num_nodes=3") == 1
+    assert "--num_nodes=8" not in words
+    assert (flags["gpus_per_node"], flags["qos"], flags["graph"], flags["sc_cfg"]) == ("4", "long", "true", "here")
+    assert flags["reservation"] == "r"
+    assert flags["pythonpath"].startswith("/mine:")
+
+
+@pytest.mark.parametrize(("minutes", "limit"), [("2", 60), ("10", 540), ("30", 1620), ("600", 35700)])
+def test_compss_ends_the_run_before_slurm_does(app, minutes, limit):
+    _, flags = flags_of(script("slurm.sh", "--dry-run", f"--exec_time={minutes}", str(app)))
+    assert int(flags["wall_clock_limit"]) == limit < int(minutes) * 60
+
+
+def test_own_limit(app):
+    _, flags = flags_of(script("slurm.sh", "--dry-run", "--wall_clock_limit=99", str(app)))
+    assert flags["wall_clock_limit"] == "99"
+
+
+@pytest.mark.parametrize("minutes", ["", "1", "01:00:00", "-5"])
+def test_bad_time(app, minutes):
+    done = script("slurm.sh", "--dry-run", f"--exec_time={minutes}", str(app))
+    assert done.returncode == 2
+    assert "give whole minutes, 2 or more" in done.stderr
+
+
+def test_slurm_without_compss(app):
+    done = script("slurm.sh", str(app))
+    assert done.returncode == 127
+    assert "no enqueue_compss on the PATH" in done.stderr

@@ -1,0 +1,77 @@
+"""What an import of the package brings with it, in a fresh interpreter."""
+
+import subprocess
+import sys
+
+import pytest
+
+import compss_train
+
+
+def run(program, *arguments):
+    subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True, timeout=60)
+
+
+def test_the_command_needs_no_torch(tmp_path):
+    run(
+        """
+import os, sys
+import compss_train.cli.main
+assert not {"torch", "numpy", "compss_train.engines"} & set(sys.modules)
+sys.modules["torch"] = None
+os.environ["PATH"] = "/nowhere"
+assert compss_train.cli.main.main(["configure", "--units", "1", "--folder", sys.argv[1]]) == 0
+assert compss_train.cli.main.main(["doctor"]) == 1
+""",
+        tmp_path,
+    )
+
+
+def test_names_and_submodules_are_there_when_asked_for():
+    run(
+        """
+import compss_train
+assert "DistributedTrainer" not in vars(compss_train)
+assert compss_train.engines.LocalEngine is compss_train.LocalEngine
+assert compss_train.model.parameters.average and compss_train.callbacks.JsonLines
+assert vars(compss_train)["LocalEngine"] is compss_train.LocalEngine
+from compss_train import *
+assert DistributedTrainer is compss_train.trainer.DistributedTrainer
+assert shuffle is compss_train.data.shuffle and callable(shuffle)
+"""
+    )
+
+
+def test_every_public_name_can_be_had():
+    assert all(getattr(compss_train, name) is not None for name in compss_train.__all__)
+    assert {*compss_train.__all__, "__version__", "engines", "parameters"} <= set(dir(compss_train))
+    homes = compss_train._HOMES
+    assert set(compss_train.__all__) == {n for names in homes.values() for n in names} - set(
+        homes["integrations.sklearn"]
+    )
+    assert all(getattr(compss_train, name).__name__ == name for name in homes["integrations.sklearn"])
+
+
+def test_without_scikit_learn_all_but_the_estimators_is_there():
+    run(
+        """
+import sys
+sys.modules["sklearn"] = None
+from compss_train import *
+import compss_train
+assert BlockedTensor and "DistributedClassifier" in dir(compss_train)
+try:
+    compss_train.DistributedClassifier
+except ModuleNotFoundError as error:
+    assert "pip install 'compss_train[sklearn]'" in str(error) and error.name == "sklearn"
+else:
+    raise SystemExit("an estimator without scikit-learn")
+"""
+    )
+
+
+def test_other_names_are_no_attributes():
+    with pytest.raises(AttributeError, match="'compss_train' has no attribute 'Trainer'"):
+        compss_train.Trainer  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Trainer'"):
+        from compss_train import Trainer  # noqa: F401

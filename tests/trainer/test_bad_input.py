@@ -1,0 +1,252 @@
+"""Wrong input is a clear error before any task starts: it names what was given and what is accepted."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, NotBuiltError, SerialEngine
+from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
+from tests.helpers.models import SGD, blocked, classification, mlp
+
+
+class NoTasks(SerialEngine):
+    """Fails when anything is submitted or published."""
+
+    def publish(self, value):
+        raise RuntimeError("something was published before the input was checked")
+
+    submit = publish
+
+
+@pytest.fixture
+def trainer():
+    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
+    return trainer
+
+
+X, Y = classification()
+GOOD = {"num_epochs": 1, "batch_size": 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_epochs": 0, "batch_size": 5}, "num_epochs=0: give an integer of at least 1"),
+        ({"num_epochs": 1.5, "batch_size": 5}, "num_epochs=1.5: give an integer"),
+        ({"num_epochs": 1, "batch_size": 0}, "batch_size=0: give an integer of at least 1"),
+        ({"num_epochs": 1, "num_batches_per_worker": -1}, "num_batches_per_worker=-1: give an integer"),
+        ({"num_epochs": 1}, "give exactly one of them"),
+        ({"num_epochs": 1, "batch_size": 2, "num_batches_per_worker": 2}, "give exactly one of them"),
+        ({"num_epochs": 1, "num_batches_per_worker": 16}, "block 0 has only 15 rows; use 15 batches at most"),
+        ({**GOOD, "merge": "async"}, "merge='async': choose one of 'synchronous', 'commutative'"),
+        ({**GOOD, "merge_every": -1}, "merge_every=-1: give an integer of at least 0"),
+        ({**GOOD, "merge_unit": "batches"}, "merge_unit='batches': choose one of 'epochs', 'blocks'"),
+        ({**GOOD, "shuffle": "all"}, "shuffle='all': choose one of 'blocks', 'total', 'partial', None"),
+        ({**GOOD, "shuffle": True}, "shuffle=True: choose one of 'blocks', 'total', 'partial', None"),
+        ({**GOOD, "rule": "mean"}, "rule='mean': choose one of 'weighted', 'halving'"),
+        ({**GOOD, "rule": "halving"}, "rule='halving' belongs to merge='commutative'; with merge='synchronous'"),
+        ({**GOOD, "optimizer_state": "lose"}, "choose one of 'keep', 'reset'"),
+    ],
+)
+def test_options_of_a_fit(trainer, options, message):
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(*blocked(X, Y, 4), **options)
+
+
+def test_named_fits_speak_of_their_own_keywords(trainer):
+    data = blocked(X, Y, 4)
+    with pytest.raises(ValueError, match="n_epocs_sync=-1: give an integer of at least 0"):
+        trainer.fit_asynchronous_n_epochs_with_GPU(*data, 2, 1, n_epocs_sync=-1)
+    with pytest.raises(ValueError, match="num_batches_per_worker=None: give an integer"):
+        trainer.fit_synchronous_with_GPU(*data, None, 1)
+    with pytest.raises(ValueError, match="shuffle_blocks='yes': choose one of True, False"):
+        trainer.fit_synchronous_with_GPU(*data, 2, 1, shuffle_blocks="yes")
+
+
+def test_x_and_y_must_go_together(trainer):
+    by = BlockedTensor.from_array(Y, (4, 1))
+    for call in (lambda x: trainer.fit(x, by, **GOOD), lambda x: trainer.evaluate(x, by)):
+        with pytest.raises(ValueError, match=r"x has a grid of \(3, 1\) blocks and y one of \(4, 1\)"):
+            call(BlockedTensor.from_array(X, (3, 1)))
+        with pytest.raises(ValueError, match=r"block 2 has 14 samples in x and 15 in y \(58 and 60 in all\)"):
+            call(BlockedTensor.from_array(X[:58], (4, 1)))
+    with pytest.raises(ValueError, match="x has a grid"):
+        trainer.fit(*blocked(X, Y, 4), **GOOD, validation_data=(BlockedTensor.from_array(X, (3, 1)), by))
+
+
+def test_data_that_are_none(trainer):
+    with pytest.raises(ValueError, match="no samples"):
+        trainer.fit(np.zeros((0, 6)), **GOOD)
+    with pytest.raises(ValueError, match="this value is a scalar: 'data"):
+        trainer.fit("data.npy", **GOOD)
+    with pytest.raises(TypeError, match="torch cannot hold arrays of dtype <U1"):
+        trainer.fit(["a", "b"], **GOOD)
+
+
+@pytest.mark.parametrize("workers", [0, -3, 1.0, "2", None, True])
+def test_workers(workers):
+    with pytest.raises(ValueError, match=f"num_workers={workers!r}: give an integer of at least 1"):
+        DistributedTrainer(workers)
+
+
+@pytest.mark.parametrize("argument", [{"seed": -1}, {"seed": 0.5}, {"threads": 0}])
+def test_seed_and_threads(argument):
+    with pytest.raises(ValueError, match="give an integer of at least"):
+        DistributedTrainer(2, **argument)
+    with pytest.raises(ValueError, match=r"give an integer below 2\*\*63"):
+        DistributedTrainer(2, seed=2**63)
+    DistributedTrainer(2, seed=2**63 - 1)
+
+
+def test_engines(monkeypatch):
+    with pytest.raises(ValueError, match="engine='ray' is no engine; choose one of auto, serial, local"):
+        DistributedTrainer(2, engine="ray")
+    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "dask")
+    with pytest.raises(ValueError, match="COMPSS_TRAIN_ENGINE=dask is no engine"):
+        DistributedTrainer(2)
+    assert DistributedTrainer(2, engine="serial")._engine_class is SerialEngine
+    for unset in ("", "auto"):
+        monkeypatch.setenv("COMPSS_TRAIN_ENGINE", unset)
+        assert DistributedTrainer(2)._engine_class is LocalEngine
+
+
+def test_nothing_works_before_build():
+    trainer = DistributedTrainer(2, engine="serial")
+    for call in (
+        lambda: trainer.fit(X, Y, **GOOD),
+        lambda: trainer.fit_synchronous_with_GPU(X, Y, 2, 1),
+        lambda: trainer.evaluate(X, Y),
+        lambda: trainer.predict(X),
+        trainer.model,
+        trainer.get_parameters,
+        lambda: trainer.set_parameters({}),
+    ):
+        with pytest.raises(NotBuiltError, match="call build"):
+            call()
+
+
+STRANGE = list(mlp().parameters())
+
+
+def loss(output, target):
+    return output.mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"net": nn.ReLU()}, ValueError, "ReLU has no parameters"),
+        ({"net": nn.Linear(2, 2).requires_grad_(False)}, ValueError, "all parameters of Linear are frozen"),
+        ({"net": nn.Linear}, TypeError, "must be a torch.nn.Module, not type; call the class"),
+        ({"net": None}, TypeError, "must be a torch.nn.Module, not NoneType"),
+        ({"net": nn.LazyLinear(3)}, ValueError, "lazy"),
+        ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "Invalid learning rate"),
+        ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "unknown optimizer 'lion'"),
+        ({"optimizer": {**SGD, "beta": 1}}, ValueError, r"no parameter \['beta'\]"),
+        ({"loss": "hinge"}, ValueError, "unknown loss 'hinge'; choose one of"),
+        ({"metric": loss}, ValueError, "metric name 'loss' stands for something else"),
+        ({"optimizer": lambda _: None}, TypeError, "returned a NoneType"),
+        ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "uses other parameters than those"),
+        ({"optimizer": {"optimizer": torch.optim.LBFGS}}, ValueError, "LBFGS evaluates the loss several times"),
+        ({"metric": "f1"}, ValueError, "unknown metric 'f1'; choose one of"),
+        ({"precision": "fp16"}, ValueError, "precision='fp16': choose one of 'fp32', 'bf16'"),
+        ({"memory_format": "nhwc"}, ValueError, "choose one of 'contiguous', 'channels_last'"),
+        ({"num_gpu": -1}, ValueError, "num_gpu=-1"),
+        ({"clip_norm": 0}, ValueError, "clip_norm=0: give a number above 0, or None"),
+        ({"clip_norm": float("inf")}, ValueError, "clip_norm=inf: give a number above 0"),
+        ({"clip_value": "1"}, ValueError, "clip_value='1': give a number above 0"),
+        ({"clip_value": True}, ValueError, "clip_value=True: give a number above 0"),
+        (
+            {"clip_norm": 1.0, "clip_value": 0.5},
+            ValueError,
+            "clip_norm=1.0 and clip_value=0.5: give one",
+        ),
+        ({"accumulate": 0}, ValueError, "accumulate=0: give an integer of at least 1"),
+        ({"accumulate": 2.0}, ValueError, "accumulate=2.0: give an integer of at least 1"),
+        ({"on_nan": "stop"}, ValueError, "on_nan='stop': choose one of 'raise', 'skip', 'ignore'"),
+    ],
+)
+def test_build(changes, error, message):
+    arguments = {"net": mlp(), "optimizer": SGD, "loss": "cross_entropy", **changes}
+    with pytest.raises(error, match=message):
+        DistributedTrainer(2, engine=NoTasks()).build(**arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpus_that_are_not_there():
+    with pytest.raises(
+        ValueError, match="num_gpu=1, but torch sees 0 GPUs on this machine; use num_gpu=0 to train on"
+    ):
+        DistributedTrainer(2, engine=NoTasks()).build(mlp(), SGD, "mse", num_gpu=1)
+
+
+def test_parameters_that_are_not_finite(trainer):
+    for bad in (np.nan, np.inf):
+        parameters = trainer.get_parameters()
+        parameters["2.weight"][1, 2] = bad
+        trainer.set_parameters(parameters)
+        with pytest.raises(ValueError, match=r"'2\.weight' has 1 NaN or infinite values of 48 before training"):
+            trainer.fit(*blocked(X, Y, 4), **GOOD)
+
+
+class WithLock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 2))
+        self.body[0].guard = {"inner": threading.Lock()}
+
+
+def with_back_reference():
+    net = nn.Module()
+    net.l = nn.Linear(2, 2)
+    net.l.owner = [net]
+    net.l.lock = threading.Lock()
+    return net
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"net": WithLock()}, r"net.body.0.guard\['inner'\] \(_thread.lock\)"),
+        ({"loss": lambda output, target, lock=threading.Lock(): output.sum()}, r"loss \(builtins.function\)"),  # noqa: B008
+        ({"transform": WithLock()}, r"transform.body.0.guard"),
+        ({"net": with_back_reference()}, r"net.l.lock \(_thread.lock\)"),
+    ],
+    ids=["net", "loss", "transform", "back reference"],
+)
+def test_what_cannot_be_pickled_is_named(changes, where):
+    arguments = {"net": mlp(), "optimizer": SGD, "loss": "mse", **changes}
+    with pytest.raises(TypeError, match=f"{where}.* cannot be pickled"):
+        DistributedTrainer(2, engine=NoTasks()).build(**arguments)
+
+
+@pytest.mark.parametrize("value", [X, X[:2], 0.2, "x", (X, Y, Y)])
+def test_validation_data_that_are_no_pair_are_refused(trainer, value):
+    with pytest.raises(TypeError, match=r"validation_data=\w+: give a pair \(x, y\)"):
+        trainer.fit(X, Y, **GOOD, validation_data=value)
+
+
+@pytest.mark.parametrize("value", [None, ProgressBar(), "progress"])
+def test_callbacks_that_are_no_list_are_refused(trainer, value):
+    with pytest.raises(TypeError, match=r"callbacks=.*: give a list of callbacks"):
+        trainer.fit(X, Y, **GOOD, callbacks=value)
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, lambda *parts: DataLoader(TensorDataset(*parts))])
+def test_torchs_own_data_are_told_what_to_give(trainer, kind):
+    data = kind(torch.as_tensor(X), torch.as_tensor(Y))
+    with pytest.raises(TypeError, match=r"a \w+ cannot be cut into blocks; give its arrays or tensors as x and y"):
+        trainer.fit(data, **GOOD)
+
+
+@pytest.mark.parametrize(
+    "callback", [EarlyStopping(), EarlyStopping("val_accuracy"), Checkpoint("never", best="val_loss")]
+)
+def test_callbacks_that_go_by_validation_data_are_refused_without_any(trainer, callback):
+    with pytest.raises(ValueError, match=r"goes by 'val_\w+', but records have no .* give fit validation_data="):
+        trainer.fit(X, Y, **GOOD, callbacks=[callback])

@@ -1,0 +1,129 @@
+"""fit(buffer=...): the laws of the core hold where samples pass through a buffer."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import BufferSpec, DistributedTrainer, SerialEngine
+from tests.helpers.models import ADAM, MODES, assert_same_bits, awkward_net, blocked, classification
+from tests.training.worker.test_train import OPTIMIZERS, plain_loop
+
+QUEUES = [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)]
+RESERVOIRS = [BufferSpec("Reservoir", 16), BufferSpec("BatchReservoir", 16)]
+
+
+def fitted(engine, workers, buffer, **options):
+    x, y = classification(samples=57)
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    parameters = trainer.fit(*blocked(x, y, 7), buffer=buffer, **{"num_epochs": 3, "batch_size": 4, **options})
+    return parameters, trainer.history
+
+
+@functools.cache
+def reference(queue, mode, shuffle):
+    """Return what the serial engine makes of a queue and a mode, by their numbers."""
+    return fitted(SerialEngine(), 3, QUEUES[queue], shuffle=shuffle, **MODES[mode])
+
+
+@pytest.mark.parametrize("queue", [0, 1], ids=["FIFO", "FIRO"])
+@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+def test_a_queue_gives_the_same_bits_on_every_engine_and_every_time(engine, queue, shuffle):
+    for number, mode in enumerate(MODES):
+        ours, history = fitted(engine, 3, QUEUES[queue], shuffle=shuffle, **mode)
+        theirs, expected = reference(queue, number, shuffle)
+        assert_same_bits(ours, theirs)
+        assert [record["loss"] for record in history] == [record["loss"] for record in expected]
+        trained = sum(worker["samples"] for record in history for worker in record["workers"])
+        assert trained == 3 * 57
+
+
+def test_a_fifo_on_one_worker_is_the_plain_loop_over_all_samples(engine):
+    x, y = classification(samples=60)
+    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    ours = trainer.fit(
+        *blocked(x, y, 4),
+        num_epochs=3,
+        batch_size=7,
+        shuffle=None,
+        shuffle_block_data=False,
+        buffer=BufferSpec("FIFO", 10),
+    )
+    # Nine batches of six and seven, whatever the blocks.
+    assert_same_bits(ours, plain_loop(awkward_net(), OPTIMIZERS[1][1], x, y, 1, 9, 3, seed=3))
+
+
+@pytest.mark.parametrize("buffer", QUEUES, ids=["FIFO", "FIRO"])
+def test_how_often_it_merges_changes_nothing_for_one_worker(engine, buffer):
+    each, seldom = (fitted(engine, 1, buffer, merge_every=every)[0] for every in (1, 0))
+    assert_same_bits(each, seldom)
+
+
+def test_the_seed_makes_the_draws():
+    bits = [fitted("serial", 1, QUEUES[1], shuffle=None, shuffle_block_data=False)[0] for _ in range(2)]
+    assert_same_bits(*bits)
+    without, _ = fitted("serial", 1, None, shuffle=None, shuffle_block_data=False)
+    assert any((bits[0][name] != without[name]).any() for name in without)
+
+
+@pytest.mark.parametrize("buffer", RESERVOIRS, ids=lambda spec: spec.type)
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, merge):
+    _, history = fitted(engine, 2, buffer, merge=merge, num_epochs=2)
+    for record in history:
+        assert record["samples"] == 57
+        assert sum(worker["samples"] for worker in record["workers"]) >= 57
+        assert np.isfinite(record["loss"])
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_batches_are_as_many_as_block_by_block_where_their_number_is_given(number):
+    counted = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            counted.append(1)
+            return super().step(closure)
+
+    x, y = classification(samples=57)
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(awkward_net(), {"optimizer": Counting, "lr": 0.01}, "cross_entropy")
+    options = {"num_epochs": 2, "num_batches_per_worker": number}
+    trainer.fit(*blocked(x, y, 7), buffer=BufferSpec("FIFO", 57), **options)
+    assert len(counted) == 2 * 7 * number
+
+
+def test_what_cannot_be_is_an_error_before_anything_starts():
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    with pytest.raises(TypeError, match=r"buffer='FIRO': give a BufferSpec, such as"):
+        trainer.fit(x, y, num_epochs=1, batch_size=4, buffer="FIRO")
+    for options, batch in (({"batch_size": 13}, 13), ({"num_batches_per_worker": 2}, 15)):
+        with pytest.raises(ValueError, match=f"a batch of {batch} samples cannot come from a FIRO of size 24"):
+            trainer.fit(x, y, num_epochs=1, buffer=BufferSpec("FIRO", 24), **options)
+    assert trainer.history == []
+
+
+@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_an_exception_in_the_network_ends_the_fit_and_the_reading(kind, merge):
+    class Failing(torch.nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                raise RuntimeError("this batch is not for me")
+            return super().forward(x)
+
+    x, y = classification(samples=57)
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    trainer.build(Failing(6, 3), ADAM, "cross_entropy")
+    with pytest.raises(RuntimeError, match="this batch is not for me"):
+        trainer.fit(*blocked(x, y, 3), num_epochs=1, batch_size=4, merge=merge, buffer=BufferSpec(kind, 16))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill"))]

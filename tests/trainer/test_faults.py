@@ -1,0 +1,320 @@
+"""Laws 7 and 8: killed processes, exceptions in the model, Ctrl-C, a killed coordinator."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer, DivergedError, EngineClosedError, LocalEngine, WorkerLostError
+from compss_train.exceptions import WorkerTraceback
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+
+
+class KillOnce:
+    """A transform that kills its own process at one batch, in the middle of a round, the first time only."""
+
+    def __init__(self, flag: Path, at: int) -> None:
+        self.flag, self.at, self.seen = flag, at, 0
+
+    def __call__(self, x):
+        self.seen += 1
+        if self.seen == self.at and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+@pytest.mark.parametrize("merge_unit", ["epochs", "blocks"])
+def test_after_a_kill_in_a_round_training_goes_on_with_the_same_bits(shared_local, tmp_path, merge_unit):
+    x, y = classification()
+    results = []
+    for flag in ("never", "killed"):
+        if flag == "never":
+            (tmp_path / flag).touch()
+        trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1)
+        trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(tmp_path / flag, at=3))
+        results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, merge_unit=merge_unit))
+    assert (tmp_path / "killed").exists()
+    assert_same_bits(*results)
+
+
+@pytest.mark.slow
+def test_a_model_that_always_kills_its_process_is_an_error(tmp_path):
+    def die(x):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    x, y = classification()
+    with DistributedTrainer(1, engine="local", seed=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy", transform=die)
+        with pytest.raises(
+            WorkerLostError,
+            match="task 'train' was running 4 times when a process died, the last time with SIGKILL",
+        ):
+            trainer.fit(x, y, num_epochs=1, batch_size=5)
+
+
+class Explosive(nn.Module):
+    """Raises on a sample that is there once, and takes half a second for all others."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if (x == 666).any():
+            raise ArithmeticError("the forward pass met 666")
+        time.sleep(0.5)
+        return self.layer(x)
+
+
+def children() -> list[psutil.Process]:
+    """Processes of this one that do work: loky's resource tracker stays as long as Python does."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "resource_tracker" not in " ".join(process.cmdline())
+    ]
+
+
+def leftovers(pid: int) -> list[str]:
+    """The folders in shared memory that a coordinator made and that are still there."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"compss_train-{pid}-")]
+
+
+def test_an_exception_in_the_model_reaches_the_caller_once_and_ends_everything():
+    x, y = classification(samples=120)
+    x[62] = 666  # the second worker's third batch; alone, the first would go on for a minute
+    processes, files = children(), leftovers(os.getpid())
+    trainer = DistributedTrainer(2, engine="local", seed=1)
+    trainer.build(Explosive(), SGD, "cross_entropy")
+    started = time.monotonic()
+    with pytest.raises(ArithmeticError, match="the forward pass met 666") as caught:
+        trainer.fit(
+            *blocked(x, y, 2), num_epochs=50, batch_size=1, shuffle=None, shuffle_block_data=False, progress=False
+        )
+    assert time.monotonic() - started < 20
+    assert isinstance(caught.value.__cause__, WorkerTraceback)
+    assert "in forward" in str(caught.value.__cause__)
+    assert any("batch of x with shape (1, 6) and dtype float32" in note for note in caught.value.__notes__)
+    assert [p for p in children() if p not in processes and p.is_running()] == []
+    assert leftovers(os.getpid()) == files
+
+
+def test_the_serial_engine_leaves_exceptions_as_they_are():
+    x, y = classification()
+    x[3] = 666
+    trainer = DistributedTrainer(2, engine="serial", seed=1)
+    trainer.build(Explosive(), SGD, "cross_entropy")
+    with pytest.raises(ArithmeticError) as caught:
+        trainer.fit(x, y, num_epochs=1, batch_size=30, shuffle_block_data=False, shuffle=None)
+    assert caught.value.__cause__ is None
+    assert caught.traceback[-1].name == "forward"
+
+
+def test_classes_that_the_network_has_no_output_for_are_explained(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine=engine, seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(IndexError, match="Target 3 is out of bounds") as caught:
+        trainer.fit(x, y + 1, num_epochs=1, batch_size=len(x))
+    assert "go from 1 to 3: classes are numbered from 0" in "\n".join(caught.value.__notes__)
+
+
+def test_what_an_embedding_does_not_have_is_no_matter_of_classes():
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer.build(nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3)), SGD, "cross_entropy")
+    with pytest.raises(IndexError) as caught:
+        trainer.fit(np.full((6, 1), 7), np.zeros(6, np.int64), num_epochs=1, batch_size=6)
+    assert "classes" not in "\n".join(caught.value.__notes__)
+
+
+def test_types_that_do_not_fit_are_explained(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(RuntimeError) as caught:
+        trainer.fit(x.astype(np.float64), y, num_epochs=1, batch_size=30)
+    note = caught.value.__notes__[0]
+    assert "dtype float64 went through a network with float32 parameters. If that is what is wrong, convert" in note
+
+
+def test_shapes_that_do_not_fit_are_told_without_a_word_on_types(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        trainer.fit(x[:, 1:], y, num_epochs=1, batch_size=30)
+    assert caught.value.__notes__[0].endswith("went through a network with float32 parameters.")
+
+
+def test_what_is_its_own_target_is_told(engine):
+    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(ValueError, match="do not go with outputs") as caught:
+        trainer.evaluate(classification()[0])
+    assert caught.value.__notes__[1] == "There is no y, so that x is its own target."
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_loss_that_turns_nan_names_round_and_worker(ahead, merge):
+    x, y = classification()
+    bad = x.copy()
+    bad[:30] = np.nan
+    trainer = DistributedTrainer(2, engine="serial", seed=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    options = {"batch_size": 5, "shuffle": None, "merge": merge}
+    if ahead:
+        trainer.fit(*blocked(x, y, 2), num_epochs=ahead, **options)
+    good = trainer.get_parameters()
+    with pytest.raises(DivergedError, match=f"loss became nan in round {ahead} on worker 0; lower the"):
+        trainer.fit(*blocked(bad, y, 2), num_epochs=1, **options)
+    assert_same_bits(trainer.get_parameters(), good)
+
+
+def test_nan_is_never_merged_into_the_parameters_of_others(shared_local):
+    """The bad block comes in the second round: what the first made is kept, also where merging is commutative."""
+    x, y = classification()
+    x[50:] = np.nan
+    options = {"num_epochs": 1, "batch_size": 5, "merge": "commutative", "merge_unit": "blocks", "shuffle": None}
+    trainer = DistributedTrainer(2, engine=shared_local, seed=1, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(DivergedError, match="round 2 on worker 1"):
+        trainer.fit(*blocked(x, y, 6), **options)
+    assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
+
+
+def test_an_engine_that_was_shut_down_is_an_error_not_a_hang():
+    engine = LocalEngine(1)
+    trainer = DistributedTrainer(1, engine=engine, seed=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    engine.shutdown()
+    x, y = classification()
+    with pytest.raises(EngineClosedError, match="shut down"):
+        trainer.fit(x, y, num_epochs=1, batch_size=5)
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import pathlib, time, sys
+    import numpy as np
+    from torch import nn
+    from compss_train import BlockedTensor, DistributedTrainer
+
+    # No main guard, and a network and a transform of __main__: users write scripts and notebooks like this.
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2000, 10)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    def tell(x):
+        pathlib.Path(sys.argv[1]).touch()
+        time.sleep({pause})
+        return x
+
+    x = BlockedTensor.from_array(np.ones((2000, 2000), np.float32), (4, 1))
+    y = BlockedTensor.from_array(np.zeros(2000, np.int64), (4, 1))
+    trainer = DistributedTrainer({workers}, engine="local", seed=0, threads=1)
+    trainer.build(Net(), {{"optimizer": "adam", "lr": 0.01}}, "cross_entropy", transform=tell)
+    trainer.fit(x, y, num_epochs={epochs}, batch_size=100, progress=False)
+    print("finished", trainer.history[-1]["samples"])
+    """
+)
+
+
+def start(tmp_path: Path, pause: float, epochs: int, workers: int = 1) -> subprocess.Popen:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(pause=pause, epochs=epochs, workers=workers))
+    return subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "training")],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session, whoever their parents are by now."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float) -> float:
+    """Return how long it took; fail where it took longer than ``seconds``."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "it never came to be"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def test_a_script_without_a_main_guard_trains_and_leaves_nothing(tmp_path):
+    process = start(tmp_path, pause=0, epochs=2)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "finished 2000\n", "")
+    wait_until(lambda: not session(process.pid), 5)  # loky's resource tracker ends a moment later
+    assert leftovers(process.pid) == []
+
+
+def test_ctrl_c_ends_everything_within_two_seconds(tmp_path):
+    process = start(tmp_path, pause=0.1, epochs=1000, workers=2)
+    wait_until((tmp_path / "training").exists, 60)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the coordinator and all workers
+    took = wait_until(lambda: process.poll() is not None and not session(process.pid), 10)
+    out, err = process.communicate()
+    assert took < 4  # two seconds, and as many for a busy machine
+    assert process.returncode in (130, -signal.SIGINT)
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert out == ""
+    assert leftovers(process.pid) == []
+
+
+def test_ctrl_c_while_the_workers_start_is_no_different(tmp_path):
+    process = start(tmp_path, pause=0.1, epochs=1000)
+    wait_until(lambda: leftovers(process.pid), 60)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_until(lambda: process.poll() is not None and not session(process.pid), 10)
+    _, err = process.communicate()
+    assert err.count("Traceback") == 1
+    assert leftovers(process.pid) == []
+
+
+def test_workers_and_files_go_when_the_coordinator_is_killed(tmp_path):
+    process = start(tmp_path, pause=0.1, epochs=1000)
+    wait_until((tmp_path / "training").exists, 60)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not session(process.pid) and not leftovers(process.pid), 20)
+
+
+def test_threads_of_the_caller_are_given_back_after_an_exception():
+    threads = torch.get_num_threads()
+    x, y = classification()
+    x[3] = 666
+    trainer = DistributedTrainer(2, engine="serial", seed=1, threads=threads + 1)
+    trainer.build(Explosive(), SGD, "cross_entropy")
+    state = torch.get_rng_state()
+    with pytest.raises(ArithmeticError):
+        trainer.fit(x, y, num_epochs=1, batch_size=30)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)

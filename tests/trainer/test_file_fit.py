@@ -1,0 +1,211 @@
+"""Fits that read files: the laws of the core hold, and what does not fit is an error."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import (
+    BadFileError,
+    BlockedTensor,
+    BufferSpec,
+    DistributedTrainer,
+    FileDataset,
+    PartialShuffleSampler,
+    SerialEngine,
+)
+from compss_train.engines.machine import intra_op_threads
+from tests.helpers.file_fits import POOLS, SIZES, fitted, rows, write_files
+from tests.helpers.models import (
+    ADAM,
+    MODES,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    classification,
+    mlp,
+    state_arrays,
+)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return classification(samples=sum(SIZES))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, samples):
+    folder = tmp_path_factory.mktemp("files")
+    write_files(folder, samples)
+    return FileDataset(f"{folder}/*.npz")
+
+
+@pytest.fixture
+def own_files(tmp_path, samples):
+    """Files that a test may spoil."""
+    write_files(tmp_path, samples)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def blocks(samples):
+    return tuple(BlockedTensor([[block] for block in rows(array)]) for array in samples)
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", None])
+def test_files_are_blocks(engine, files, blocks, shuffle):
+    for number, mode in enumerate(MODES):
+        rows_too = (number % 2 == 0) == (shuffle is None)  # each way in every mode, with the other shuffle
+        options = {"shuffle": shuffle, "shuffle_block_data": rows_too, **mode}
+        ours, history = fitted(engine, 3, files, **options)
+        theirs, expected = fitted(SerialEngine(), 3, blocks, **options)
+        assert_same_bits(ours, theirs)
+        assert [record["loss"] for record in history] == [record["loss"] for record in expected]
+
+
+@pytest.mark.parametrize("spec", [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)])
+def test_files_are_blocks_through_a_buffer_too(engine, files, blocks, spec):
+    assert_same_bits(fitted(engine, 2, files, buffer=spec)[0], fitted(SerialEngine(), 2, blocks, buffer=spec)[0])
+
+
+@pytest.fixture(scope="module")
+def in_memory(blocks):
+    """Return what the serial engine makes of blocks in memory, by pools and the number of a mode."""
+    return functools.cache(
+        lambda pools, mode: fitted(SerialEngine(), 3, blocks, **{**POOLS, "pools": pools, **MODES[mode]})[0]
+    )
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+@pytest.mark.parametrize("file_buffer", [1, 2, 10])
+def test_a_partial_shuffle_gives_the_same_bits_on_every_engine_from_files_and_from_memory(
+    engine, files, in_memory, pools, file_buffer
+):
+    for number in range(0, len(MODES), 1 if file_buffer == 2 else 3):
+        options = {**POOLS, "pools": pools, **MODES[number]}
+        ours, history = fitted(engine, 3, files, file_buffer=file_buffer, **options)
+        assert_same_bits(ours, in_memory(pools, number))
+        assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * sum(SIZES)
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_one_worker_is_the_plain_loop_over_the_sampler(engine, own_files, pools):
+    (own_files / "0.npz").unlink()  # 44 samples make batches of four
+    dataset = FileDataset(f"{own_files}/*.npz")
+    ours, _ = fitted(engine, 1, dataset, batch_size=4, **{**POOLS, "pools": pools})
+    with intra_op_threads(1):
+        net = awkward_net()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        sampler = PartialShuffleSampler(dataset, shuffle_buffer=11, batch_size=4, pools=pools)
+        torch.manual_seed(0)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for batch in sampler:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(
+                    net(torch.from_numpy(batch["x"])), torch.from_numpy(batch["y"])
+                ).backward()
+                optimizer.step()
+    assert_same_bits(ours, state_arrays(net))
+
+
+def test_every_worker_reads_its_share_and_each_file_once(engine, files):
+    _, history = fitted(engine, 2, files, **POOLS)
+    for record in history:
+        assert sorted(worker["samples"] for worker in record["workers"]) == [28, 29]
+        # One file is cut between the two.
+        assert sum(worker["files"]["files"] for worker in record["workers"]) <= len(SIZES) + 1
+        assert all(worker["files"]["most_held"] <= 10 for worker in record["workers"])
+
+
+def test_commutative_workers_read_files(engine, files):
+    one_merge = {"merge": "commutative", "num_epochs": 1, **POOLS}
+    assert_close(
+        fitted(engine, 3, files, **one_merge)[0], fitted(SerialEngine(), 3, files, num_epochs=1, **POOLS)[0]
+    )
+
+
+def test_evaluate_predict_and_validation_take_files(engine, files, samples):
+    x, y = samples
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    trainer.fit(files, num_epochs=1, batch_size=5, validation_data=files, **POOLS)
+    measured = trainer.evaluate(files)
+    assert measured["loss"] == pytest.approx(trainer.evaluate(x, y)["loss"], rel=1e-6)
+    assert trainer.history[-1]["val_loss"] == pytest.approx(measured["loss"], rel=1e-6)
+    np.testing.assert_allclose(trainer.predict(files), trainer.predict(x), rtol=0, atol=1e-6)
+
+
+def test_the_fit_reads_any_reader_the_user_has(engine, samples):
+    parts = dict(zip("abcd", zip(*map(rows, samples), strict=True), strict=True))
+
+    def reader(filename, get_data=False):
+        x, y = parts[filename[-1]]
+        return ({"images": x, "labels": y}, len(x)) if get_data else len(x)
+
+    dataset = FileDataset([f"store://{name}" for name in parts], reader, x="images", y="labels")
+    ours, _ = fitted(engine, 2, dataset, **POOLS)
+    assert all(np.isfinite(array).all() for array in ours.values())
+
+
+def test_batches_are_as_many_as_asked_for(engine, files):
+    _, history = fitted(engine, 1, files, batch_size=None, num_batches_per_worker=3, num_epochs=1, **POOLS)
+    assert history[0]["samples"] == sum(SIZES)
+
+
+# -- wrong input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": "total"}, "take shuffle='partial'"),
+        ({"shuffle": "blocks", "pools": 2}, "pools=2 belong to shuffle='partial'"),
+        ({"shuffle_buffer": 9}, "shuffle_buffer=9 and pools=1 belong to shuffle='partial'"),
+        ({"shuffle": "partial", "shuffle_buffer": 0}, "shuffle_buffer=0"),
+        ({"shuffle": "partial", "pools": 3}, "pools=3: choose 1 or 2"),
+        ({"shuffle": "partial", "shuffle_block_data": False}, "leave buffer= and shuffle_block_data= out"),
+        ({"shuffle": "partial", "buffer": BufferSpec("FIFO", 9)}, "leave buffer= and shuffle_block_data= out"),
+        ({"file_buffer": 0}, "file_buffer=0"),
+    ],
+)
+def test_options_that_do_not_fit(files, options, message):
+    with pytest.raises(ValueError, match=message):
+        fitted("serial", 1, files, **options)
+
+
+def test_y_is_in_the_files(files, blocks):
+    with pytest.raises(TypeError, match="leave y out"):
+        fitted("serial", 1, (files, blocks[1]))
+    with pytest.raises(TypeError, match="give it as x, alone"):
+        fitted("serial", 1, (blocks[0], files))
+
+
+def test_arrays_that_torch_cannot_hold_and_names_that_are_not_there(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2), ">f4"), y=np.arange(3), z=np.ones((3, 6), np.float32))
+    with pytest.raises(BadFileError, match=r"a\.npz holds >f4 \(2,\) in 'x', which torch cannot hold"):
+        fitted("serial", 1, FileDataset(tmp_path / "a.npz"))
+    fitted("serial", 1, FileDataset(tmp_path / "a.npz", x="z"))  # the others are not read
+    with pytest.raises(ValueError, match=r"no array 'images' for x.*FileDataset\(\.\.\., x=\.\.\., y=\.\.\.\)"):
+        fitted("serial", 1, FileDataset(tmp_path / "a.npz", x="images"))
+
+
+def test_more_workers_than_there_is_to_train_on_are_warned_of(files):
+    with pytest.warns(UserWarning, match="6 workers share 4 files, so that 2 have nothing"):
+        fitted("serial", 6, files)
+    with pytest.warns(UserWarning, match="60 workers share 57 samples, so that 3 have nothing"):
+        fitted("serial", 60, files, mlp, **POOLS)
+
+
+def test_a_reader_that_cannot_travel_is_an_error_before_training(files):
+    lock = threading.Lock()
+
+    def reader(filename, get_data=False):
+        with lock:
+            return 3
+
+    with pytest.raises(TypeError, match="reader"):
+        fitted("serial", 1, FileDataset(files.files, reader))

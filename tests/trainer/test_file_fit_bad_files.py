@@ -1,0 +1,231 @@
+"""Fits that read files of which some are bad: errors that name them, or left out and told."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, SerialEngine
+from compss_train.model import parameters as params
+from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, write_files
+from tests.helpers.models import ADAM, assert_close, assert_same_bits, awkward_net, classification, mlp
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return classification(samples=sum(SIZES))
+
+
+@pytest.fixture
+def own_files(tmp_path, samples):
+    """Files that a test may spoil."""
+    write_files(tmp_path, samples)
+    return tmp_path
+
+
+def spoil(file):
+    """Change a byte of the data, which no header shows."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 255
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("options", "merge"),
+    [
+        (POOLS, "synchronous"),
+        (POOLS, "commutative"),
+        ({"shuffle": "blocks"}, "synchronous"),
+        ({"buffer": BufferSpec("FIRO", 24, threshold=9)}, "commutative"),
+    ],
+)
+def test_a_corrupt_file_is_an_error_that_names_it(engine, own_files, options, merge):
+    dataset = FileDataset(f"{own_files}/*.npz")
+    spoil(own_files / "2.npz")
+    with pytest.raises(BadFileError, match=r"2\.npz is corrupt"):
+        fitted(engine, 2, dataset, merge=merge, **options)
+
+
+@pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, {"buffer": BufferSpec("FIRO", 24, threshold=9)}])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_or_it_is_left_out_and_told(engine, own_files, options, merge):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    spoil(own_files / "2.npz")
+    with pytest.warns(UserWarning, match=r"skipped .*2\.npz is corrupt"):
+        ours, history = fitted(engine, 2, dataset, mlp, merge=merge, **options)  # batches may have one sample left
+    for record in history:
+        assert sum(worker["samples"] for worker in record["workers"]) == sum(SIZES) - SIZES[2]
+        assert record["skipped"] == [str(own_files / "2.npz")]
+    assert all(np.isfinite(array).all() for array in ours.values())
+
+
+def test_workers_count_by_what_they_have_trained(own_files):
+    """A worker whose only file is bad has no vote."""
+    for name in ("2.npz", "3.npz"):
+        (own_files / name).unlink()
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    options = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 1}
+    spoil(own_files / "1.npz")
+    with pytest.warns(UserWarning, match="skipped"):
+        ours, history = fitted("serial", 2, dataset, **options)
+    alone, _ = fitted("serial", 1, FileDataset([own_files / "0.npz"]), **options)
+    assert_same_bits(ours, alone)
+    assert [worker["samples"] for worker in history[0]["workers"]] == [SIZES[0], 0]
+
+
+def write_alike(folder, files=8, rows_of_each=10):
+    """Write files of one size, so that where some are missing others come in their place."""
+    folder.mkdir(exist_ok=True)
+    x, y = classification(samples=files * rows_of_each)
+    for number in range(files):
+        chosen = slice(number * rows_of_each, (number + 1) * rows_of_each)
+        np.savez(folder / f"{number}.npz", x=x[chosen], y=y[chosen])
+    return sorted(folder.glob("*.npz"))
+
+
+AS_THEY_ARE = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 1}
+BY_BLOCKS = {"merge_unit": "blocks", "merge_every": 1}
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(
+    ("workers", "merge", "bad"),
+    [
+        (1, "synchronous", {3}),
+        (1, "synchronous", {0}),
+        (1, "synchronous", {7}),
+        (1, "synchronous", {0, 1, 2, 4, 5, 6, 7}),
+        (1, "commutative", {3}),
+        (2, "synchronous", {2, 3}),
+        (4, "synchronous", {0, 1, 2, 3}),
+    ],
+    ids=str,
+)
+def test_a_round_whose_files_are_all_bad_is_as_if_it_were_not_there(engine, tmp_path, workers, merge, bad, epochs):
+    files = write_alike(tmp_path)
+    dataset = FileDataset(files, on_bad_file="skip")
+    good = FileDataset([file for number, file in enumerate(files) if number not in bad])
+    for number in bad:
+        spoil(files[number])
+    options = {**AS_THEY_ARE, **BY_BLOCKS, "merge": merge, "num_epochs": epochs}
+    ours, history = fitted(engine, workers, dataset, **options)
+    theirs, expected = fitted(SerialEngine(), workers, good, **options)
+    assert_same_bits(ours, theirs)
+    assert [record["samples"] for record in history if record["samples"]] == [r["samples"] for r in expected]
+    assert len(history) == epochs * 8 // workers
+    assert all(np.isnan(record["loss"]) for record in history if not record["samples"])
+    assert set(history[-1]["skipped"]) == {str(files[number]) for number in bad}
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_commutative_workers_go_on_after_a_round_whose_files_are_all_bad(engine, tmp_path):
+    files = write_alike(tmp_path)
+    dataset = FileDataset(files, on_bad_file="skip")
+    for number in (2, 3):
+        spoil(files[number])
+    ours, history = fitted(engine, 2, dataset, **AS_THEY_ARE, **BY_BLOCKS, merge="commutative")
+    assert sorted(record["samples"] for record in history) == [0, 20, 20, 20]
+    assert all(np.isfinite(array).all() for array in ours.values())
+
+
+@pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, BY_BLOCKS, {"merge_every": 0}], ids=str)
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_an_epoch_without_a_file_that_can_be_read_is_an_error(own_files, merge, options):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    for file in own_files.iterdir():
+        spoil(file)
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    before = trainer.get_parameters()
+    with (
+        pytest.warns(UserWarning, match="skipped"),
+        pytest.raises(BadFileError, match=r"^.*\d\.npz is corrupt.*; nor can any other file be read$"),
+    ):
+        trainer.fit(dataset, num_epochs=3, batch_size=5, merge=merge, **options)
+    assert_same_bits(trainer.get_parameters(), before)
+    assert sum(record["samples"] for record in trainer.history) == 0
+
+
+RESERVOIR = BufferSpec("Reservoir", 16, threshold=4)
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize("bad", [[], [2], [0, 3]], ids=str)
+def test_a_record_counts_the_samples_that_were_given_however_often_they_were_trained_on(own_files, merge, bad):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    for number in bad:
+        spoil(own_files / f"{number}.npz")
+    for buffer in (None, RESERVOIR):
+        _, history = fitted("serial", 2, dataset, mlp, merge=merge, buffer=buffer)
+        trained = [sum(worker["samples"] for worker in record["workers"]) for record in history]
+        given = sum(SIZES) - sum(SIZES[number] for number in bad)
+        assert [record["samples"] for record in history] == [given] * 2
+        assert (trained == [given] * 2) == (buffer is None)
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("buffer", [None, RESERVOIR], ids=["plain", "reservoir"])
+def test_versions_weigh_by_the_samples_that_were_given(own_files, monkeypatch, buffer):
+    dataset, weights, average = FileDataset(f"{own_files}/*.npz", on_bad_file="skip"), [], params.average
+    spoil(own_files / "2.npz")
+
+    def watched(versions, counts):
+        weights.append([params._number(count) for count in counts])
+        return average(versions, counts)
+
+    monkeypatch.setattr(params, "average", watched)
+    fitted("serial", 2, dataset, mlp, **AS_THEY_ARE, buffer=buffer)
+    assert weights == [[SIZES[0], SIZES[1] + SIZES[3]]]
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+@pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 8}, set(range(8)), set(range(1, 9))], ids=str)
+def test_in_a_tree_of_averages_workers_without_samples_have_no_vote(engine, tmp_path, bad):
+    files = write_alike(tmp_path, 9)
+    dataset = FileDataset(files, on_bad_file="skip")
+    alone = [fitted("serial", 1, FileDataset([file]), mlp, **AS_THEY_ARE)[0] for file in files]
+    for number in bad:
+        spoil(files[number])
+    ours, history = fitted(engine, 9, dataset, mlp, **AS_THEY_ARE)
+    good = [version for number, version in enumerate(alone) if number not in bad]
+    assert_close(ours, params.average(good, [10] * len(good)))
+    assert all(np.isfinite(array).all() for array in ours.values())
+    assert history[0]["samples"] == 10 * len(good)
+
+
+def test_evaluating_files_of_which_none_can_be_read_is_an_error(engine, own_files):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    for file in own_files.iterdir():
+        spoil(file)
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(BadFileError, match=r"\d\.npz is corrupt"):
+        trainer.evaluate(dataset)
+
+
+def test_files_left_out_are_told_by_evaluate_and_an_error_for_predict(own_files, samples):
+    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
+    spoil(own_files / "2.npz")
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    kept = np.r_[0 : BOUNDS[2], BOUNDS[3] : BOUNDS[4]]
+    with pytest.warns(UserWarning, match=r"skipped .*2\.npz"):
+        loss = trainer.evaluate(dataset)["loss"]
+    assert loss == pytest.approx(trainer.evaluate(*(array[kept] for array in samples))["loss"], rel=1e-6)
+    with pytest.raises(BadFileError, match=r"2\.npz is corrupt"):
+        trainer.predict(dataset)
+
+
+@pytest.mark.parametrize("start", [{"shuffle": "blocks"}, POOLS])
+def test_no_thread_is_left_after_a_fit_or_an_error(own_files, start):
+    dataset = FileDataset(f"{own_files}/*.npz")
+    fitted("serial", 2, dataset, **start)
+    spoil(own_files / "2.npz")
+    with pytest.raises(BadFileError):
+        fitted("serial", 2, dataset, **start)
+    readers = [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+    for thread in readers:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in readers)

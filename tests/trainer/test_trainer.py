@@ -1,0 +1,387 @@
+"""Laws 5 and 6, and what the trainer offers besides fitting."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
+from compss_train.callbacks import Callback, JsonLines, ProgressBar
+from tests.helpers.models import (
+    ADAM,
+    FITS,
+    MODES,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
+
+
+def built(engine, workers, seed=0, net=awkward_net, optimizer=SGD, **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
+    trainer.build(net(), optimizer, "cross_entropy", "accuracy", **options)
+    return trainer
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+def test_every_engine_gives_the_same_bits_in_every_synchronous_mode(engine, workers, shuffle):
+    if isinstance(engine, SerialEngine):
+        pytest.skip("the others are compared with the serial engine")
+    x, y = classification(samples=57)
+    for number, mode in enumerate(MODES):
+        rows = (number + workers) % 2 == 0  # each way in every mode, with other workers
+        options = {"num_epochs": 3, "batch_size": 4, "shuffle": shuffle, "shuffle_block_data": rows, **mode}
+        trained, measured = [], []
+        for one in (SerialEngine(), engine):
+            trainer = built(one, workers, optimizer=ADAM)
+            trained.append(trainer.fit(*blocked(x, y, 7), **options))
+            measured.append([(r["loss"], r["accuracy"]) for r in trainer.history])
+        assert_same_bits(*trained)
+        assert measured[0] == measured[1]
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+def test_a_seed_gives_the_same_bits_twice_and_another_does_not(engine, shuffle):
+    x, y = classification()
+    options = {"num_epochs": 2, "batch_size": 5, "shuffle": shuffle}
+    first, again, other = (built(engine, 2, seed).fit(*blocked(x, y, 6), **options) for seed in (1, 1, 2))
+    assert_same_bits(first, again)
+    assert first["0.weight"].tobytes() != other["0.weight"].tobytes()
+
+
+def test_without_a_seed_one_is_drawn_and_told(engine):
+    x, y = classification()
+    trainers = [built(engine, 2, None) for _ in range(2)]
+    assert trainers[0].seed != trainers[1].seed
+    ours = trainers[0].fit(x, y, num_epochs=1, batch_size=5)
+    assert_same_bits(ours, built(engine, 2, trainers[0].seed).fit(x, y, num_epochs=1, batch_size=5))
+
+
+class Counting:
+    """A transform that notes the samples it sees, in files: it runs inside the workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == torch.int32
+        name = f"{torch.rand(()).item()}-{x[0, 0].item()}"
+        (self.folder / f"{name}-{len(list(self.folder.iterdir()))}.json").write_text(json.dumps(x[:, 0].tolist()))
+        return x.float() / 100
+
+    def counts(self) -> Counter:
+        return Counter(s for file in self.folder.iterdir() for s in json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_fit_trains_on_every_sample_once_an_epoch(engine, tmp_path, fit, workers):
+    x = np.arange(43, dtype=np.int32).repeat(6).reshape(43, 6)
+    y = np.arange(43) % 3
+    counting = Counting(tmp_path)
+    trainer = built(engine, workers, net=mlp, transform=counting)
+    parameters = getattr(trainer, fit)(*blocked(x, y, 5), 3, 4)
+    assert counting.counts() == dict.fromkeys(range(43), 4)
+    assert list(parameters) == list(mlp().state_dict())
+    assert all(np.isfinite(array).all() for array in parameters.values())
+    assert sum(record["samples"] for record in trainer.history) == 4 * 43
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_every_fit_learns(engine, fit):
+    x, y = classification(samples=200)
+    trainer = built(engine, 2, net=mlp)
+    before = trainer.evaluate(x, y)
+    extra = {"n_epocs_sync": 2} if "n_epochs" in fit else {}
+    getattr(trainer, fit)(*blocked(x, y, 4), num_batches_per_worker=5, num_epochs=6, **extra)
+    after = trainer.evaluate(x, y)
+    assert after["loss"] < before["loss"] / 2
+    assert after["accuracy"] > 0.85
+    assert len(trainer.history) == (3 if extra else 1 if "n_epochs" in fit and "asynchronous" in fit else 6)
+
+
+def test_fits_have_the_defaults_of_the_interface_they_replace(engine):
+    x, y = classification()
+    rounds = {}
+    for fit in FITS:
+        trainer = built(engine, 2)
+        getattr(trainer, fit)(*blocked(x, y, 4), 2, 3)
+        rounds[fit] = len(trainer.history)
+    assert set(rounds.values()) == {1, 3}
+    assert [fit for fit in FITS if rounds[fit] == 1] == [
+        fit for fit in FITS if "asynchronous" in fit and "n_ep" in fit
+    ]
+
+
+def test_a_second_fit_goes_on_as_if_there_had_been_one(engine):
+    x, y = classification()
+    options = {"batch_size": 5, "shuffle": "total"}
+    whole, parts = built(engine, 3, optimizer=ADAM), built(engine, 3, optimizer=ADAM)
+    expected = whole.fit(*blocked(x, y, 6), num_epochs=5, **options)
+    parts.fit(*blocked(x, y, 6), num_epochs=2, **options)
+    assert_same_bits(parts.fit(*blocked(x, y, 6), num_epochs=3, **options), expected)
+    keys = ("round", "epoch", "loss")
+    assert [[r[k] for k in keys] for r in parts.history] == [[r[k] for k in keys] for r in whole.history]
+
+
+def test_building_again_starts_over(engine):
+    x, y = classification()
+    trainer = built(engine, 2, optimizer=ADAM)
+    first = trainer.fit(x, y, num_epochs=2, batch_size=5)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    assert trainer.history == []
+    assert_same_bits(trainer.fit(x, y, num_epochs=2, batch_size=5), first)
+
+
+def test_evaluate_and_predict_agree_with_the_model(engine):
+    x, y = classification(samples=50)
+    trainer = built(engine, 3)
+    trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5)
+    model = trainer.model().eval()
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(x))
+    targets = torch.from_numpy(y)
+    np.testing.assert_allclose(trainer.predict(BlockedTensor.from_array(x, (7, 1))), outputs, atol=1e-6)
+    measured = trainer.evaluate(*blocked(x, y, 7), batch_size=4)
+    assert measured["loss"] == pytest.approx(nn.functional.cross_entropy(outputs, targets).item(), abs=1e-6)
+    assert measured["accuracy"] == pytest.approx((outputs.argmax(1) == targets).float().mean().item())
+
+
+def test_parameters_go_out_and_in(engine, tmp_path):
+    x, y = classification()
+    trainer, other = built(engine, 2), built(engine, 2, seed=9)
+    returned = trainer.fit(x, y, num_epochs=1, batch_size=5)
+    assert_same_bits(returned, trainer.get_parameters())
+    returned["0.weight"][:] = 0
+    assert trainer.get_parameters()["0.weight"].any()
+    other.set_parameters(trainer.get_parameters())
+    assert_same_bits(other.get_parameters(), trainer.get_parameters())
+    assert other.evaluate(x, y) == trainer.evaluate(x, y)
+    with pytest.raises(ValueError, match="lack"):
+        other.set_parameters({})
+
+
+def test_validation_is_the_evaluation_after_each_round(engine):
+    x, y = classification(samples=80)
+    for merge in ("synchronous", "commutative"):
+        trainer = built(engine, 2)
+        trainer.fit(x[:60], y[:60], num_epochs=3, batch_size=5, merge=merge, validation_data=(x[60:], y[60:]))
+        assert all({"val_loss", "val_accuracy"} <= set(record) for record in trainer.history)
+        last = trainer.evaluate(x[60:], y[60:])
+        assert trainer.history[-1]["val_loss"] == pytest.approx(last["loss"], abs=1e-7)
+        assert len({record["val_loss"] for record in trainer.history}) == 3
+
+
+def test_without_targets_a_batch_is_its_own(engine):
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(mlp(6, 6), ADAM, "mse", "mae")
+    trainer.fit(x, num_epochs=20, batch_size=5)
+    assert trainer.history[-1]["loss"] < trainer.history[0]["loss"]
+    with torch.no_grad():
+        expected = nn.functional.mse_loss(trainer.model()(torch.from_numpy(x)), torch.from_numpy(x))
+    assert trainer.evaluate(x)["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_anything_with_a_grid_of_tensors_is_taken(engine):
+    class Foreign:
+        def __init__(self, blocks):
+            self.tensors = [[block] for block in blocks]
+
+    x, y = classification()
+    ours = built(engine, 2).fit(*blocked(x, y, 3), num_epochs=1, batch_size=5)
+    theirs = built(engine, 2).fit(
+        Foreign(np.array_split(x, 3)), Foreign(np.array_split(y, 3)), num_epochs=1, batch_size=5
+    )
+    assert_same_bits(ours, theirs)
+
+
+def test_torch_and_file_backed_blocks_train_as_arrays_do(engine, tmp_path):
+    x, y = classification()
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    options = {"num_epochs": 2, "batch_size": 5, "shuffle": "total"}
+    expected = built(engine, 2).fit(*blocked(x, y, 4), **options)
+    for given in (torch.from_numpy(x), mapped):
+        blocks = BlockedTensor.from_array(given, (4, 1))
+        for _ in range(2):  # the second time, the blocks have been published before
+            trainer = built(engine, 2)
+            assert_same_bits(trainer.fit(blocks, BlockedTensor.from_array(y, (4, 1)), **options), expected)
+    assert isinstance(blocks.tensors[0][0], np.memmap)
+
+
+def test_blocks_keep_their_values_types_and_place_after_a_fit(engine):
+    x, y = classification(samples=4000)
+    bx, by = blocked(x, y.astype(np.uint8), 3)
+    trainer = built(engine, 2)
+    for _ in range(2):
+        trainer.fit(bx, by, num_epochs=1, batch_size=500)
+        np.testing.assert_array_equal(bx.collect(), x)
+        np.testing.assert_array_equal(by.collect(), y)
+        assert (bx.dtype, by.dtype) == (np.float32, np.uint8)
+
+
+def test_history_says_who_trained_what(engine):
+    x, y = classification(samples=50)
+    trainer = built(engine, 2)
+    trainer.fit(*blocked(x, y, 5), num_epochs=2, batch_size=5, shuffle=None)
+    record = trainer.history[1]
+    assert (record["round"], record["epoch"], record["samples"]) == (1, 2, 50)
+    assert [(w["worker"], w["samples"]) for w in record["workers"]] == [(0, 30), (1, 20)]
+    mean = sum(w["loss"] * w["samples"] for w in record["workers"]) / 50
+    assert record["loss"] == pytest.approx(mean)
+    assert record["seconds"] > 0
+    assert record["samples_per_second"] == pytest.approx(50 / record["seconds"])
+    json.dumps(trainer.history)
+
+
+def test_callbacks_are_told_in_order(engine, tmp_path):
+    calls = []
+
+    class Noting(Callback):
+        def on_fit_start(self, trainer, total_samples):
+            calls.append(("start", total_samples))
+
+        def on_round_end(self, trainer, record):
+            calls.append(("round", record["round"], len(trainer.history)))
+
+        def on_fit_end(self, trainer):
+            calls.append(("end", trainer.get_parameters()["0.weight"].any()))
+
+    x, y = classification()
+    lines = JsonLines(tmp_path / "history.jsonl")
+    trainer = built(engine, 2)
+    with (tmp_path / "bar").open("w") as bar:
+        trainer.fit(x, y, num_epochs=3, batch_size=5, callbacks=[Noting(), lines, ProgressBar(bar)])
+    assert calls == [("start", 180), ("round", 0, 1), ("round", 1, 2), ("round", 2, 3), ("end", True)]
+    assert [json.loads(line) for line in lines.path.read_text().splitlines()] == trainer.history
+    shown = (tmp_path / "bar").read_text()
+    assert "180/180" in shown
+    assert f"loss={trainer.history[-1]['loss']:.4f}" in shown
+    assert "epoch=3" in shown
+
+
+def test_a_callback_that_raises_ends_the_fit_and_keeps_the_last_complete_round(engine):
+    errors = []
+
+    class Stop(Callback):
+        def on_round_end(self, trainer, record):
+            if record["round"] == 1:
+                raise StopIteration("enough")
+
+        def on_exception(self, trainer, error):
+            errors.append(error)
+
+    x, y = classification()
+    trainer = built(engine, 2)
+    with pytest.raises(StopIteration, match="enough"):
+        trainer.fit(x, y, num_epochs=5, batch_size=5, callbacks=[Stop()])
+    assert [type(error) for error in errors] == [StopIteration]
+    assert len(trainer.history) == 2
+    assert_close(trainer.get_parameters(), built(SerialEngine(), 2).fit(x, y, num_epochs=2, batch_size=5))
+
+
+def test_callbacks_see_the_parameters_of_their_round(engine):
+    x, y = classification()
+    seen = []
+
+    class Looking(Callback):
+        def on_round_end(self, trainer, record):
+            evaluated = trainer.evaluate(x, y)
+            seen.append((trainer.get_parameters(), evaluated["loss"], trainer.predict(x)))
+            for forbidden in (
+                lambda: trainer.set_parameters(trainer.get_parameters()),
+                lambda: trainer.fit(x, y, num_epochs=1, batch_size=5),
+                lambda: trainer.build(mlp(), SGD, "mse"),
+            ):
+                with pytest.raises(RuntimeError, match="during a fit"):
+                    forbidden()
+
+    trainer = built(engine, 2)
+    trainer.fit(x, y, num_epochs=3, batch_size=5, callbacks=[Looking()])
+    for rounds, (parameters, loss, outputs) in enumerate(seen, 1):
+        alone = built(engine, 2)
+        assert_same_bits(alone.fit(x, y, num_epochs=rounds, batch_size=5), parameters)
+        assert alone.evaluate(x, y)["loss"] == loss
+        np.testing.assert_array_equal(alone.predict(x), outputs)
+
+
+@pytest.mark.parametrize("shuffle", [None, "total"])
+def test_what_a_network_does_in_place_does_not_reach_the_blocks(engine, shuffle):
+    x, y = classification(samples=3000)
+    results = []
+    for merge_every in (1, 0):
+        trainer = built(engine, 1, net=mlp, transform=lambda batch: batch.mul_(0.5))
+        data = blocked(x, y, 2)
+        results.append(
+            trainer.fit(
+                *data,
+                num_epochs=2,
+                batch_size=500,
+                merge_every=merge_every,
+                shuffle=shuffle,
+                shuffle_block_data=False,
+            )
+        )
+        assert trainer.evaluate(*data) == trainer.evaluate(*data)
+        np.testing.assert_array_equal(trainer.predict(data[0]), trainer.predict(data[0]))
+        np.testing.assert_array_equal(data[0].collect(), x)
+    assert_same_bits(*results)
+
+
+def test_a_failed_evaluation_loses_nothing(engine):
+    x, y = classification()
+    options = {"batch_size": 5}
+    expected = built(engine, 2, optimizer=ADAM).fit(x, y, num_epochs=4, **options)
+    trainer = built(engine, 2, optimizer=ADAM)
+    trainer.fit(x, y, num_epochs=2, **options)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        trainer.evaluate(x[:, :3], y)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        trainer.predict(x[:, :3])
+    assert_same_bits(trainer.fit(x, y, num_epochs=2, **options), expected)
+
+
+def test_networks_with_several_outputs_train_and_say_that_they_do_not_predict(engine):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x), x
+
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(Two(), SGD, lambda output, target: nn.functional.cross_entropy(output[0], target))
+    trainer.fit(x, y, num_epochs=1, batch_size=5)
+    assert trainer.evaluate(x, y)["loss"] > 0
+    with pytest.raises(TypeError, match="returns one tensor, this one returns a tuple"):
+        trainer.predict(x)
+
+
+def test_a_loss_of_one_element_will_do_and_one_of_many_is_an_error(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(mlp(), SGD, lambda output, target: nn.functional.cross_entropy(output, target).reshape(1))
+    trainer.fit(x, y, num_epochs=1, batch_size=5)
+    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
+    trainer.build(mlp(), SGD, nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(ValueError, match=r"loss must be one number a batch, this one has shape \(5,\)"):
+        trainer.fit(x, y, num_epochs=1, batch_size=5)
+
+
+def test_column_grids_count_row_by_row(engine):
+    x, y = classification()
+    grid = BlockedTensor.from_array(x, (2, 3)), BlockedTensor.from_array(y, (2, 3))
+    options = {"num_epochs": 1, "batch_size": 5, "shuffle": None}
+    assert_same_bits(built(engine, 2).fit(*grid, **options), built(engine, 2).fit(*blocked(x, y, 6), **options))

@@ -1,0 +1,103 @@
+"""Kill processes with SIGKILL while they write checkpoints, and look at what is left. Prints how many it killed.
+
+A process of its own: children are forked, which a process with threads had better not do.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compss_train.training.checkpoints import checkpoints, read, write
+from compss_train.training.checkpoints.folder import path_of, purge
+
+
+def content(number: int, size: int = 1000) -> dict[str, Any]:
+    return {"round": number, "values": torch.full((size,), float(number)), "more": torch.arange(number)}
+
+
+def check(folder: Path, numbers: set[int], size: int = 1000) -> None:
+    """All that is called a checkpoint is complete, and those of these rounds are there."""
+    found = checkpoints(folder)
+    assert numbers <= set(found), (numbers, found)
+    for number, path in found.items():
+        there = read(path)
+        assert there["round"] in (number, number + 100), path
+        assert torch.equal(there["values"], content(there["round"], size)["values"]), path
+    purge(folder, set(found))
+    assert set(os.listdir(folder)) == {path.name for path in found.values()}
+
+
+def touches_files(function: Any) -> bool:
+    modules = (getattr(function, "__module__", None), type(getattr(function, "__self__", None)).__module__)
+    return any(module in ("posix", "io", "_io", "fcntl") for module in modules)
+
+
+def killed_at(call: int, action: Callable[[], None]) -> bool:
+    """Run ``action`` in a process that dies before its so-manieth call of the system; whether it did die."""
+    if not (child := os.fork()):
+        calls = 0
+
+        def count(frame: Any, event: str, function: Any) -> None:
+            nonlocal calls
+            if event == "c_call" and touches_files(function):
+                calls += 1
+                if calls == call:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(count)
+        action()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def at_every_call(folder: Path, action: Callable[[], None], kept: set[int]) -> int:
+    """Kill the action before each of its calls of the system in turn; return how many there are."""
+    call = 1
+    while killed_at(call, action):
+        check(folder, kept)
+        call += 1
+    check(folder, kept)
+    return call - 1
+
+
+def at_random(folder: Path, times: int) -> int:
+    """Kill a process that writes one checkpoint after the other, whenever it is."""
+    size, draw = 300_000, random.Random(0)
+    write(path_of(folder, 0), content(0, size))
+    for _ in range(times):
+        if not (child := os.fork()):
+            number = 0
+            while True:
+                number = (number + 1) % 50
+                write(path_of(folder, number), content(number + draw.choice([0, 100]), size))
+                purge(folder, {0, number - 1, number})
+        time.sleep(draw.uniform(0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        check(folder, set(), size)
+    return times
+
+
+def main(folder: Path, times: int) -> None:
+    torch.set_num_threads(1)
+    for number in (1, 2, 3):
+        write(path_of(folder, number), content(number))
+    calls = at_every_call(folder, lambda: write(path_of(folder, 4), content(4)), {1, 2, 3})
+    # What is replaced may be missing for a moment; nobody takes half of it for all.
+    calls += at_every_call(folder, lambda: write(path_of(folder, 4), content(104)), {1, 2, 3})
+    calls += at_every_call(folder, lambda: purge(folder, {1, 2}), {1, 2})
+    (folder / "random").mkdir()
+    print(calls, at_random(folder / "random", times))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

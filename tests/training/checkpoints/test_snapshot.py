@@ -1,0 +1,67 @@
+"""A snapshot comes back from a file with all that workers go on from."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train.data.partitioning import Position
+from compss_train.model.random_state import RandomState, random_state
+from compss_train.training.checkpoints import Snapshot, read, write
+from compss_train.training.checkpoints.snapshot import Progress
+from compss_train.training.worker import WorkerState
+from tests.helpers.resuming import Interrupt, fit, trainer_of
+from tests.training.checkpoints.trees import assert_same
+
+EMPTY = Snapshot({}, (), 0, [], {}, None, {}, {})
+
+
+def through(snapshot, folder):
+    write(folder / "it", snapshot.content())
+    return Snapshot.of(read(folder / "it"))
+
+
+def drawn():
+    return torch.rand(3).tolist(), np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random()
+
+
+def test_generators_go_on_where_they_were(tmp_path):
+    with random_state(5, "cpu"):
+        drawn()  # an odd number of normals: numpy and Python keep the other one of each pair
+        state = RandomState.now("cpu")
+        expected = drawn()
+    assert state.python[2] is not None
+    assert state.numpy["has_gauss"]
+    back = through(replace(EMPTY, workers=(WorkerState(None, state),)), tmp_path).workers[0].random
+    with random_state(back, "cpu"):
+        assert drawn() == expected
+
+
+def test_a_worker_that_has_not_begun_has_a_seed_and_one_on_a_gpu_its_state(tmp_path):
+    with random_state(5, "cpu"):
+        on_gpu = replace(RandomState.now("cpu"), cuda=torch.arange(16, dtype=torch.uint8))
+    workers = (WorkerState(None, 2**63 - 1), WorkerState({"state": {0: {"step": torch.tensor(1.0)}}}, on_gpu))
+    back = through(replace(EMPTY, workers=workers), tmp_path).workers
+    assert back[0] == workers[0]
+    assert_same(back[1].optimizer, workers[1].optimizer)
+    assert torch.equal(back[1].random.cuda, on_gpu.cuda)
+    assert back[1].on_cpu().random.cuda is None
+    assert back[0].on_cpu() == workers[0]
+
+
+@pytest.mark.parametrize("progress", [None, Progress({"num_epochs": 3}, (1, 2), 4, Position(5, 1, 2))])
+def test_progress(tmp_path, progress):
+    back = through(replace(EMPTY, progress=progress), tmp_path).progress
+    assert back == progress or vars(back) == vars(progress)
+
+
+def test_a_trainers_snapshot_is_the_same_when_it_was_restored(tmp_path):
+    trainer, restored = trainer_of(), trainer_of(seed=None)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, Interrupt(1))
+    fit(trainer)
+    write(tmp_path / "it", trainer.snapshot().content())
+    restored.restore(tmp_path / "it")
+    assert_same(restored.snapshot().content(), trainer.snapshot().content())

@@ -1,0 +1,244 @@
+"""Laws 2, 3 and 4: what merging means."""
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
+from compss_train.model import parameters as params
+from compss_train.training.merging import tree_average
+from tests.engines import tasks
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
+
+PLAIN_SGD = {"optimizer": "sgd", "lr": 0.1}
+STILL = {"shuffle": None, "shuffle_block_data": False}
+
+
+def fitted(engine, workers, x, y, net=None, optimizer=PLAIN_SGD, seed=0, **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
+    trainer.build(net or mlp(), optimizer, "cross_entropy")
+    return trainer.fit(x, y, **options)
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_one_batch_each_is_one_step_on_the_joint_batch(engine, workers, merge):
+    x, y = classification(samples=workers * 20)
+    apart = fitted(engine, workers, *blocked(x, y, workers), num_epochs=1, batch_size=20, merge=merge, **STILL)
+    joint = fitted(engine, 1, *blocked(x, y, 1), num_epochs=1, num_batches_per_worker=1, **STILL)
+    assert_close(apart, joint)
+
+
+def test_unequal_blocks_count_by_their_samples(engine):
+    x, y = classification(samples=50)
+    cuts = [slice(0, 5), slice(5, 50)]
+    bx = BlockedTensor([[x[cut]] for cut in cuts])
+    by = BlockedTensor([[y[cut]] for cut in cuts])
+    merged = fitted(engine, 2, bx, by, num_epochs=1, batch_size=5, **STILL)
+    alone = [fitted(engine, 1, *blocked(x[cut], y[cut], 1), num_epochs=1, batch_size=5, **STILL) for cut in cuts]
+    for name, array in merged.items():
+        mean = np.average([a[name].astype(np.float64) for a in alone], axis=0, weights=[5, 45])
+        np.testing.assert_array_equal(array, mean.astype(np.float32))
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_worker_without_samples_has_no_vote(engine, merge):
+    x, y = classification()
+    # Commutative rounds see each other's updates as they arrive, so only a single one is comparable.
+    options = {
+        "num_epochs": 2,
+        "batch_size": 10,
+        "merge": merge,
+        "merge_every": int(merge == "synchronous"),
+        **STILL,
+    }
+    two = fitted(engine, 2, *blocked(x, y, 2), **options)
+    told = "5 workers share 2 blocks, so that 3 have nothing to train; cut the data into at least 5 blocks"
+    with pytest.warns(UserWarning, match=told):
+        five = fitted(engine, 5, *blocked(x, y, 2), **options)
+    assert_close(two, five)
+    if merge == "synchronous":
+        assert_same_bits(two, five)
+
+
+@pytest.mark.parametrize("net", [mlp, awkward_net])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_commutative_with_one_merge_at_the_end_is_synchronous(engine, workers, net):
+    x, y = classification(samples=64)
+    results = [
+        fitted(
+            engine,
+            workers,
+            *blocked(x, y, 7),
+            net=net(),
+            optimizer=SGD,
+            num_epochs=3,
+            batch_size=4,
+            merge=merge,
+            merge_every=0,
+            shuffle="total",
+        )
+        for merge in ("synchronous", "commutative")
+    ]
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_the_order_of_arrival_changes_rounding_only(shared_local, tmp_path, late):
+    """Each of three workers is held back in turn until the others have been merged; the sum stays the same."""
+    rng = np.random.default_rng(1)
+    base, *trained = ({"w": rng.normal(size=50).astype(np.float32)} for _ in range(4))
+    target = shared_local.publish(base)
+    gate = tmp_path / "gate"
+    made = []
+    for worker, result in enumerate(trained):
+        ref = shared_local.submit(tasks.wait_for, gate, result) if worker == late else shared_local.publish(result)
+        made.append(
+            shared_local.commute(target, params.apply_delta, shared_local.publish(base), ref, worker + 1, 6, {"b"})
+        )
+    others = [ref for worker, ref in enumerate(made) if worker != late]
+    shared_local.fetch(others)
+    gate.touch()
+    assert_close(shared_local.fetch([target])[0], params.average(trained, [1, 2, 3]))
+
+
+def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine):
+    x, y = classification(samples=30)
+    cuts = [slice(0, 10), slice(10, 30)]
+    bx = BlockedTensor([[x[cut]] for cut in cuts])
+    by = BlockedTensor([[y[cut]] for cut in cuts])
+    net = awkward_net()
+    net[3].p = 0.0  # workers draw random numbers of their own
+    merged = fitted(engine, 2, bx, by, net=net, num_epochs=1, batch_size=5, **STILL)
+    assert merged["1.num_batches_tracked"] == 4
+    alone = [fitted(engine, 1, x[cut], y[cut], net=net, num_epochs=1, batch_size=5, **STILL) for cut in cuts]
+    mean = (10 * alone[0]["1.running_mean"].astype(np.float64) + 20 * alone[1]["1.running_mean"]) / 30
+    np.testing.assert_allclose(merged["1.running_mean"], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"merge_unit": "blocks"}])
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_batch_norm_survives_commutative_rounds(engine, workers, options):
+    """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
+    x, y = classification(samples=320)
+    net = awkward_net()
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(net, ADAM, "cross_entropy")
+    data = blocked(x / 100, y, 16)
+    trained = trainer.fit(*data, num_epochs=3, batch_size=5, merge="commutative", validation_data=data, **options)
+    assert (trained["1.running_var"] > 0).all()
+    assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
+
+
+def test_commutative_workers_do_not_wait_for_each_other(shared_local, tmp_path):
+    """One worker ends all its rounds while the other is held in its first."""
+    gate = tmp_path / "gate"
+    x = np.zeros((8, 6), np.float32)
+    x[1::2] = 1  # the second worker's blocks
+
+    def hold_second(batch):
+        if batch[0, 0] == 1:
+            tasks.wait_for(gate, None)
+        else:
+            tasks.note("first", tmp_path / "order")
+            if len((tmp_path / "order").read_text().split()) == 4:
+                gate.touch()
+        return batch
+
+    trainer = DistributedTrainer(2, engine=shared_local, seed=0, threads=1)
+    trainer.build(mlp(), PLAIN_SGD, "cross_entropy", transform=hold_second)
+    y = np.zeros(8, np.int64)
+    trainer.fit(*blocked(x, y, 8), num_epochs=4, batch_size=1, merge="commutative", merge_every=1, **STILL)
+    assert gate.exists()
+
+
+def test_halving_is_dislibs_rule(engine):
+    x, y = classification(samples=20)
+    start = {name: tensor.numpy() for name, tensor in mlp().state_dict().items()}
+    options = {"num_epochs": 1, "num_batches_per_worker": 1, **STILL}
+    merged = fitted(engine, 1, x, y, merge="commutative", rule="halving", **options)
+    plain = fitted(engine, 1, x, y, **options)
+    assert_close(merged, {name: (start[name] + plain[name]) / 2 for name in start})
+
+
+def test_merging_more_often_inside_an_epoch_is_more_rounds(engine):
+    x, y = classification(samples=64)
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+    trainer.build(mlp(), ADAM, "cross_entropy", "accuracy")
+    trainer.fit(*blocked(x, y, 7), num_epochs=2, batch_size=4, merge_unit="blocks", merge_every=2)
+    assert [(r["round"], r["epoch"]) for r in trainer.history] == [(0, 1), (1, 1), (2, 2), (3, 2)]
+    assert sum(r["samples"] for r in trainer.history) == 128
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 17, 65, 130])
+def test_a_tree_of_any_size_is_the_weighted_mean(count):
+    rng = np.random.default_rng(count)
+    versions = [{"w": rng.normal(size=5).astype(np.float32), "n": np.array(k)} for k in range(count)]
+    counts = rng.integers(1, 100, count).tolist()
+    engine = SerialEngine()
+    merged = engine.fetch([tree_average(engine, [engine.publish(v) for v in versions], counts)])[0]
+    expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)
+    np.testing.assert_allclose(merged["w"], expected, rtol=1e-6, atol=1e-7)
+    assert merged["n"] == count - 1
+
+
+def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
+    """Between the start and the end of a fit, only measurements are fetched."""
+    fetched = []
+    original = type(shared_local).fetch
+
+    def counting(self, refs, **options):
+        values = original(self, refs, **options)
+        fetched.extend(values)
+        return values
+
+    monkeypatch.setattr(type(shared_local), "fetch", counting)
+    x, y = classification()
+    fitted(shared_local, 2, *blocked(x, y, 4), num_epochs=5, batch_size=10)
+    parameters = [value for value in fetched if "0.weight" in value]
+    assert len(parameters) == 1
+    assert parameters[0] is fetched[-1]
+    assert not any(measured.pop("metrics") for measured in fetched[:-1])  # states, of which there are none here
+    assert all(isinstance(value, float | int) for measured in fetched[:-1] for value in measured.values())
+
+
+def test_nothing_is_left_in_the_engine_but_what_the_next_fit_needs(shared_local):
+    import os
+
+    def files():
+        return {name for folder in shared_local._folders.paths for name in os.listdir(folder)}
+
+    torch.manual_seed(0)
+    net = torch.nn.Linear(200, 100)
+    x = np.random.default_rng(0).normal(size=(400, 200)).astype(np.float32)
+    before = files()
+    for merge in ("synchronous", "commutative"):
+        trainer = DistributedTrainer(2, engine=shared_local, seed=0, threads=1)
+        trainer.build(net, ADAM, lambda output, target: (output - target[:, :100]).square().mean())
+        sizes = []
+        for epochs in (1, 4):
+            bx = BlockedTensor.from_array(x, (4, 1))
+            trainer.fit(bx, num_epochs=epochs, batch_size=50, merge=merge)
+            trainer.evaluate(bx)
+            trainer.predict(bx)
+            shared_local.fetch([shared_local.submit(tasks.add, 1)])
+            sizes.append(len(files() - before))
+        assert sizes[0] == sizes[1] <= 3, "recipe and two workers' states"
+        trainer.close()
+        shared_local.fetch([shared_local.submit(tasks.add, 1)])
+        assert files() == before
+
+
+def test_more_workers_than_samples_are_told_how_many_there_may_be():
+    x, y = classification(samples=3)
+    with pytest.warns(UserWarning, match="have nothing to train; there are 3 samples, for as many workers at the"):
+        fitted("serial", 5, x, y, num_epochs=1, batch_size=1)

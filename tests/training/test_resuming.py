@@ -1,0 +1,364 @@
+"""N rounds are the same bits as k rounds, an interruption, a resume and N - k rounds."""
+
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from compss_train import BufferSpec, DistributedTrainer, FileDataset
+from compss_train.callbacks import Checkpoint
+from compss_train.training.checkpoints import checkpoints
+from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, mlp
+from tests.helpers.resuming import Interrupt, X, Y, assert_alike, contents, fit, numbers_of, trainer_of
+from tests.training.checkpoints.trees import assert_same
+
+BLOCKS = {**MODES[3], "num_epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(5):
+        np.savez(folder / f"{number}.npz", x=X[number::5], y=Y[number::5])
+    return FileDataset(f"{folder}/*.npz")
+
+
+def every_round_resumed(folder, build, *, engine="serial", data=None, **options):
+    """Train without a break, then from each of its checkpoints to the end; all are alike. Returns the first one."""
+    whole = build(engine)
+    fit(whole, Checkpoint(folder, keep=99), data=data, **options)
+    saved = checkpoints(folder)
+    assert list(saved) == list(range(len(whole.history)))
+    for path in saved.values():
+        again = build(engine)
+        fit(again, data=data, resume=path, **options)
+        assert_alike(again, whole)
+        assert again.resumed_from == path
+    return whole
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
+@pytest.mark.parametrize("mode", [*MODES[:3], BLOCKS], ids=str)
+def test_a_resumed_fit_ends_with_the_same_bits_whatever_the_round(tmp_path, mode, shuffle):
+    every_round_resumed(tmp_path, trainer_of, shuffle=shuffle, **mode)
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "partial"])
+def test_on_every_engine(engine, tmp_path, shuffle):
+    for number, mode in enumerate([*MODES[1:3], {"merge_every": 2, "merge_unit": "blocks"}]):
+        options = {"shuffle": shuffle, **mode}
+        whole = every_round_resumed(tmp_path / str(number), trainer_of, engine=engine, **options)
+        without = trainer_of()
+        fit(without, **options)
+        assert_alike(whole, without)  # checkpoints change nothing
+
+
+PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=9.0)  # which every epoch is
+VARIANTS = {
+    "one worker": ({"workers": 1}, {**BLOCKS, "merge_every": 2}),
+    "two workers": ({"workers": 2}, BLOCKS),
+    "five workers": ({"workers": 5}, BLOCKS),
+    "nine workers": ({"workers": 9}, {"merge_every": 1}),  # whose sums are added up in a tree
+    "momentum": ({"optimizer": SGD}, {}),
+    "reset": ({}, {"optimizer_state": "reset"}),
+    "a schedule": ({"schedule": lambda epoch: 0.5**epoch}, BLOCKS),
+    "a scheduler": ({"schedule": partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)}, {}),
+    "a plateau": ({"schedule": PLATEAU}, {"num_epochs": 5}),
+    "a plateau in blocks": ({"schedule": PLATEAU}, BLOCKS),
+    "several batches a step": ({"accumulate": 3, "clip_norm": 0.5}, BLOCKS),
+    "momentum reset": ({"optimizer": SGD}, {"optimizer_state": "reset", **BLOCKS}),
+    "rows in order": ({}, {"shuffle_block_data": False, "shuffle": None}),
+    "batches": ({}, {"num_batches_per_worker": 2}),
+    "FIFO": ({}, {"buffer": BufferSpec("FIFO", 16), **BLOCKS}),
+    "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
+    "pools": ({}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2, **BLOCKS}),
+    "validation": ({}, {"validation_data": (X[:20], Y[:20]), **BLOCKS}),
+    "no metric": ({"metric": None}, {}),
+    "any seed": ({"seed": None}, {}),
+    "other types": ({"net": lambda: mlp().double()}, {"data": (X.astype(np.float64), Y)}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_whatever_is_trained_and_how(tmp_path, name):
+    build, options = VARIANTS[name]
+    every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}, BLOCKS], ids=str)
+def test_files(tmp_path, files, options):
+    every_round_resumed(tmp_path, trainer_of, data=(files,), **options)
+
+
+def test_files_that_cannot_be_read_are_left_out_again(tmp_path, files):
+    for number in range(4):
+        np.savez(tmp_path / f"{number}.npz", x=X[number::4], y=Y[number::4])
+    bad = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
+    assert sum(bad.sizes) == len(X)
+    for number in (1, 2):
+        (tmp_path / f"{number}.npz").write_bytes(b"bad")
+    with pytest.warns(UserWarning, match="skipped"):
+        whole = every_round_resumed(tmp_path / "folder", trainer_of, data=(bad,), shuffle=None, **BLOCKS)
+    assert len(whole.history[-1]["skipped"]) == 2
+
+
+def test_what_is_made_anew_in_each_program_is_no_other_schedule(tmp_path):
+    """No warning: a function is told by its name, and not by where it lies in memory."""
+    for epochs in (1, 2):
+        trainer = trainer_of(schedule=partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch))
+        fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=epochs)
+    assert [record["lr"] for record in trainer.history] == [0.01, 0.005]
+
+
+def test_with_another_schedule_it_says_so(tmp_path):
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
+    for schedule in (lambda epoch: 0.5**epoch, partial(ReduceLROnPlateau, factor=0.5)):
+        trainer = trainer_of(schedule=schedule, clip_norm=0.5)
+        with pytest.warns(UserWarning, match=r"not bit for bit .*: schedule was None, and is .*; clip_norm was "):
+            fit(trainer, resume=tmp_path, num_epochs=2)
+        assert len(trainer.history) == 2
+
+
+def test_a_second_fit_of_a_trainer(tmp_path):
+    def begun(engine):
+        trainer = trainer_of(engine)
+        fit(trainer, **BLOCKS)
+        return trainer
+
+    whole = begun("serial")
+    fit(whole, Checkpoint(tmp_path, keep=99), num_epochs=2, shuffle="total")
+    for path in checkpoints(tmp_path).values():
+        for again in (begun("serial"), trainer_of()):  # what the trainer has trained before does not matter
+            fit(again, num_epochs=2, shuffle="total", resume=path)
+            assert_alike(again, whole)
+
+
+@pytest.mark.parametrize("mode", [MODES[0], BLOCKS], ids=str)
+def test_interrupted_after_any_round_and_resumed_from_the_folder(tmp_path, mode):
+    whole = trainer_of()
+    fit(whole, Checkpoint(tmp_path / "whole", keep=99), **mode)
+    rounds = len(whole.history)
+    for k in range(1, rounds):
+        folder = tmp_path / str(k)
+        first, second = trainer_of(), trainer_of()
+        with pytest.raises(KeyboardInterrupt):
+            fit(first, Checkpoint(folder, keep=99), Interrupt(k), resume=True, **mode)
+        assert list(checkpoints(folder)) == list(range(k))
+        fit(second, Checkpoint(folder, keep=99), resume=True, **mode)
+        assert_alike(second, whole)
+        assert_same(contents(folder), contents(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_interrupted_again_and_again(tmp_path, every):
+    whole, rounds = trainer_of(), 0
+    fit(whole, **BLOCKS)
+    while rounds < len(whole.history):
+        trainer = trainer_of()
+        try:
+            fit(trainer, Checkpoint(tmp_path, every), Interrupt(rounds + every + 1), resume=True, **BLOCKS)
+        except KeyboardInterrupt:
+            rounds = max(checkpoints(tmp_path)) + 1
+        else:
+            rounds = len(trainer.history)
+    assert_alike(trainer, whole)
+
+
+def test_a_fit_that_has_ended_trains_nothing_and_gives_the_same(tmp_path):
+    whole = trainer_of()
+    ended = fit(whole, Checkpoint(tmp_path))
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for _ in range(2):
+        again = trainer_of()
+        assert_same_bits(fit(again, Checkpoint(tmp_path), resume=True), ended)
+        assert_same(list(again.history), list(whole.history))
+        assert_alike(again, whole)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == stamps
+
+
+def test_a_fit_may_be_longer_when_it_is_resumed(tmp_path):
+    whole = trainer_of()
+    fit(whole, num_epochs=4)
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=2)
+    again = trainer_of()
+    fit(again, Checkpoint(tmp_path), resume=True, num_epochs=4)
+    assert_alike(again, whole)
+
+
+def test_a_fit_goes_on_after_a_resumed_one_as_after_any(tmp_path):
+    whole, first, again = trainer_of(), trainer_of(), trainer_of()
+    fit(first, Checkpoint(tmp_path, keep=9), num_epochs=2)
+    fit(again, resume=tmp_path / "round-000000", num_epochs=2)
+    for trainer, epochs in ((whole, 4), (first, 2), (again, 2)):
+        fit(trainer, num_epochs=epochs)
+    assert_alike(again, first)
+    assert_alike(again, whole)
+
+
+def test_restored_a_trainer_is_as_it_was(tmp_path):
+    whole, restored = trainer_of(), trainer_of(seed=None)
+    best = Checkpoint(tmp_path, keep=1, best="loss", mode="max")
+    fit(whole, best)
+    assert list(checkpoints(tmp_path)) == [0, 2]
+    restored.restore(tmp_path)
+    assert_alike(restored, whole)
+    assert restored.seed == 0
+    for trainer in (restored, whole):
+        fit(trainer, num_epochs=1, shuffle="total")
+    assert_alike(restored, whole)
+    restored.restore(tmp_path, best=True)
+    first = trainer_of()
+    fit(first, num_epochs=1)
+    assert_alike(restored, first)
+
+
+def test_what_a_trainer_has_trained_before_does_not_matter(tmp_path):
+    fit(trainer_of(workers=2), Checkpoint(tmp_path, keep=99), **BLOCKS)
+    path = tmp_path / "round-000001"
+    for workers in (1, 2, 3):
+        fresh, used = trainer_of(workers=workers, seed=None), trainer_of(workers=workers, seed=None)
+        fit(used, num_epochs=2)
+        for trainer in (fresh, used):
+            if workers == 2:
+                fit(trainer, resume=path, **BLOCKS)
+            else:
+                with pytest.warns(UserWarning, match="but not bit for bit"):
+                    fit(trainer, resume=path, **BLOCKS)
+        assert_alike(used, fresh)
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (1, "the optimizers and random numbers of workers 1 to 2 are left behind"),
+        (2, "the optimizers and random numbers of worker 2 are left behind"),
+        (5, "the optimizers and random numbers of workers 3 to 4 are new"),
+    ],
+)
+@pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
+def test_with_another_number_of_workers_it_says_what_changes(tmp_path, now, told, shuffle):
+    fit(trainer_of(), Checkpoint(tmp_path, keep=9), shuffle=shuffle, **BLOCKS)
+    again = trainer_of(workers=now)
+    message = rf"not bit for bit as without interruption: num_workers was 3, and is {now}; {told}$"
+    with pytest.warns(UserWarning, match=message) as caught:
+        fit(again, resume=tmp_path / "round-000001", shuffle=shuffle, **BLOCKS)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__.replace("test_resume", "resuming")
+    assert sum(record["samples"] for record in again.history) == 2 * len(X)
+    assert {len(record["workers"]) for record in again.history[2:]} <= {*range(1, now + 1)}
+
+
+def test_with_other_threads_it_says_so(tmp_path):
+    whole = trainer_of()
+    fit(whole, Checkpoint(tmp_path), num_epochs=1)
+    trainer = DistributedTrainer(3, engine="serial", seed=0, threads=2)
+    trainer.build(whole.model(), ADAM, "cross_entropy")
+    told = r"on from .*, but not bit for bit .*: threads was 1, and is 2$"
+    with pytest.warns(UserWarning, match=f"^the fit goes {told}"):
+        fit(trainer, resume=tmp_path, num_epochs=1)
+    with pytest.warns(UserWarning, match=f"^fits go {told}"):
+        trainer.restore(tmp_path)
+
+
+def test_with_other_options_of_the_optimizer_it_says_so_and_takes_them(tmp_path):
+    """An optimizer's state_dict holds its options, too."""
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
+    resumed, restored, same = (trainer_of(optimizer={"optimizer": "adam", "lr": lr}) for lr in (0.5, 0.5, 0.01))
+    with pytest.warns(UserWarning, match=r"not bit for bit .*: lr was 0.01, and is 0.5$"):
+        fit(resumed, resume=tmp_path, num_epochs=2)
+    with pytest.warns(UserWarning, match=r"lr was 0.01, and is 0.5$"):
+        restored.restore(tmp_path)
+    fit(restored, num_epochs=1)
+    fit(same, resume=tmp_path, num_epochs=2)
+    groups = [worker.optimizer["param_groups"][0] for worker in resumed.snapshot().workers]
+    assert [(group["lr"], group["betas"]) for group in groups] == [(0.5, (0.9, 0.999))] * 3
+    assert_same_bits(resumed.get_parameters(), restored.get_parameters())
+    assert (resumed.get_parameters()["0.weight"] != same.get_parameters()["0.weight"]).any()
+
+
+class Two:
+    """An optimizer with two groups of parameters, of which the first has a learning rate of its own."""
+
+    def __init__(self, first, lr, momentum=0.0):
+        self.first, self.lr, self.momentum = first, lr, momentum
+
+    def __call__(self, parameters):
+        first, *others = parameters
+        own = {"params": [first], "lr": self.first}
+        return torch.optim.SGD([own, {"params": others}], lr=self.lr, momentum=self.momentum)
+
+
+@pytest.mark.parametrize(
+    ("new", "told", "lrs"),
+    [
+        (Two(0.1, 0.02), "group 1's lr was 0.01, and is 0.02$", [0.1, 0.02]),
+        (Two(0.5, 0.01), "group 0's lr was 0.1, and is 0.5$", [0.5, 0.01]),
+        (Two(0.1, 0.01, 0.9), "group 0's momentum was 0.0, and is 0.9; group 1's momentum .*$", [0.1, 0.01]),
+    ],
+)
+def test_groups_of_parameters_keep_their_own_options(tmp_path, new, told, lrs):
+    fit(trainer_of(optimizer=Two(0.1, 0.01)), Checkpoint(tmp_path), num_epochs=1)
+    resumed = trainer_of(optimizer=new)
+    with pytest.warns(UserWarning, match=told):
+        fit(resumed, resume=tmp_path, num_epochs=2)
+    for worker in resumed.snapshot().workers:
+        assert [group["lr"] for group in worker.optimizer["param_groups"]] == lrs
+    with pytest.raises(ValueError, match=r"of an optimizer with 2 groups of parameters, and this one has 1"):
+        fit(trainer_of(optimizer=SGD), resume=tmp_path, num_epochs=2)
+
+
+def test_what_else_changes_numbers_is_told(tmp_path):
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
+    for options, told in (
+        ({"transform": torch.square}, "transform was None, and is .*square"),
+        ({"memory_format": "channels_last"}, "memory_format was contiguous, and is channels_last"),
+    ):
+        with pytest.warns(UserWarning, match=f"not bit for bit .*: {told}"):
+            fit(trainer_of(**options), resume=tmp_path, num_epochs=2)
+
+
+def test_a_second_fit_into_the_folder_of_the_first_is_told_of(tmp_path):
+    trainer = trainer_of()
+    fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=2)
+    with pytest.warns(UserWarning, match="the end of one with num_epochs=2: nothing is left to train"):
+        fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=2)
+    assert len(trainer.history) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=3)
+        fit(trainer_of(), Checkpoint(tmp_path), resume=True, num_epochs=3)
+    assert len(trainer.history) == 3
+
+
+@pytest.mark.parametrize(("every", "told"), [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None)])
+def test_a_longer_fit_whose_last_round_was_cut_short_is_told_of(tmp_path, every, told):
+    fit(trainer_of(), Checkpoint(tmp_path), merge_every=every, num_epochs=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(trainer_of(), resume=tmp_path, merge_every=every, num_epochs=5)
+    assert [str(one.message).endswith(f"the workers merged {told}") for one in caught] == [True] * (
+        told is not None
+    )
+
+
+def test_numbers_come_back_as_they_were(tmp_path):
+    whole, again = trainer_of(), trainer_of()
+    fit(whole, Checkpoint(tmp_path))
+    fit(again, resume=tmp_path)
+    assert repr(list(again.history)) == repr(list(whole.history))  # times, too
+    assert numbers_of(again.history)[0]["loss"] == whole.history[0]["loss"]
+
+
+def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
+    counted = []
+    for workers, epochs in ((2, 2), (3, 3), (1, 4)):
+        trainer = trainer_of(workers=workers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(X, Y, num_epochs=epochs, batch_size=4, callbacks=[Checkpoint(tmp_path)], resume=True)
+        counted.append([record["samples"] for record in trainer.history])
+    assert counted == [[len(X)] * 2, [len(X)] * 3, [len(X)] * 4]

@@ -1,0 +1,116 @@
+"""Where workers do not wait for each other, a checkpoint has all updates of its round and none of later ones.
+
+The network goes down by the same step with every batch, and all numbers are sums of powers of two: additions in any
+order give the same bits, which tell how many batches have been merged.
+"""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Checkpoint
+from compss_train.training.checkpoints import checkpoints, read
+from tests.helpers.models import blocked
+from tests.helpers.resuming import Interrupt, StopAfter, fit
+
+STEP = 2.0**-10
+MERGES = ["commutative", "parameter_server"]
+OPTIONS = {"num_epochs": 5, "batch_size": 2}
+BATCHES = 8  # of a worker in a round
+
+
+class Down(nn.Module):
+    """The gradient of its mean is one, whatever it is given."""
+
+    def __init__(self, ballast: int = 1):
+        super().__init__()
+        self.height = nn.Parameter(torch.zeros(1))
+        self.ballast = nn.Parameter(torch.zeros(ballast))
+
+    def forward(self, x):
+        return self.height.expand(len(x))
+
+
+def unsteady(x):
+    time.sleep(os.urandom(1)[0] / 255 * 0.004)
+    return x
+
+
+def mean(output, target):
+    return output.mean()
+
+
+def trainer_of(engine, workers=2, ballast=1):
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(Down(ballast), {"optimizer": "sgd", "lr": STEP}, mean, transform=unsteady)
+    return trainer
+
+
+def data():
+    return blocked(np.zeros((32, 1), np.float32), np.zeros(32, np.float32), 4)
+
+
+def height(parameters) -> float:
+    """How many rounds have been merged."""
+    return float(parameters["height"][0]) / (-STEP * BATCHES)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("merge", MERGES)
+def test_a_checkpoint_has_all_updates_of_its_round_and_a_resumed_fit_each_of_the_others_once(
+    engine, tmp_path, merge, every
+):
+    whole = trainer_of(engine)
+    assert height(fit(whole, Checkpoint(tmp_path, every, keep=9), data=data(), merge=merge, **OPTIONS)) == 5
+    saved = checkpoints(tmp_path)
+    assert list(saved) == ([0, 1, 2, 3, 4] if every == 1 else [1, 3, 4])
+    for number, path in saved.items():
+        assert height(read(path)["parameters"]) == number + 1
+        again = trainer_of(engine)
+        assert height(fit(again, data=data(), merge=merge, resume=path, **OPTIONS)) == 5
+        assert [record["samples"] for record in again.history] == [32] * 5
+        assert [record["round"] for record in again.history] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_the_best_round_is_saved_as_it_is(shared_local, tmp_path, merge):
+    callback = Checkpoint(tmp_path, every=99, keep=9, best="val_loss")
+    fit(trainer_of(shared_local), callback, data=data(), merge=merge, validation_data=data(), **OPTIONS)
+    saved = {number: height(read(path)["parameters"]) for number, path in checkpoints(tmp_path).items()}
+    assert saved == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_interrupted_and_resumed_with_any_number_of_workers_every_sample_is_trained_once(tmp_path, merge, workers):
+    options = {"data": data(), "merge": merge, "merge_unit": "blocks", **OPTIONS, "num_epochs": 2}
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer_of("serial"), Checkpoint(tmp_path, 2), Interrupt(3), **options)
+    assert list(checkpoints(tmp_path)) == [1]
+    again = trainer_of("serial", workers)
+    if workers == 2:
+        fit(again, Checkpoint(tmp_path, 2), resume=True, **options)
+    else:
+        with pytest.warns(UserWarning, match="not bit for bit"):
+            fit(again, Checkpoint(tmp_path, 2), resume=True, **options)
+    assert sum(record["samples"] for record in again.history) == 2 * 32
+    # A round of two workers has four batches each, and a round with four workers moves as much with twice the data.
+    moved = {1: 2 * 4 + 4 * 4, 2: 2 * 4 + 2 * 4, 4: 2 * 4 + 4}
+    assert height(again.get_parameters()) * BATCHES == moved[workers]
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_a_fit_that_is_stopped_saves_nothing_of_rounds_that_are_under_way(engine, tmp_path, merge):
+    stopped = trainer_of(engine, ballast=500_000)  # so that merging takes a while
+    kept = Checkpoint(tmp_path, every=99, keep=9)
+    end = height(fit(stopped, kept, StopAfter(0), data=data(), merge=merge, **OPTIONS))
+    assert end == len(stopped.history)
+    for number, path in checkpoints(tmp_path).items():
+        assert height(read(path)["parameters"]) == number + 1
+    again = trainer_of(engine, ballast=500_000)
+    assert height(fit(again, kept, data=data(), merge=merge, resume=True, **OPTIONS)) == 5

@@ -1,0 +1,117 @@
+"""SIGTERM ends a fit with a checkpoint, and the program."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from compss_train import SerialEngine
+from compss_train.callbacks import Checkpoint
+from compss_train.training.checkpoints import checkpoints
+from compss_train.training.stopping import Stopping
+from tests.helpers.resuming import assert_alike, fit, trainer_of
+from tests.helpers.stops import Ahead, At, Ended
+from tests.trainer.test_faults import session, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def handler_of(handler):
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def terminate(trainer):
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("hook", ["fit_start", "round_start", "round_end", "fit_end"])
+@pytest.mark.parametrize("engine", [SerialEngine, Ahead])
+def test_sigterm_ends_the_program_with_a_checkpoint(engine, tmp_path, capsys, hook):
+    stopped, whole, again, ended = trainer_of(engine()), trainer_of(), trainer_of(), Ended()
+    with handler_of(signal.SIG_DFL):
+        with pytest.raises(SystemExit) as caught:
+            fit(stopped, Checkpoint(tmp_path, every=99), ended, At(hook, terminate, 0 if "fit" in hook else 1))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert caught.value.code == 143
+    assert (ended.ends, ended.errors) == (1, 0)
+    done = {"fit_start": 0, "fit_end": 3}.get(hook, 2)
+    assert stopped.stopped == ("SIGTERM" if done < 3 else None)
+    assert len(stopped.history) == done
+    last = f"its last complete round is {done - 1}" if done else "no round was complete"
+    assert capsys.readouterr().err == f"compss_train: SIGTERM ended a fit; {last}\n"
+    assert list(checkpoints(tmp_path)) == ([done - 1] if done else [])
+    fit(whole)
+    fit(again, Checkpoint(tmp_path), resume=True)
+    assert_alike(again, whole)
+
+
+def test_sigterm_in_the_last_moment_is_not_lost():
+    stopping = Stopping()
+    with handler_of(signal.SIG_DFL):
+        with pytest.raises(SystemExit) as caught, stopping.on_sigterm():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert caught.value.code == 143
+
+
+def test_what_is_raised_when_sigterm_comes_goes_first():
+    def terminate_and_fail(trainer):
+        signal.raise_signal(signal.SIGTERM)
+        raise OSError("mine")
+
+    with handler_of(signal.SIG_DFL), pytest.raises(OSError, match="mine"):
+        fit(trainer_of(), At("round_end", terminate_and_fail))
+
+
+def test_a_handler_of_the_programs_own_is_left_alone():
+    told = []
+
+    def own(number, frame):
+        told.append(number)
+
+    for handler in (own, signal.SIG_IGN):
+        trainer = trainer_of()
+        with handler_of(handler):
+            fit(trainer, At("round_end", terminate))
+            assert signal.getsignal(signal.SIGTERM) is handler
+        assert (trainer.stopped, len(trainer.history)) == (None, 3)
+    assert told == [signal.SIGTERM]
+
+
+def test_after_an_exception_and_a_fit_the_handler_is_as_before():
+    def fail(trainer):
+        raise KeyError("mine")
+
+    with handler_of(signal.SIG_DFL):
+        for callbacks in ([], [At("round_end", fail)]):
+            try:
+                fit(trainer_of(), *callbacks)
+            except KeyError:
+                assert callbacks
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.slow
+def test_a_script_that_gets_sigterm_with_all_its_processes(tmp_path):
+    """As a batch system sends it. The round under way would take minutes. tests/test_killed_fits.py has less."""
+    command = [sys.executable, "-m", "tests.helpers.terminated_fit", str(tmp_path)]
+    script = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: checkpoints(tmp_path), 60)
+    os.killpg(script.pid, signal.SIGTERM)
+    wait_until(lambda: script.poll() is not None and not session(script.pid), 15)
+    done = max(checkpoints(tmp_path))
+    assert script.communicate()[1] == f"compss_train: SIGTERM ended a fit; its last complete round is {done}\n"
+    assert script.returncode == 143
+    whole, again = trainer_of(), trainer_of()
+    fit(whole, num_epochs=4)
+    fit(again, resume=tmp_path, num_epochs=4)
+    assert_alike(again, whole)

@@ -1,0 +1,302 @@
+"""Fits that end before their last round: by a callback, in time, or by SIGTERM; and what comes after."""
+
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from compss_train import DistributedTrainer, SerialEngine
+from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
+from compss_train.training.checkpoints import checkpoints
+from compss_train.training.stopping import Stopping
+from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
+from tests.helpers.resuming import Interrupt, StopAfter, X, Y, assert_alike, fit, trainer_of
+from tests.helpers.stops import Ahead, At, Ended
+from tests.trainer.test_faults import children
+
+BLOCKS = {**MODES[3], "num_epochs": 2}
+
+
+@pytest.fixture(params=["serial", "ahead", "local"])
+def any_engine(request):
+    if request.param == "local":
+        return request.getfixturevalue("shared_local")
+    return SerialEngine() if request.param == "serial" else Ahead()
+
+
+@pytest.mark.parametrize("mode", [MODES[0], {"merge_every": 2, "num_epochs": 5}, BLOCKS], ids=str)
+def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, mode):
+    stopped, serial, whole, resumed = trainer_of(any_engine), trainer_of(), trainer_of(), trainer_of()
+    ended, kept = Ended(), Checkpoint(tmp_path, every=99)
+    parameters = fit(stopped, StopAfter(1), ended, kept, **mode)
+    assert [record["round"] for record in stopped.history] == [0, 1]
+    assert stopped.stopped == "enough"
+    assert (ended.ends, ended.errors) == (1, 0)
+    assert_same_bits(stopped.get_parameters(), parameters)
+    fit(serial, StopAfter(1), **mode)
+    assert_alike(stopped, serial)
+    assert kept.path == tmp_path / "round-000001"
+    fit(whole, **mode)
+    fit(resumed, resume=tmp_path, **mode)
+    assert_alike(resumed, whole)
+    for trainer in (stopped, serial):
+        fit(trainer, **mode)
+        assert trainer.stopped is None
+    assert_alike(stopped, serial)
+
+
+def test_a_fit_after_a_stopped_one_goes_on_as_if_only_that_had_been_asked_for(any_engine):
+    stopped, short = trainer_of(any_engine), trainer_of()
+    fit(stopped, StopAfter(1), num_epochs=5)
+    fit(short, num_epochs=2)
+    assert_alike(stopped, short)
+    for trainer in (stopped, short):
+        fit(trainer, num_epochs=2, shuffle="total")
+    assert_alike(stopped, short)
+
+
+@pytest.mark.parametrize(("hook", "rounds"), [("fit_start", 0), ("round_start", 1), ("round_end", 1)])
+def test_it_may_stop_in_any_hook(any_engine, hook, rounds):
+    stopped, other = trainer_of(any_engine), trainer_of()
+    parameters = fit(stopped, At(hook, lambda trainer: trainer.stop("enough")))
+    assert len(stopped.history) == rounds
+    assert stopped.stopped == "enough"
+    if rounds:
+        fit(other, num_epochs=rounds)
+    assert_same_bits(parameters, other.get_parameters())
+    for trainer in (stopped, other):
+        fit(trainer, num_epochs=1)
+    assert_alike(stopped, other)
+
+
+def test_the_first_reason_stays_and_the_last_round_needs_none():
+    reasons = []
+    trainer = trainer_of()
+    look = At("round_end", lambda trainer: reasons.append(trainer.stopping), 1)
+    fit(trainer, StopAfter(1, "first"), StopAfter(1, "second"), look)
+    assert (trainer.stopped, reasons) == ("first", ["first"])
+    fit(trainer, StopAfter(4))
+    assert trainer.stopped is None
+    assert len(trainer.history) == 5
+
+
+def test_there_is_nothing_to_stop_outside_a_fit():
+    trainer, other = trainer_of(), trainer_of()
+    with pytest.raises(RuntimeError, match="while there is no fit; call it from a callback"):
+        trainer.stop("enough")
+    with pytest.raises(RuntimeError, match="while there is no fit"):
+        fit(trainer, At("round_end", lambda trainer: other.stop("enough")))
+    with pytest.raises(RuntimeError, match="while there is no fit"):
+        trainer.stop("enough")
+    assert trainer.stopping is None
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize("stop", ["not", "fit_start", "round_start", "round_end", "stuck at once", "stuck"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_nothing_is_left_in_an_engine(monkeypatch, clock, merge, stop, workers):
+    engine = Ahead()
+
+    def in_time(trainer):
+        engine.stuck, clock.now = True, 100.0
+
+    actions = {
+        "not": At("", None),
+        "stuck at once": At("round_start", in_time, 0),
+        "stuck": At("round_start", in_time, 2),
+    }
+    action = actions.get(stop) or At(stop, lambda trainer: trainer.stop("enough"), 1 if stop == "round_end" else 0)
+    options = {"merge": merge, "max_time": 50, "validation_data": (X[:9], Y[:9]), **BLOCKS}
+    with trainer_of(engine, workers) as trainer:
+        fit(trainer, action, **options)
+        assert (trainer.stopped is None) == (stop == "not")
+        engine.stuck = False
+        states = len(engine.held)
+        assert states <= 1 + workers  # the recipe, and each worker's state
+        fit(trainer, num_epochs=1)
+    assert not engine.held
+
+
+class Clock:
+    """Time that passes when it is told to, and a bit whenever it is looked at."""
+
+    def __init__(self, tick=1e-9):
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self):
+        self.now += self.tick
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    own = SimpleNamespace(monotonic=clock, perf_counter=clock, time=time.time)
+    monkeypatch.setattr("compss_train.training.stopping.time", own)
+    monkeypatch.setattr("compss_train.training.rounds.time", own)
+    return clock
+
+
+class Passing(Callback):
+    """Rounds that take so many seconds."""
+
+    def __init__(self, clock, durations):
+        self.clock, self.durations = clock, durations
+
+    def on_round_start(self, trainer, number):
+        self.clock.now += self.durations[number]
+
+
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=8), st.integers(1, 40))
+def test_no_round_is_begun_that_would_take_longer_than_there_is(durations, max_time):
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock(tick=0)
+        patch.setattr("compss_train.training.stopping.time", SimpleNamespace(monotonic=clock))
+        stopping, begun = Stopping(max_time), 0
+        while begun < len(durations) and stopping.reason is None:
+            clock.now += durations[begun]
+            stopping.after_round(durations[begun])
+            begun += 1
+        spent, longest = sum(durations[:begun]), max(durations[:begun])
+        assert (stopping.reason == "max_time") == (spent + longest > max_time)
+        assert stopping.urgent == (spent > max_time)
+    for k in range(1, begun):
+        assert sum(durations[:k]) + max(durations[:k]) <= max_time
+
+
+@pytest.mark.parametrize(("durations", "rounds"), [([10] * 6, 3), ([1, 20, *[1] * 4], 2), ([1] * 6, 6), ([40], 1)])
+def test_a_fit_stops_before_a_round_that_would_take_too_long(clock, tmp_path, durations, rounds):
+    stopped, whole = trainer_of(), trainer_of()
+    fit(stopped, Passing(clock, durations), Checkpoint(tmp_path, 4), max_time=timedelta(seconds=35), num_epochs=6)
+    assert len(stopped.history) == rounds
+    assert stopped.stopped == ("max_time" if rounds < 6 else None)
+    assert max(checkpoints(tmp_path)) == rounds - 1
+    fit(whole, num_epochs=6)
+    for _ in range(6 // rounds):
+        again = trainer_of()
+        fit(again, Passing(clock, [10] * 6), Checkpoint(tmp_path, 4), resume=True, max_time=35, num_epochs=6)
+    assert_alike(again, whole)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_round_for_which_there_is_no_time_is_given_up(clock, tmp_path, at):
+    engine = Ahead()
+
+    def in_time(trainer):
+        engine.stuck, clock.now = True, 100.0
+
+    stopped, short, whole, again = trainer_of(engine), trainer_of(), trainer_of(), trainer_of()
+    ended, kept = Ended(), Checkpoint(tmp_path, every=99)
+    fit(stopped, ended, kept, At("round_start", in_time, at), max_time=50, num_epochs=5)
+    assert (stopped.stopped, len(stopped.history), ended.ends, ended.errors) == ("max_time", at, 1, 0)
+    assert list(checkpoints(tmp_path)) == ([at - 1] if at else [])
+    engine.stuck = False
+    fit(whole, num_epochs=5)
+    fit(again, kept, resume=True, num_epochs=5)
+    assert_alike(again, whole)
+    if at:
+        fit(short, num_epochs=at)
+    for trainer in (stopped, short):
+        fit(trainer, num_epochs=1, shuffle="total")
+    assert_alike(stopped, short)
+
+
+def test_workers_keep_their_states_where_a_trainers_own_engine_is_ended(clock):
+    stopped, short = trainer_of(), trainer_of()
+    fit(stopped, Passing(clock, [10, 100]), max_time=50, num_epochs=5)
+    assert (stopped.stopped, len(stopped.history)) == ("max_time", 2)
+    fit(short, num_epochs=2)
+    for trainer in (stopped, short):
+        fit(trainer, num_epochs=1)
+    assert_alike(stopped, short)
+
+
+def test_time_that_is_over_before_the_first_round(clock):
+    def late(trainer):
+        clock.now = 9.0
+
+    trainer = trainer_of()
+    before = trainer.get_parameters()
+    assert_same_bits(fit(trainer, At("fit_start", late), max_time=5), before)
+    assert (trainer.stopped, trainer.history) == ("max_time", [])
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "1", np.nan, np.inf, timedelta(0)])
+def test_max_time_is_a_time_above_zero(value):
+    with pytest.raises(ValueError, match=r"max_time=.*: give a number of seconds above 0"):
+        fit(trainer_of(), max_time=value)
+
+
+class Slow(nn.Module):
+    """Takes a while for each batch that it is trained on, and ever for one that begins with so many samples."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.net = mlp()
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(self.seconds)
+        return self.net(x)
+
+
+def test_a_slow_fit_stops_in_time_and_goes_on(tmp_path):
+    def slow():
+        torch.manual_seed(0)
+        return Slow(0.01)
+
+    whole, rounds = trainer_of(net=slow), []
+    fit(whole, num_epochs=6)
+    while not rounds or rounds[-1] < 6:
+        trainer = trainer_of(net=slow)
+        started = time.monotonic()
+        fit(trainer, Checkpoint(tmp_path, 99), resume=True, max_time=0.5, num_epochs=6)
+        assert time.monotonic() - started < 0.5 + 1.5  # a round takes 0.15 seconds, and a checkpoint some time
+        rounds.append(len(trainer.history))
+    assert len(rounds) > 1
+    assert rounds == sorted(set(rounds))
+    assert_alike(trainer, whole)
+
+
+def test_processes_that_have_no_time_left_are_ended():
+    before = children()
+    with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
+        trainer.build(Slow(60), SGD, "cross_entropy")
+        trainer.evaluate(X, Y)  # starts them
+        started, parameters = time.monotonic(), trainer.get_parameters()
+        assert_same_bits(fit(trainer, max_time=0.3), parameters)
+        assert 0.3 < time.monotonic() - started < 5
+        assert trainer.stopped == "max_time"
+        assert [process for process in children() if process not in before and process.is_running()] == []
+
+
+def test_fits_in_other_threads_train_and_stop_as_well(tmp_path):
+    stopped, whole = trainer_of(), trainer_of()
+    thread = threading.Thread(target=lambda: fit(stopped, Checkpoint(tmp_path), StopAfter(1), max_time=100))
+    thread.start()
+    thread.join()
+    assert stopped.stopped == "enough"
+    fit(whole, num_epochs=2)
+    assert_alike(stopped, whole)
+
+
+def test_early_stopping_after_time_is_up_gives_the_best_so_far(clock):
+    trainer, short = trainer_of(), trainer_of()
+    worst = EarlyStopping("loss", mode="max", patience=9)
+    parameters = fit(trainer, worst, Passing(clock, [10] * 6), max_time=35, num_epochs=6)
+    assert (trainer.stopped, worst.best_round) == ("max_time", 0)
+    assert_same_bits(parameters, fit(short, num_epochs=1))
+
+
+def test_after_ctrl_c_the_last_complete_round_is_told(capsys):
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer_of(), Interrupt(2))
+    assert capsys.readouterr().err == "compss_train: Ctrl-C ended a fit; its last complete round is 1\n"

@@ -1,0 +1,70 @@
+"""Where a task would read whole blocks to get at some rows, blocks are cut into pieces: with the same result."""
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
+from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
+
+
+class Moving(SerialEngine):
+    """A serial engine whose tasks are said to read all of what they take."""
+
+    shared_memory = False
+
+    def __init__(self):
+        super().__init__()
+        self.submitted = []
+
+    def submit(self, function, *args, **options):
+        self.submitted.append(function.__name__)
+        return super().submit(function, *args, **options)
+
+
+def trained(engine, x, y, workers, **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    return trainer.fit(x, y, num_epochs=3, batch_size=4, shuffle="total", **options)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("merging", [{}, {"merge_every": 2}, {"merge_every": 0}, {"merge_unit": "blocks"}])
+def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
+    x, y = classification(samples=57)
+    engine = Moving()
+    ours = trained(engine, *blocked(x, y, 7), workers, **merging)
+    assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 7), workers, **merging))
+    rounds = engine.submitted.count("train") / workers
+    if merging.get("merge_every") == 0 and workers < 5:  # who each need more than half of the samples in 3 epochs
+        assert "split_rows" not in engine.submitted
+    elif not merging:
+        assert engine.submitted.count("split_rows") == 7 * rounds
+
+
+def test_tensors_and_missing_targets_are_cut_too():
+    x, _ = classification(samples=40)
+    grid = BlockedTensor.from_array(torch.from_numpy(x).double(), (4, 1))
+
+    def parameters(engine):
+        trainer = DistributedTrainer(2, engine=engine, seed=3, threads=1)
+        torch.manual_seed(0)
+        trainer.build(torch.nn.Linear(6, 6).double(), {"optimizer": "sgd", "lr": 0.1}, "mse")
+        return trainer.fit(grid, num_epochs=2, batch_size=4, shuffle="total")
+
+    assert_same_bits(parameters(Moving()), parameters(SerialEngine()))
+
+
+@pytest.mark.parametrize("case", ["one worker", "files"])
+def test_nothing_is_cut_where_that_gains_nothing(tmp_path, case):
+    x, y = classification(samples=40)
+    engine, workers = Moving(), 1 if case == "one worker" else 2
+    data = blocked(x, y, 4)
+    if case == "files":
+        for name, tensor in zip("xy", data, strict=True):
+            for number, block in enumerate(tensor.blocks()):
+                np.save(tmp_path / f"{name}{number}.npy", block)
+        data = tuple(BlockedTensor.from_files([tmp_path / f"{n}{i}.npy" for i in range(4)]) for n in "xy")
+    ours = trained(engine, *data, workers)
+    assert "split_rows" not in engine.submitted
+    assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 4), workers))

@@ -1,0 +1,196 @@
+"""Batches by way of a buffer: which samples, in what order, and what is held at each draw."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.buffers import FIRO, BufferSpec
+from compss_train.data import BlockedTensor
+from compss_train.data.order import Batching
+from compss_train.data.partitioning import Schedule
+from compss_train.training.worker import source
+from compss_train.training.worker.batches import batches
+from compss_train.training.worker.buffered_batches import in_step
+from compss_train.training.worker.shard import Shard
+from compss_train.training.worker.source import source_of
+from tests.training.worker.test_samples import DEALT
+
+BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
+
+
+def data(samples, blocks, as_arrays=False):
+    x = np.arange(samples * 2, dtype=np.uint8).reshape(-1, 2)
+    y = torch.arange(samples).to(torch.bfloat16)
+    blocks = (min(samples, blocks), 1)
+    return BlockedTensor.from_array(x if as_arrays else torch.from_numpy(x), blocks), BlockedTensor.from_array(
+        y, blocks
+    )
+
+
+def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=1):
+    starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
+    for round_ in Schedule(x.sizes, workers, epochs, 4, shuffle, merge_every=epochs).rounds():
+        for share in round_.shares:
+            numbers = tuple(range(len(x.sizes)))
+            yield Shard(share, numbers, starts, batching, shuffle_seed, buffer=spec, seed=4)
+
+
+def trained(shard, x, y):
+    return [
+        batch_y.int().tolist()
+        for batch_x, batch_y, _ in batches(shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu")
+        if torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))  # else a sample is missed below
+    ]
+
+
+@given(
+    **DEALT,
+    batching=BATCHINGS,
+    kind=st.sampled_from(["FIFO", "FIRO"]),
+    room=st.integers(0, 20),
+    threshold=st.integers(0, 30),
+    epochs=st.integers(1, 2),
+    chunk=st.sampled_from([1, 7, 2**22]),
+    as_arrays=st.booleans(),
+)
+def test_queues_give_each_sample_once_an_epoch(
+    samples, blocks, workers, shuffle, shuffle_seed, batching, kind, room, threshold, epochs, chunk, as_arrays
+):
+    x, y = data(samples, blocks, as_arrays)
+    # Room for the largest batch, from one sample to sixty.
+    spec = BufferSpec("FIFO", 60 + room) if kind == "FIFO" else BufferSpec("FIRO", 60 + threshold + room, threshold)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "_MEMORY_CHUNK", chunk)
+        everything = []
+        for shard in shards(x, workers, batching, spec, shuffle, shuffle_seed, epochs):
+            made = trained(shard, x, y)
+            check_sizes(shard, [len(batch) for batch in made])
+            everything += [sample for batch in made for sample in batch]
+    assert sorted(everything) == sorted(list(range(samples)) * epochs)
+
+
+def check_sizes(shard, sizes):
+    for epoch in sorted({block_pass.epoch for block_pass in shard.share}):
+        block_passes = [block_pass for block_pass in shard.share if block_pass.epoch == epoch]
+        expected = sum(block_pass.size for block_pass in block_passes)
+        number = next(n for n in range(len(sizes) + 1) if sum(sizes[:n]) == expected)
+        own, sizes = sizes[:number], sizes[number:]
+        assert max(own) - min(own) <= 1
+        if shard.batching.size:
+            assert max(own) <= shard.batching.size
+            assert number == -(-expected // shard.batching.size)
+        else:
+            assert number == min(expected, shard.batching.number * len(block_passes))
+    assert not sizes
+
+
+@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
+@pytest.mark.parametrize("shuffle", ["blocks", "total"])
+def test_reservoirs_give_every_sample(kind, shuffle):
+    x, y = data(60, 5)
+    for shard in shards(x, 2, Batching(size=4), BufferSpec(kind, 12), shuffle):
+        expected = {sample for batch in trained(shard_without_buffer(shard), x, y) for sample in batch}
+        got = [sample for batch in trained(shard, x, y) for sample in batch]
+        assert set(got) == expected
+
+
+def shard_without_buffer(shard):
+    return Shard(shard.share, shard.blocks, shard.starts, shard.batching, shard.shuffle_seed)
+
+
+def test_a_fifo_only_moves_the_borders_of_batches():
+    x, y = data(50, 4)
+    (plain,) = shards(x, 1, Batching(size=7), None)
+    (queued,) = shards(x, 1, Batching(size=7), BufferSpec("FIFO", 10))
+    order = [sample for batch in trained(plain, x, y) for sample in batch]
+    assert [sample for batch in trained(queued, x, y) for sample in batch] == order
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 2**22])
+def test_draws_do_not_depend_on_how_much_is_read_at_a_time(chunk, monkeypatch):
+    x, y = data(60, 4)
+    (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIRO", 20))
+    expected = trained(shard, x, y)
+    monkeypatch.setattr(source, "_MEMORY_CHUNK", chunk)
+    assert trained(shard, x, y) == expected
+
+
+@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
+def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_FILE_CHUNK", 40)
+    threads, (x, y) = set(), data(60, 4, as_arrays=True)
+    paths = [tmp_path / f"{number}.npy" for number in range(4)]
+    for path, block in zip(paths, x.blocks(), strict=True):
+        np.save(path, block)
+    mapped = BlockedTensor.from_files(paths)
+    load = source._load
+    monkeypatch.setattr(source, "_load", lambda read: (threads.add(threading.current_thread().name), load(read))[1])
+    (shard,) = shards(x, 1, Batching(size=5), BufferSpec(kind, 20))
+    ours = trained(shard, mapped, y)
+    assert threads == {"read-ahead-0"}
+    if kind == "FIRO":
+        assert ours == trained(shard, x, y)
+    else:
+        assert {sample for batch in ours for sample in batch} == set(range(60))
+
+
+def test_a_chunk_counts_the_bytes_of_x_and_y(monkeypatch):
+    x = BlockedTensor.from_array(np.zeros((40, 1), np.uint8), (2, 1))
+    y = BlockedTensor.from_array(np.zeros((40, 9), np.uint8), (2, 1))
+    (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIFO", 20))
+    monkeypatch.setattr(source, "_MEMORY_CHUNK", 50)
+    with source_of(shard, list(x.blocks()), list(y.blocks())).chunks(shard.share) as chunks:
+        assert [len(rows) for rows, _ in chunks] == [5] * 8
+
+
+def test_batches_of_a_firo_mix_blocks():
+    x, y = data(60, 6)
+    (plain,) = shards(x, 1, Batching(size=10), None, shuffle=None)
+    (mixed,) = shards(x, 1, Batching(size=10), BufferSpec("FIRO", 40, 30), shuffle=None)
+
+    def blocks_a_batch(shard):
+        return [len({sample // 10 for sample in batch}) for batch in trained(shard, x, y)]
+
+    assert blocks_a_batch(plain) == [1] * 6
+    assert min(blocks_a_batch(mixed)) >= 3
+
+
+def test_epochs_do_not_mix_and_differ():
+    x, y = data(60, 4)
+    (shard,) = shards(x, 1, Batching(size=10), BufferSpec("FIRO", 40), epochs=2)
+    made = [sample for batch in trained(shard, x, y) for sample in batch]
+    assert sorted(made[:60]) == sorted(made[60:]) == list(range(60))
+    assert made[:60] != made[60:]
+
+
+@given(
+    size=st.integers(1, 6),
+    number=st.integers(1, 20),
+    threshold=st.integers(0, 15),
+    more=st.integers(0, 12),
+    chunk=st.integers(1, 30),
+)
+def test_draws_begin_at_the_threshold_and_the_buffer_then_fills_up(size, number, threshold, more, chunk):
+    total, capacity = size * number, threshold + size + more
+    chunks = [(torch.arange(start, min(start + chunk, total)),) for start in range(0, total, chunk)]
+    buffer = Spying(capacity, threshold, seed=0)
+    got = torch.cat([batch[0] for batch in in_step(buffer, chunks, [size] * number, threshold)])
+    assert sorted(got.tolist()) == list(range(total))
+    # At each draw one batch more is held than at the one before, as far as there is room and there are samples.
+    assert buffer.held == [min(threshold + size * (n + 1), capacity, total - size * n) for n in range(number)]
+
+
+class Spying(FIRO):
+    """Remembers how many samples are held at each draw."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.held = []
+
+    def get_batch(self, *arguments, **options):
+        self.held.append(len(self))
+        return super().get_batch(*arguments, **options)

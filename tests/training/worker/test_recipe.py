@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer
+from compss_train.model.metrics import Measures
+from compss_train.model.training_spec import TrainingSpec
+from tests.helpers.models import SGD, assert_close, blocked, classification, mlp
+
+
+class Seen(nn.Module):
+    """Notes the types and layouts that reach the first layer and the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+        self.notes = []
+
+    def forward(self, x):
+        output = self.layer(x)
+        self.notes.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last), output.dtype))
+        return output
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_precision_and_layout_reach_the_network(precision, layout):
+    training_spec = TrainingSpec(
+        Seen(), torch.optim.SGD, nn.functional.mse_loss, Measures(), None, precision, layout
+    )
+    replica = training_spec.replica({k: v.numpy() for k, v in Seen().state_dict().items()}, "cpu", training=True)
+    with replica.autocast():
+        replica.forward(torch.rand(2, 3, 5, 5), None)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert replica.training_spec.net.notes == [(torch.float32, layout == "channels_last", dtype)]
+    assert training_spec.net.notes == []
+    assert {p.dtype for p in replica.training_spec.net.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "bf16"}, {"memory_format": "channels_last"}, {"optimizer": {**SGD, "fused": True}}]
+)
+def test_faster_options_learn_the_same_to_their_precision(engine, options):
+    x = np.random.default_rng(0).normal(size=(64, 3, 8, 8)).astype(np.float32)
+    y = (x.mean(axis=(1, 2, 3)) > 0).astype(np.int64)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
+    results = []
+    for extra in ({}, options):
+        trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+        arguments = {"optimizer": SGD, "loss": "cross_entropy", **extra}
+        trainer.build(net, **arguments)
+        results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=8))
+    assert_close(*results, tolerance=0.1 if "precision" in options else 1e-4)
+    for array in results[1].values():
+        assert array.flags.c_contiguous
+
+
+def test_a_transform_sees_raw_batches_in_the_worker(engine):
+    x, y = classification()
+    images = np.clip(x * 20 + 128, 0, 255).astype(np.uint8)
+    trained = []
+    for data, transform in ((images, lambda b: b.float() / 255), (images.astype(np.float32) / 255, None)):
+        trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+        trainer.build(mlp(), SGD, "cross_entropy", transform=transform)
+        trained.append(trainer.fit(*blocked(data, y, 4), num_epochs=1, batch_size=10))
+    assert_close(*trained, tolerance=1e-6)
+
+
+def test_transform_and_loss_modules_follow_the_mode():
+    class Augment(nn.Module):
+        def forward(self, x):
+            return x + self.training
+
+    training_spec = TrainingSpec(mlp(), torch.optim.SGD, nn.MSELoss(), transform=Augment())
+    parameters = {k: v.numpy() for k, v in mlp().state_dict().items()}
+    x = torch.zeros(2, 6)
+    assert training_spec.replica(parameters, "cpu", training=True).forward(x, None)[1].sum() == 12
+    assert training_spec.replica(parameters, "cpu", training=False).forward(x, None)[1].sum() == 0

@@ -1,0 +1,46 @@
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.data import BlockedTensor
+from compss_train.data.order import Batching
+from compss_train.data.partitioning import Schedule
+from compss_train.training.worker.batches import batches
+from compss_train.training.worker.shard import Shard
+from compss_train.training.worker.source import source_of
+
+# How samples are cut into blocks, dealt to workers and ordered.
+DEALT = {
+    "samples": st.integers(1, 60),
+    "blocks": st.integers(1, 6),
+    "workers": st.integers(1, 4),
+    "shuffle": st.sampled_from(["blocks", "total", None]),
+    "shuffle_seed": st.sampled_from([None, 4]),
+}
+
+
+@given(
+    **DEALT,
+    size=st.integers(1, 9),
+)
+def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, workers, shuffle, shuffle_seed, size):
+    blocks = min(samples, blocks)
+    x = BlockedTensor.from_array(np.arange(samples * 2, dtype=np.uint8).reshape(-1, 2), (blocks, 1))
+    y = BlockedTensor.from_array(torch.arange(samples).to(torch.bfloat16), (blocks, 1))
+    starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
+    seen = []
+    for round_ in Schedule(x.sizes, workers, 1, 4, shuffle).rounds():
+        for share in round_.shares:
+            shard = Shard(share, tuple(range(blocks)), starts, Batching(size=size), shuffle_seed)
+            for batch_x, batch_y, weight in batches(
+                shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu"
+            ):
+                assert weight is None
+                assert (batch_x.dtype, batch_y.dtype) == (torch.uint8, torch.bfloat16)
+                assert 1 <= len(batch_x) <= size
+                assert torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))
+                seen += batch_y.int().tolist()
+    assert sorted(seen) == list(range(samples))
+    if shuffle is None and shuffle_seed is None and workers == 1:
+        assert seen == list(range(samples))

@@ -1,0 +1,337 @@
+"""Clipping, accumulation and batches that are not finite: the plain PyTorch loop's bits, and nothing dropped."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer, DivergedError
+from compss_train.engines.machine import intra_op_threads
+from compss_train.model.losses import cross_entropy
+from compss_train.model.metrics import Measures
+from compss_train.model.training_spec import StepOptions, TrainingSpec
+from compss_train.training.worker.batches import Batch
+from compss_train.training.worker.metric_accumulator import MetricAccumulator
+from compss_train.training.worker.optimizer_stepper import OptimizerStepper
+from tests.helpers.models import (
+    ADAM,
+    MODES,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+    state_arrays,
+)
+from tests.model.lr_schedules.schedulers import Notes, Noting
+
+X, Y = classification(samples=62)
+IN_ORDER = {"shuffle": None, "shuffle_block_data": False}
+BLOCKS, BATCHES, EPOCHS = 4, 5, 3
+
+
+def norm_clipped(net, optimizer):
+    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    optimizer.step()
+
+
+def value_clipped(net, optimizer):
+    nn.utils.clip_grad_value_(net.parameters(), 0.02)
+    optimizer.step()
+
+
+def cut(samples):
+    return [batch for block in np.array_split(samples, BLOCKS) for batch in np.array_split(block, BATCHES)]
+
+
+def plain_loop(net, make_optimizer, step, accumulate=1, autocast=False):
+    """Train as anybody would who accumulates gradients, until the end of an epoch at most."""
+    net = copy.deepcopy(net)
+    optimizer = make_optimizer(net.parameters())
+    torch.manual_seed(3)
+    with intra_op_threads(1):
+        for _ in range(EPOCHS):
+            batches = list(zip(cut(X), cut(Y), strict=True))
+            for first in range(0, len(batches), accumulate):
+                together = batches[first : first + accumulate]
+                optimizer.zero_grad()
+                for x, y in together:
+                    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                        loss = cross_entropy(net(torch.from_numpy(x).clone()), torch.from_numpy(y))
+                    (loss if accumulate == 1 else loss * len(x)).backward()
+                if accumulate > 1:
+                    for parameter in net.parameters():
+                        parameter.grad /= sum(len(x) for x, _ in together)
+                step(net, optimizer)
+    return state_arrays(net)
+
+
+def built(engine="serial", workers=1, net=awkward_net, optimizer=SGD, loss="cross_entropy", **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(net(), optimizer, loss, **options)
+    return trainer
+
+
+def fitted(trainer, **options):
+    return trainer.fit(
+        *blocked(X, Y, BLOCKS), num_epochs=EPOCHS, num_batches_per_worker=BATCHES, **IN_ORDER, **options
+    )
+
+
+def plain_step(net, optimizer):
+    optimizer.step()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("clip", "step"),
+    [({}, plain_step), ({"clip_norm": 0.5}, norm_clipped), ({"clip_value": 0.02}, value_clipped)],
+    ids=["not clipped", "norm", "value"],
+)
+def test_one_worker_is_the_plain_loop(clip, step, precision, accumulate):
+    """20 batches an epoch: the last step of each is of two."""
+    options = {**clip, "precision": precision, "accumulate": accumulate}
+    for on_nan in ("raise", "skip", "ignore"):  # where all is finite, it is all the same
+        trainer = built(on_nan=on_nan, **options)
+        plain = plain_loop(
+            awkward_net(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), step, accumulate, precision == "bf16"
+        )
+        assert_same_bits(fitted(trainer), plain)
+        assert "skipped_batches" not in trainer.history[0]
+    if clip:
+        unclipped = fitted(built(precision=precision, accumulate=accumulate))
+        assert not np.array_equal(unclipped["0.weight"], plain["0.weight"])
+
+
+@pytest.mark.parametrize("mode", MODES[1:3], ids=str)
+def test_how_many_epochs_a_round_has_changes_nothing_for_one_worker(mode):
+    options = {"accumulate": 3, "clip_norm": 0.5, "optimizer": ADAM}
+    assert_same_bits(fitted(built(**options), **mode), fitted(built(**options)))
+
+
+def test_processes_give_the_bits_of_the_serial_engine(shared_local):
+    options = {"workers": 3, "accumulate": 2, "clip_norm": 0.5, "on_nan": "skip", "optimizer": ADAM}
+    assert_same_bits(*(fitted(built(engine, **options)) for engine in (shared_local, "serial")))
+
+
+def test_what_the_optimizer_does_not_train_is_not_in_the_norm():
+    def last_layer(parameters):
+        return torch.optim.SGD(list(parameters)[-1:], lr=0.05)
+
+    def step(net, optimizer):
+        nn.utils.clip_grad_norm_(net[2].bias, 0.1)
+        optimizer.step()
+
+    ours = fitted(built(net=mlp, optimizer=last_layer, clip_norm=0.1))
+    assert_same_bits(ours, plain_loop(mlp(), last_layer, step))
+
+
+# Accumulation
+
+
+def learnt(sizes, accumulate, optimizer=torch.optim.SGD):
+    """Train on batches of these sizes, one after the other."""
+    net = mlp()
+    training_spec = TrainingSpec(
+        net, torch.optim.SGD, cross_entropy, step_options=StepOptions(accumulate=accumulate)
+    )
+    replica = training_spec.replica(state_arrays(net), "cpu", training=True)
+    stepper = OptimizerStepper(replica, optimizer(replica.training_spec.net.parameters(), lr=0.5))
+    accumulator = MetricAccumulator(Measures())
+    for x, y in zip(torch.from_numpy(X).split(sizes), torch.from_numpy(Y).split(sizes), strict=True):
+        stepper.learn(Batch(x, y), accumulator)
+    stepper.finish()
+    stepper.finish()  # there is nothing left
+    return state_arrays(replica.training_spec.net), accumulator.sums()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_several_batches_are_one_of_all_their_samples(optimizer):
+    parts, measured = learnt([1, 20, 10, 7, 8, 16], 3, optimizer)
+    whole, expected = learnt([31, 31], 1, optimizer)
+    assert_close(parts, whole)
+    assert measured["loss"] == pytest.approx(expected["loss"])
+    assert (measured["samples"], measured["batches"]) == (62, 6)
+
+
+def test_batches_that_are_left_over_make_a_smaller_step():
+    assert_close(learnt([10, 20, 30, 2], 3)[0], learnt([60, 2], 1)[0])
+    assert_close(learnt([10, 52], 9)[0], learnt([62], 1)[0])
+
+
+def total(output, target):
+    return output.sum() / len(output)
+
+
+@pytest.mark.parametrize(
+    ("way", "steps"),
+    [
+        ({}, [3, 3, 3]),  # 9 batches an epoch
+        ({"merge_every": 0}, [3, 3, 3]),
+        ({"merge_unit": "blocks"}, [1, 1, 1] * 3),
+        ({"shuffle": "partial", "merge_every": 2}, [3, 3, 3]),
+    ],
+)
+def test_a_step_ends_with_the_epoch_and_with_the_round(way, steps):
+    notes = Notes()
+
+    def optimizer(parameters):
+        return Noting(parameters, notes, lr=1e-3, momentum=0.0)
+
+    net = nn.Linear(1, 1)
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    trainer.build(net, optimizer, total, accumulate=4 if "merge_unit" not in way else 9)
+    x = np.ones((45, 1), np.float32)
+    final = trainer.fit(*blocked(x, x, 3), num_epochs=3, num_batches_per_worker=3, **way)
+    assert len(notes) == sum(steps)
+    assert [gradient for *_, gradient in notes] == pytest.approx([1.0] * len(notes))  # of means, however many
+    assert final["weight"].item() == pytest.approx(net.weight.item() - 1e-3 * len(notes))
+
+
+# Batches that are not finite
+
+
+class Spoilt(nn.Module):
+    """Only its gradient is not finite where a target is 99, and only its value where one is 96."""
+
+    def forward(self, output, target):
+        bad = torch.where(target == 99, 0.0, 1.0)
+        constant = torch.where(target == 96, float("inf"), 0.0).sum()
+        return cross_entropy(output, target % 3) + constant + 0 * (output[:, 0] * bad).pow(2).sqrt().sum()
+
+
+def spoilt(batch, how):
+    """Return the data with one of the batches of 5 that is not finite."""
+    x, y = X[:60].copy(), Y[:60].copy()
+    if how in ("gradient", "loss"):
+        y[batch * 5] = {"gradient": 99, "loss": 96}[how]
+    else:
+        x[batch * 5] = float(how)
+    return x, y
+
+
+def without(batch):
+    kept = np.r_[0 : batch * 5, (batch + 1) * 5 : 60]
+    return X[kept], Y[kept]
+
+
+def skipping(data, optimizer=SGD, **options):
+    trainer = built(optimizer=optimizer, loss=Spoilt(), on_nan="skip", net=normed, **options)
+    return trainer, trainer.fit(*data, num_epochs=2, batch_size=5, **IN_ORDER)
+
+
+def normed():
+    net = awkward_net()
+    net[3].p = 0.0  # what a skipped batch draws is not drawn again
+    return net
+
+
+@pytest.mark.parametrize("batch", [0, 5, 11])
+@pytest.mark.parametrize("how", ["nan", "inf", "gradient", "loss"])
+@pytest.mark.parametrize("options", [{}, {"optimizer": ADAM, "clip_norm": 0.5}, {"precision": "bf16"}], ids=str)
+def test_a_batch_that_is_skipped_leaves_nothing_behind(batch, how, options):
+    trainer, ours = skipping(spoilt(batch, how), **options)
+    other, theirs = skipping(without(batch), **options)
+    assert_same_bits(ours, theirs)
+    for record, expected in zip(trainer.history, other.history, strict=True):
+        assert record["loss"] == expected["loss"]
+        assert (record["skipped_batches"], record["workers"][0]["skipped_batches"]) == (1, 1)
+        assert (record["samples"], record["workers"][0]["samples"]) == (60, 55)  # given, and learnt from
+        assert "skipped_batches" not in expected
+
+
+@pytest.mark.parametrize("batch", [0, 4, 11])
+@pytest.mark.parametrize("how", ["nan", "gradient"])
+def test_of_several_batches_that_make_a_step_only_the_one_is_skipped(batch, how):
+    """With the epoch's last batch skipped, the last step is of one less; with another, batches move up."""
+    _, ours = skipping(spoilt(batch, how), accumulate=3)
+    assert_same_bits(ours, skipping(without(batch), accumulate=3)[1])
+
+
+def test_who_skipped_what_is_told():
+    x, y = spoilt(2, "nan")
+    x[25] = np.nan  # of the other half
+    x[35] = np.nan
+    trainer = built(workers=2, on_nan="skip")
+    trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **IN_ORDER)
+    (record,) = trainer.history
+    assert record["skipped_batches"] == 3
+    assert [worker["skipped_batches"] for worker in record["workers"]] == [2, 1]
+    x[25] = 0
+    x[10] = 0
+    trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **IN_ORDER)
+    assert ["skipped_batches" in worker for worker in trainer.history[1]["workers"]] == [False, True]
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_worker_that_skips_everything_ends_the_fit(merge):
+    x, y = X.copy(), Y
+    x[31:] = np.nan
+    trainer = built(workers=2, on_nan="skip", net=mlp)
+    good = trainer.get_parameters()
+    with pytest.raises(DivergedError, match=r"in all 7 batches of round 0 on worker 1, .* nothing was learnt"):
+        trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, merge=merge, **IN_ORDER)
+    assert_same_bits(trainer.get_parameters(), good)
+
+
+@pytest.mark.parametrize("on_nan", ["raise", "skip"])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_last_step_that_leads_to_infinity_is_never_merged(merge, on_nan):
+    trainer = built(workers=2, on_nan=on_nan, net=mlp, optimizer={"optimizer": "sgd", "lr": 1e38})
+    before = trainer.get_parameters()
+    with pytest.raises(DivergedError, match=r"parameter '0.weight' became NaN or infinite in round 0 on worker 0"):
+        trainer.fit(*blocked(X * 1e3, Y, 2), num_epochs=1, num_batches_per_worker=1, merge=merge, progress=False)
+    assert_same_bits(trainer.get_parameters(), before)
+
+
+def test_what_is_not_finite_is_trained_on_where_it_is_to_be_ignored():
+    trainer = built(on_nan="ignore")
+    final = trainer.fit(*spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **IN_ORDER)
+    assert all(np.isnan(record["loss"]) and np.isnan(record["val_loss"]) for record in trainer.history)
+    assert np.isnan(final["0.weight"]).all()
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 3, sparse=True)
+
+    def forward(self, x):
+        return self.table(x[:, 0].abs().long().clamp(max=2))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_sparse_gradients_are_skipped_and_accumulated_too(accumulate):
+    sgd = {"optimizer": "sgd", "lr": 0.5}
+    results = []
+    for net in (Sparse(), Sparse()):
+        net.table.sparse = not results
+        net.load_state_dict({"table.weight": torch.ones(3, 3)})
+        trainer = built(net=lambda net=net: net, optimizer=sgd, on_nan="skip", accumulate=accumulate)
+        results.append(trainer.fit(X, Y, num_epochs=2, batch_size=5, **IN_ORDER))
+    assert_close(*results)
+
+
+class Replacing(nn.Module):
+    """A network that puts a new tensor in its buffer's place."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen = self.seen + x.sum()
+        return self.net(x)
+
+
+def test_buffers_that_are_replaced_are_put_back_too():
+    trainer = built(net=Replacing, on_nan="skip")
+    final = trainer.fit(*spoilt(3, "nan"), num_epochs=1, batch_size=5, **IN_ORDER)
+    assert final["seen"].item() == pytest.approx(without(3)[0].sum(), abs=1e-3)

@@ -1,0 +1,140 @@
+"""Law 1: one worker without shuffles is the plain PyTorch loop, bit for bit."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer
+from compss_train.engines.machine import cores, intra_op_threads
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+    state_arrays,
+)
+
+OPTIMIZERS = [
+    (SGD, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    (ADAM, lambda p: torch.optim.Adam(p, lr=0.01)),
+    ({"optimizer": "nadam", "lr": 0.01}, lambda p: torch.optim.NAdam(p, lr=0.01)),
+    ({"optimizer": torch.optim.AdamW, "lr": 0.01}, lambda p: torch.optim.AdamW(p, lr=0.01)),
+    (lambda p: torch.optim.RMSprop(p, lr=0.01), lambda p: torch.optim.RMSprop(p, lr=0.01)),
+]
+
+
+def plain_loop(
+    net, make_optimizer, x, y, blocks, batches, epochs, seed, loss=nn.functional.cross_entropy, threads=1
+):
+    """Train as anybody would, over the batches that the trainer makes of these blocks."""
+    with intra_op_threads(threads):
+        return _loop(copy.deepcopy(net), make_optimizer, x, y, blocks, batches, epochs, seed, loss)
+
+
+def _loop(net, make_optimizer, x, y, blocks, batches, epochs, seed, loss):
+    optimizer = make_optimizer(net.parameters())
+    torch.manual_seed(seed)
+    for _ in range(epochs):
+        for block_x, block_y in zip(np.array_split(x, blocks), np.array_split(y, blocks), strict=True):
+            for bx, by in zip(np.array_split(block_x, batches), np.array_split(block_y, batches), strict=True):
+                optimizer.zero_grad()
+                output = net(torch.from_numpy(bx.copy()))
+                loss(output, torch.from_numpy(by.copy())).backward()
+                optimizer.step()
+    return state_arrays(net)
+
+
+@pytest.mark.parametrize("make_net", [mlp, awkward_net])
+@pytest.mark.parametrize(("spec", "plain"), OPTIMIZERS, ids=["sgd", "adam", "nadam", "adamw", "callable"])
+def test_one_worker_is_the_plain_loop(engine, make_net, spec, plain):
+    x, y = classification(samples=62)
+    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
+    trainer.build(make_net(), spec, "cross_entropy", "accuracy")
+    ours = trainer.fit(
+        *blocked(x, y, 4), num_epochs=3, num_batches_per_worker=3, shuffle=None, shuffle_block_data=False
+    )
+    assert_same_bits(ours, plain_loop(make_net(), plain, x, y, 4, 3, 3, seed=3))
+
+
+def test_the_default_threads_are_those_of_a_plain_program(engine):
+    x, y = classification()
+    trainer = DistributedTrainer(1, engine=engine, seed=3)
+    threads = engine.threads or cores()
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    ours = trainer.fit(x, y, num_epochs=2, batch_size=20, shuffle=None, shuffle_block_data=False)
+    plain = plain_loop(awkward_net(), OPTIMIZERS[1][1], x, y, 1, 3, 2, seed=3, threads=threads)
+    assert_same_bits(ours, plain)
+
+
+@pytest.mark.parametrize("every", [("epochs", 0), ("epochs", 2), ("blocks", 1)], ids=str)
+def test_how_often_it_merges_changes_nothing_for_one_worker(engine, every):
+    x, y = classification()
+    unit, number = every
+    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    ours = trainer.fit(
+        *blocked(x, y, 4),
+        num_epochs=3,
+        batch_size=5,
+        merge_every=number,
+        merge_unit=unit,
+        shuffle=None,
+        shuffle_block_data=False,
+    )
+    assert_same_bits(ours, plain_loop(awkward_net(), OPTIMIZERS[1][1], x, y, 4, 3, 3, seed=3))
+
+
+def test_double_precision_and_convolutions_keep_their_bits_too(engine):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(24, 2, 6, 6)), random.normal(size=(24, 3, 4, 4))
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double()
+    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
+    trainer.build(net, SGD, "mse")
+    ours = trainer.fit(
+        *blocked(x, y, 2), num_epochs=2, num_batches_per_worker=2, shuffle=None, shuffle_block_data=False
+    )
+    plain = plain_loop(net, OPTIMIZERS[0][1], x, y, 2, 2, 2, seed=0, loss=nn.functional.mse_loss)
+    assert_same_bits(ours, plain)
+
+
+def test_the_callers_random_numbers_threads_and_network_stay_as_they_were():
+    x, y = classification()
+    net = awkward_net()
+    before = state_arrays(copy.deepcopy(net))
+    trainer = DistributedTrainer(2, engine="serial", seed=3, threads=1)
+    torch.manual_seed(99)
+    np.random.seed(99)
+    expected = torch.rand(3), np.random.rand()
+    threads = torch.get_num_threads()
+    torch.manual_seed(99)
+    np.random.seed(99)
+    trainer.build(net, ADAM, "cross_entropy")
+    trainer.fit(*blocked(x, y, 4), num_epochs=1, batch_size=5)
+    trainer.evaluate(x, y)
+    assert torch.equal(torch.rand(3), expected[0])
+    assert np.random.rand() == expected[1]
+    assert torch.get_num_threads() == threads
+    assert_same_bits(state_arrays(net), before)
+
+
+def test_a_new_optimizer_every_round_on_request(engine):
+    x, y = classification()
+    results = {}
+    for kept in ("keep", "reset"):
+        trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
+        trainer.build(mlp(), SGD, "cross_entropy")
+        results[kept] = trainer.fit(
+            x, y, num_epochs=2, batch_size=20, shuffle=None, shuffle_block_data=False, optimizer_state=kept
+        )
+    one = plain_loop(mlp(), OPTIMIZERS[0][1], x, y, 1, 3, 1, seed=3)
+    net = mlp()
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in one.items()})
+    assert_same_bits(results["reset"], plain_loop(net, OPTIMIZERS[0][1], x, y, 1, 3, 1, seed=3))
+    assert_same_bits(results["keep"], plain_loop(mlp(), OPTIMIZERS[0][1], x, y, 1, 3, 2, seed=3))
