@@ -60,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         _add(subparsers, command)
+    parser.set_defaults(parser=parser)
     return parser
 
 

@@ -17,6 +17,7 @@ class Command:
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    """Called with the parsed options, among which ``parser`` is the parser of all commands."""
     examples: str = ""
     """Shown at the end of its ``--help``."""
 

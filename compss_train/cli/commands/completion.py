@@ -21,12 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the script."""
-    from compss_train.cli.main import make_parser  # which imports this
-
     shtab = need("shtab", extra="completion", by="completion")
-    parser = make_parser()
-    _mark_files(parser, shtab)
-    print(shtab.complete(parser, shell=options.shell))
+    _mark_files(options.parser, shtab)
+    print(shtab.complete(options.parser, shell=options.shell))
     return 0
 
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train; return 0 when that is done, 1 where it has failed, 75 where ``max_time`` has ended it."""
     if options.example:
-        print(files("compss_train.runs").joinpath("example.toml").read_text(encoding="utf-8"), end="")
+        print(files("compss_train.cli.run_files").joinpath("example.toml").read_text(encoding="utf-8"), end="")
         return 0
     if options.keys:
         return _show_keys()
