@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from compss_train._utils.files import replacing
 from compss_train._utils.optional_imports import need
-from compss_train.data.block import as_block, as_tensor
 from compss_train.model import parameters
 
 Transform = Callable[[Tensor], Tensor]
@@ -84,11 +84,14 @@ class _Whole(nn.Module):
 def _batch(example: Any) -> Tensor:
     if example is None:
         raise ValueError("an ONNX file needs to know what a sample looks like: give example=x[:2], a batch of x")
-    batch = as_tensor(as_block(example))
-    if len(batch) == 0:
+    samples = example if isinstance(example, Tensor) else np.asanyarray(example)
+    if samples.ndim == 0:
+        raise ValueError(f"the example is a scalar: {example!r}; give a batch of x, such as x[:2]")
+    if len(samples) == 0:
         raise ValueError("the example has no samples; give a batch of x with at least one")
-    # Torch takes a dimension of 1 for one that is always 1.
-    return batch[:2] if len(batch) > 1 else torch.cat([batch, batch])
+    batch = samples[:2].detach().cpu() if isinstance(samples, Tensor) else torch.from_numpy(np.array(samples[:2]))
+    # The exporter takes a dimension of size 1 for a constant.
+    return batch if len(batch) > 1 else torch.cat([batch, batch])
 
 
 def _write_onnx(net: nn.Module, batch: Tensor, path: Path) -> None:

@@ -6,7 +6,7 @@ the scheduler makes of the hyperparameters in its epochs: the learning rate, and
 momentum that OneCycleLR cycles. Nothing of the schedule is in a worker's state.
 """
 
-from compss_train.model.lr_schedules.base import LrSchedule
+from compss_train.model.lr_schedules.base import Hyperparameters, LrSchedule
 from compss_train.model.lr_schedules.make import ScheduleSpec, make_schedule
 
-__all__ = ["LrSchedule", "ScheduleSpec", "make_schedule"]
+__all__ = ["Hyperparameters", "LrSchedule", "ScheduleSpec", "make_schedule"]

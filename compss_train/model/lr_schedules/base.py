@@ -6,11 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from compss_train.training.worker.shard import Hyperparameters
+Hyperparameters: TypeAlias = "tuple[dict[str, Any], ...]"
+"""For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
 
 
 class LrSchedule(ABC):

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from compss_train.model.lr_schedules.base import Groups, LrSchedule
-from compss_train.training.worker.shard import Hyperparameters
+from compss_train.model.lr_schedules.base import Groups, Hyperparameters, LrSchedule
 
 
 class ByEpoch(LrSchedule):

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeAlias
 
 from compss_train.buffers import BufferSpec
 from compss_train.data.block import Block
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import BlockPass, WorkerAssignment
 from compss_train.data.reading import FilePart
+from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.samplers.pools import Pools
-
-Hyperparameters: TypeAlias = "tuple[dict[str, Any], ...]"
-"""Of each of an optimizer's parameter groups, what is to be set in it by name: ``lr``, say."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
