@@ -7,19 +7,16 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from compss_train._utils.locking import FolderLock
 from compss_train._utils.validation import check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
 from compss_train.training import checkpoints
-from compss_train.training.callback import Callback
+from compss_train.training.callback import Callback, TrainerProtocol
 from compss_train.training.checkpoints.folder import path_of, purge
 from compss_train.training.checkpoints.json_encoding import GrowingList
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
 
 
 class Checkpoint(Callback):
@@ -97,10 +94,14 @@ class Checkpoint(Callback):
         """Return the folder."""
         return self.folder
 
+    def resume_folder(self) -> Path:
+        """Return the folder."""
+        return self.folder
+
     def _is_due(self, number: int) -> bool:
         return (number + 1) % self.every == 0
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """See to it that checkpoints can be written, and are not mistaken for those of another run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
@@ -116,7 +117,7 @@ class Checkpoint(Callback):
             purge(self.folder, own)
         self._go_on(trainer.history, own)
 
-    def _own_rounds(self, trainer: DistributedTrainer) -> set[int]:
+    def _own_rounds(self, trainer: TrainerProtocol) -> set[int]:
         """Return which of the checkpoints in the folder are of this run; those after a resumed round, too."""
         there = set(checkpoints.checkpoints(self.folder))
         goes_on, self._goes_on = self._goes_on, False
@@ -147,7 +148,7 @@ class Checkpoint(Callback):
             if self.best in history[number]:
                 self._is_best(history[number])
 
-    def _check_room(self, trainer: DistributedTrainer) -> None:
+    def _check_room(self, trainer: TrainerProtocol) -> None:
         """Find out now what would otherwise be found after the first round: a checkpoint's bytes can be had."""
         values = sum(array.nbytes for array in trainer.get_parameters().values())
         needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as with Adam: two moments a worker
@@ -170,7 +171,7 @@ class Checkpoint(Callback):
         """Return where checkpoints go, and which is the best, for ``restore(best=True)``."""
         return {"folder": str(self.folder), "best_round": self.best_round}
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Write a checkpoint where one is due, or the round is the best."""
         number = record["round"]
         if self._is_best(record) or self._is_due(number):
@@ -182,17 +183,17 @@ class Checkpoint(Callback):
         self._best_value, self.best_round = value, record["round"]
         return True
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Write the last complete round, unless that is done: also where the fit was stopped."""
         if trainer.history and self._written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
         self._lock.release()
 
-    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Leave the folder to others."""
         self._lock.release()
 
-    def _write(self, trainer: DistributedTrainer, number: int) -> None:
+    def _write(self, trainer: TrainerProtocol, number: int) -> None:
         before, self._written = self._written, number
         try:
             snapshot = trainer.snapshot()

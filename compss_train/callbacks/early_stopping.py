@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compss_train._utils.validation import check_at_least_0, check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.model.parameters import Parameters
-from compss_train.training.callback import Callback
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.callback import Callback, TrainerProtocol
 
 
 class EarlyStopping(Callback):
@@ -57,7 +54,7 @@ class EarlyStopping(Callback):
         self._parameters: Parameters | None = None
         self._resumed = False
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Begin anew, as another fit may have other data; or stop a resumed fit that had been stopped."""
         if trainer.resumed_from is None or not self._resumed:
             self._forget()
@@ -89,7 +86,7 @@ class EarlyStopping(Callback):
             "parameters": self._parameters,
         }
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Compare, and stop where there has been no improvement for too long."""
         value = value_of(record, self.monitor)
         if is_better(value, self.best, self.mode, self.min_delta):
@@ -100,11 +97,11 @@ class EarlyStopping(Callback):
             self._waited += 1
         self._stop_if_due(trainer)
 
-    def _stop_if_due(self, trainer: DistributedTrainer) -> None:
+    def _stop_if_due(self, trainer: TrainerProtocol) -> None:
         if self._waited >= self.patience:
             trainer.stop(f"{self.monitor} has not improved for {self._waited} rounds")
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Give the trainer the best parameters."""
         if self._parameters is not None:
             trainer.set_parameters(self._parameters)

@@ -8,16 +8,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from compss_train._utils.files import check_writable, write_whole
 from compss_train.reports.columns import row
 from compss_train.reports.history import line_of
-from compss_train.training.callback import Callback
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
-
+from compss_train.training.callback import Callback, TrainerProtocol
 
 Round: TypeAlias = tuple[int, float | None]
 """A round in a file: its number, -1 for what is none, and when it ended, which no two rounds have in common."""
@@ -33,7 +29,7 @@ class _HistoryFile(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Make the file, or make sure that it can be added to; raises ``OSError`` where it cannot.
 
         In a resumed fit, the rounds that had come after the checkpoint are removed: they are trained again. So is
@@ -73,7 +69,7 @@ class JsonLines(_HistoryFile):
     Runs that are given the same file follow each other in it.
     """
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Append the record."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(record))
@@ -112,7 +108,7 @@ class Csv(_HistoryFile):
         super().__init__(path)
         self._columns: list[str] = []
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Append the row."""
         cells = {name: _cell(value) for name, value in row(record).items()}
         if not cells.keys() <= set(self._columns):

@@ -6,15 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
 from compss_train.reports.record_fields import measured_names
-from compss_train.training.callback import Callback
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.callback import Callback, TrainerProtocol
 
 
 class _Progress(Callback):
@@ -25,18 +22,18 @@ class _Progress(Callback):
         self._last: int | None = None
         """The last round of this fit."""
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Tell of a checkpoint that the fit goes on from."""
         self._last = None
         if trainer.resumed_from is not None:
             left = "; nothing is left to train" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Take note of the round."""
         self._last = record["round"]
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Tell why there are no more rounds, where the fit was stopped."""
         if trainer.stopped is not None:
             after = "no round" if self._last is None else f"round {self._last}"
@@ -51,12 +48,12 @@ class ProgressBar(_Progress):
 
     _bar: tqdm[Any] | None = None
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Show an empty bar."""
         super().on_fit_start(trainer, total_samples)
         self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Move the bar by the round's samples."""
         super().on_round_end(trainer, record)
         if self._bar is None:
@@ -64,12 +61,12 @@ class ProgressBar(_Progress):
         self._bar.set_postfix({**_where(record), **_measured(record)}, refresh=False)
         self._bar.update(record["samples"])
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Leave the bar as it is, and tell why it is not full."""
         self._close()
         super().on_fit_end(trainer)
 
-    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Leave the bar where it stopped."""
         self._close()
 
@@ -82,7 +79,7 @@ class ProgressBar(_Progress):
 class RoundLines(_Progress):
     """Writes a line a round, on standard error by default: for logs, where a bar would be a mess."""
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Write the line."""
         super().on_round_end(trainer, record)
         shown = {"round": record["round"], **_where(record), **_measured(record)}

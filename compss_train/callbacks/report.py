@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compss_train._utils.files import check_writable
 from compss_train._utils.validation import check_count
 from compss_train.reports import html as report
-from compss_train.training.callback import Callback
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
-
+from compss_train.training.callback import Callback, TrainerProtocol
 
 SHARE = 0.02
 """The most of a fit's time that pages about its rounds take; each takes longer than the one before."""
@@ -41,33 +37,33 @@ class Report(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Write a report of what the trainer was given, or make sure that one can be written."""
         self._rounds = 0
         check_writable(self.path)
         self._write_running(trainer)
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Write the report if it is time."""
         self._rounds += 1
         is_due = self.every is not None and self._rounds % self.every == 0
         if is_due and time.monotonic() >= self._rests_until:
             self._write_running(trainer)
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Write the report."""
         self._write(trainer, "complete" if trainer.stopped is None else f"stopped: {trainer.stopped}")
 
-    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Write the report, which says what has ended the fit."""
         first = (str(error).splitlines() or [""])[0]
         self._write(trainer, f"failed: {type(error).__name__}" + (f": {first[:300]}" if first else ""))
 
-    def _write_running(self, trainer: DistributedTrainer) -> None:
+    def _write_running(self, trainer: TrainerProtocol) -> None:
         began = time.monotonic()
         self._write(trainer, "running", refresh=self.every is not None)
         now = time.monotonic()
         self._rests_until = now + (now - began) / SHARE
 
-    def _write(self, trainer: DistributedTrainer, status: str, *, refresh: bool = False) -> None:
+    def _write(self, trainer: TrainerProtocol, status: str, *, refresh: bool = False) -> None:
         report.write(self.path, trainer.history, trainer.configuration, status=status, refresh=refresh)

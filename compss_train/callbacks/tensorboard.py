@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from compss_train._utils.optional_imports import need
 from compss_train.reports.columns import numbers
-from compss_train.training.callback import Callback
+from compss_train.training.callback import Callback, TrainerProtocol
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from compss_train.trainer import DistributedTrainer
 
 _SPEEDS = ("samples_per_second", "batches_per_second")
 
@@ -38,7 +37,7 @@ class TensorBoard(Callback):
         """Return the folder."""
         return self.folder
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Begin a new file in the folder, and write the configuration."""
         module = need("torch.utils.tensorboard", extra="tensorboard", by="TensorBoard")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +47,7 @@ class TensorBoard(Callback):
         self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), first)
         self._writer.flush()
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Write the round."""
         if self._writer is None:
             return
@@ -56,11 +55,11 @@ class TensorBoard(Callback):
             self._writer.add_scalar(name, value, record["round"], walltime=record["ended"])
         self._writer.flush()
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Close the file."""
         self._close()
 
-    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Close the file."""
         self._close()
 

@@ -1,4 +1,4 @@
-"""The base class of callbacks, and what tells them."""
+"""Callbacks: their base class, what they may use of a trainer, and the list that calls them."""
 
 from __future__ import annotations
 
@@ -6,130 +6,174 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.model.parameters import Parameters
+from compss_train.reports.history import History
+from compss_train.training.checkpoints import Snapshot
+
+
+class TrainerProtocol(Protocol):
+    """The attributes and methods of a ``DistributedTrainer`` that callbacks may use during a fit."""
+
+    num_workers: int
+    threads: int
+    seed: int
+    history: History
+    stopped: str | None
+    resumed_from: Path | None
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The arguments of the trainer, of ``build`` and of the fit."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of the loss and the metrics in each record."""
+
+    @property
+    def stopping(self) -> str | None:
+        """The reason why the fit is about to stop, ``None`` if it is not."""
+
+    def stop(self, reason: str) -> None:
+        """Stop the fit after the current round."""
+
+    def snapshot(self) -> Snapshot:
+        """Return the state from which a later fit can resume."""
+
+    def get_parameters(self) -> Parameters:
+        """Return a copy of the global parameters."""
+
+    def set_parameters(self, parameters: Parameters) -> None:
+        """Replace the global parameters."""
 
 
 class Callback:
-    """Does nothing; override what you need.
+    """Base class of callbacks. All hooks do nothing; override those that you need.
 
-    Hooks run in the coordinator's thread, in the order of the list, and alternate strictly: a fit's start, then a
-    round's start and end for each round (no end of one that is given up), then the fit's end, or an exception at
-    any time. A hook that raises ends the fit with its exception, which names the callback;
-    ``trainer.stop(reason)`` ends it in good order.
+    Hooks run in the coordinator's thread, in the order of the list. The order of calls is fixed: the start of the
+    fit, then the start and end of each round (a cancelled round has no end), then the end of the fit; an exception
+    may come at any time. An exception raised by a hook ends the fit and names the callback;
+    ``trainer.stop(reason)`` ends the fit cleanly.
+
+    ``trainer`` is the ``DistributedTrainer``. It is typed as ``Any`` here, so that an override may annotate it with
+    ``DistributedTrainer``.
     """
 
     keeps_state: ClassVar[bool] = False
-    """Whether it is told of rounds after all others, as it saves what they are, and of the fit's start and end
-    before them: where its folder cannot be had, others have done nothing."""
+    """Whether the callback saves the state of the fit. If so, ``on_round_end`` runs after those of all other
+    callbacks, but ``on_fit_start`` and ``on_fit_end`` before them: if its folder is not available, the others have
+    done nothing yet."""
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Before the first round; ``total_samples`` is what will be trained in all, ``None`` where nobody knows."""
+    def on_fit_start(self, trainer: Any, total_samples: int | None) -> None:
+        """Run before the first round; ``total_samples`` is the number to train on, ``None`` if unknown."""
 
-    def on_round_start(self, trainer: DistributedTrainer, number: int) -> None:
-        """When the fit begins to wait for a round, whose tasks may have been running for a while."""
+    def on_round_start(self, trainer: Any, number: int) -> None:
+        """Run when the fit starts to wait for a round, whose tasks may already be running."""
 
-    def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
-        """After a round; ``record`` is its entry in ``trainer.history``."""
+    def on_round_end(self, trainer: Any, record: dict[str, Any]) -> None:
+        """Run after a round; ``record`` is its entry in ``trainer.history``."""
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
-        """After the last round, with the final parameters in the trainer."""
+    def on_fit_end(self, trainer: Any) -> None:
+        """Run after the last round, when the trainer has the final parameters."""
 
-    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
-        """When a fit that this was told of ends by an exception, Ctrl-C included; it is raised afterwards."""
+    def on_exception(self, trainer: Any, error: BaseException) -> None:
+        """Run when an exception, Ctrl-C included, ends a fit after ``on_fit_start``; it is re-raised afterwards."""
 
     def needs_state(self, number: int) -> bool:
-        """Tell whether ``on_round_end`` of that round will call ``trainer.snapshot()``.
+        """Return whether ``on_round_end`` of round ``number`` will call ``trainer.snapshot()``.
 
-        Workers that merge without waiting for each other then wait once, as the snapshot has to be of one moment.
+        Workers that merge asynchronously then wait for each other once, so that the snapshot is consistent.
         """
         return False
 
     def watches(self) -> str | None:
-        """Return the name of the number in records that it goes by, ``None`` for none."""
+        """Return the name of the record field that the callback monitors, ``None`` if there is none."""
         return None
 
     def writes_to(self) -> Path | None:
-        """Return the file or folder that no other callback may write to, ``None`` where there is none."""
+        """Return the file or folder that no other callback may write to, ``None`` if there is none."""
+        return None
+
+    def resume_folder(self) -> Path | None:
+        """Return the folder of checkpoints that ``fit(resume=True)`` resumes from, ``None`` if there is none."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed fit needs to go on alike: numbers, texts and arrays, in dicts and lists."""
+        """Return the state that a resumed fit needs: numbers, strings and arrays, in dicts and lists."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from such a state; called before ``on_fit_start`` where a fit is resumed."""
+        """Restore a state of ``state_dict``; called before ``on_fit_start`` when a fit is resumed."""
 
 
 class CallbackList:
-    """The callbacks of one fit."""
+    """The callbacks of one fit, called in order."""
 
-    def __init__(self, callbacks: Sequence[Callback], trainer: DistributedTrainer) -> None:
+    def __init__(self, callbacks: Sequence[Callback], trainer: TrainerProtocol) -> None:
         self.callbacks = tuple(sorted(callbacks, key=lambda callback: callback.keeps_state))
         self._trainer = trainer
-        self._begun: list[Callback] = []
+        self._started: list[Callback] = []
         self.saved: dict[str, Any] = {}
-        """The states that callbacks go on from."""
+        """States from a checkpoint, which callbacks load at the start of the fit."""
 
     @contextmanager
     def fit(self, total_samples: int | None) -> Iterator[None]:
-        """Tell of a fit's start, and of its end or exception."""
+        """Call the hooks for the start of a fit, and for its end or exception."""
         try:
             self._load_states()
-            keeping_first = sorted(self.callbacks, key=lambda callback: not callback.keeps_state)
-            for callback in keeping_first:
-                self._begun.append(callback)
-                self._asked(callback, "on_fit_start", self._trainer, total_samples)
+            state_first = sorted(self.callbacks, key=lambda callback: not callback.keeps_state)
+            for callback in state_first:
+                self._started.append(callback)
+                self._call(callback, "on_fit_start", self._trainer, total_samples)
             yield
-            self._tell(keeping_first, "on_fit_end")
+            self._call_hook(state_first, "on_fit_end")
         except BaseException as error:
-            self._tell_exception(error)
+            self._exception(error)
             raise
 
     def needs_state(self, number: int) -> bool:
-        """Tell whether a callback wants all that there is after a round."""
-        return any(self._asked(callback, "needs_state", number) for callback in self.callbacks)
+        """Return whether a callback will take a snapshot after round ``number``."""
+        return any(self._call(callback, "needs_state", number) for callback in self.callbacks)
 
     def round_start(self, number: int) -> None:
-        """Tell that a round is waited for."""
-        self._tell(self.callbacks, "on_round_start", number)
+        """Call ``on_round_start``."""
+        self._call_hook(self.callbacks, "on_round_start", number)
 
     def round_end(self, record: dict[str, Any]) -> None:
-        """Tell that a round has ended."""
-        self._tell(self.callbacks, "on_round_end", record)
+        """Call ``on_round_end``."""
+        self._call_hook(self.callbacks, "on_round_end", record)
 
     def states(self) -> dict[str, Any]:
-        """Return the states of those that have one, by name."""
-        states = {name: self._asked(callback, "state_dict") for name, callback in self._by_name()}
+        """Return the non-empty states of callbacks, by name."""
+        states = {name: self._call(callback, "state_dict") for name, callback in self._by_name()}
         return {name: state for name, state in states.items() if state}
 
     def _load_states(self) -> None:
         for name, callback in self._by_name():
             if name in self.saved:
-                self._asked(callback, "load_state_dict", self.saved[name])
+                self._call(callback, "load_state_dict", self.saved[name])
 
     def _by_name(self) -> Iterator[tuple[str, Callback]]:
-        """Iterate over the callbacks with the names of their classes and what they watch, numbered."""
+        """Iterate over pairs of a unique name and a callback: class, monitored field and a number."""
         seen: Counter[str] = Counter()
         for callback in self.callbacks:
-            watched = self._asked(callback, "watches")
+            watched = self._call(callback, "watches")
             name = type(callback).__name__ if watched is None else f"{type(callback).__name__} of {watched}"
             seen[name] += 1
             yield f"{name} {seen[name]}", callback
 
-    def _tell(self, callbacks: Iterable[Callback], hook: str, *args: Any) -> None:
+    def _call_hook(self, callbacks: Iterable[Callback], hook: str, *args: Any) -> None:
         for callback in callbacks:
-            self._asked(callback, hook, self._trainer, *args)
+            self._call(callback, hook, self._trainer, *args)
 
-    def _asked(self, callback: Callback, method: str, *args: Any) -> Any:
-        with _named(callback, method):
+    def _call(self, callback: Callback, method: str, *args: Any) -> Any:
+        with _noting_callback(callback, method):
             return getattr(callback, method)(*args)
 
-    def _tell_exception(self, error: BaseException) -> None:
-        """Tell those that know of the fit; what they raise in turn is noted on the error, which is what matters."""
-        for callback in [callback for callback in self.callbacks if callback in self._begun]:
+    def _exception(self, error: BaseException) -> None:
+        """Call ``on_exception`` of the started callbacks; add their own exceptions as notes to ``error``."""
+        for callback in [callback for callback in self.callbacks if callback in self._started]:
             try:
                 callback.on_exception(self._trainer, error)
             except Exception as another:
@@ -137,15 +181,15 @@ class CallbackList:
 
 
 @contextmanager
-def _named(callback: Callback, hook: str) -> Iterator[None]:
-    """Add the callback's name to an exception that leaves the block."""
+def _noting_callback(callback: Callback, method: str) -> Iterator[None]:
+    """Add a note with the callback's name to an exception that leaves the block."""
     try:
         yield
-    except KeyboardInterrupt:  # which came while it ran
+    except KeyboardInterrupt:  # not raised by the callback, but while it ran
         raise
     except BaseException as error:
         unnamed = isinstance(error, OSError) and error.filename is None
-        place = callback.writes_to() if unnamed else None
-        where = "" if place is None else f", which writes to {place}"
-        error.add_note(f"Raised in the callback {type(callback).__name__}, by its {hook}{where}.")
+        path = callback.writes_to() if unnamed else None
+        place = "" if path is None else f", which writes to {path}"
+        error.add_note(f"Raised in the callback {type(callback).__name__}, by its {method}{place}.")
         raise

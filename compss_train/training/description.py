@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
-import compss_train
+from compss_train._utils.version import __version__
 
 if TYPE_CHECKING:
-    from compss_train.callbacks import Callback
     from compss_train.training.base_trainer import Built
+    from compss_train.training.callback import Callback
 
 MOST_ITEMS = 100
 """Items of a list or dict beyond which only their number is told."""
@@ -124,5 +124,5 @@ def described_machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of this package, and of what it computes with."""
-    found = {"python": platform.python_version(), "compss_train": compss_train.__version__}
+    found = {"python": platform.python_version(), "compss_train": __version__}
     return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy")}

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from compss_train.callbacks.checkpoint import Checkpoint
 from compss_train.data.partitioning import Position
 from compss_train.model import parameters as params
 from compss_train.training import checkpoints
@@ -244,7 +243,7 @@ def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
         raise TypeError(
             f"resume={resume!r}: give a folder of checkpoints, or True for that of the Checkpoint callback"
         )
-    folder = next((callback.folder for callback in callbacks if isinstance(callback, Checkpoint)), None)
+    folder = next(filter(None, (callback.resume_folder() for callback in callbacks)), None)
     if folder is None:
         raise ValueError("resume=True takes the folder of a Checkpoint among the callbacks, and there is none")
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compss_train import callbacks
 from compss_train.callbacks import Callback, JsonLines
@@ -12,9 +12,7 @@ from compss_train.cli.run_files.annotations import described, fits
 from compss_train.cli.run_files.folder import RunFolder
 from compss_train.cli.run_files.options import Option, options_of, read_options
 from compss_train.cli.run_files.problems import Problems, WrongValueError, unknown
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.callback import TrainerProtocol
 
 _FILES = {
     "checkpoint": ("Checkpoint", "checkpoints"),
@@ -31,7 +29,7 @@ _ALWAYS = ("checkpoint", "report")
 class HistoryFile(JsonLines):
     """The history as lines of JSON: the trainer's, whatever has been in the file of a run's folder."""
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Write the rounds that the trainer has had."""
         self.path.write_text("", encoding="utf-8")
         for record in trainer.history:
