@@ -1,4 +1,4 @@
-"""What a check is asked, and what it answers."""
+"""The input of a check (``Request``), its output (``Finding``), and how findings are printed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ State = Literal["ok", "note", "warning", "missing"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked for, how it stands, what was found, and where something is wrong, how to put it right.
+    """The result of one check: its name, state, what was found, and how to fix it if something is wrong.
 
-    ``missing`` means that the compss engine cannot run; a ``warning`` that it may fail or be slow; a ``note``
-    that something optional is not there.
+    ``missing``: the compss engine cannot run. ``warning``: it may fail or be slow. ``note``: something optional is
+    missing.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Request:
-    """What to examine besides this machine: COMPSs's two files, nodes, and the Python that they are to run."""
+    """What to check besides this machine: COMPSs's two XML files, nodes, and the Python interpreter of the nodes."""
 
     project: Path | None = None
     resources: Path | None = None
@@ -39,12 +39,12 @@ Check = Callable[[Request], Iterable[Finding]]
 
 
 def ready(findings: Iterable[Finding]) -> bool:
-    """Return whether the compss engine could run: whether nothing is missing."""
+    """Return whether the compss engine can run: whether nothing is ``missing``."""
     return all(finding.state != "missing" for finding in findings)
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return a line for each finding, and one for all."""
+    """Return one line per finding, and a last line with the verdict."""
     width = max(len(finding.name) for finding in findings)
     lines = [
         f"{finding.state:8} {finding.name:{width}}  {finding.found}" + (finding.advice and f"; {finding.advice}")

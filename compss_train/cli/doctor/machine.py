@@ -1,27 +1,35 @@
-"""This machine, apart from COMPSs: Python and its packages, limits, folders."""
+"""Checks of this machine: Python and its packages, limits and folders, Java, and the COMPSs installation."""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import resource
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
+from compss_train.cli.doctor.subprocesses import run_program
+from compss_train.engines.compss.configuration import DEFAULT_HOME, compss_home, presumed_home
 
 OPEN_FILES = 1024
+"""The number of open files that workers need."""
+COMPSS_DOCS = "https://compss-doc.readthedocs.io"
+JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME to its folder"
 
 
 def check_python(request: Request) -> Iterator[Finding]:
-    """Look at the version of Python."""
+    """Report the version of Python."""
     yield Finding("Python", "ok", platform.python_version())
 
 
 def check_packages(request: Request) -> Iterator[Finding]:
-    """Look for torch and numpy among the installed packages."""
+    """Check that torch and numpy are installed."""
     for name in ("torch", "numpy"):
         version = installed_version(name)
         if version is None:
@@ -31,24 +39,24 @@ def check_packages(request: Request) -> Iterator[Finding]:
 
 
 def check_optional(request: Request) -> Iterator[Finding]:
-    """Look for what only some runs need."""
-    for tool, use in (
+    """Look for programs that only some runs need."""
+    for program, use in (
         ("enqueue_compss", "submits to SLURM and other queues"),
         ("dot", "of graphviz: draws task graphs"),
     ):
-        path = shutil.which(tool)
-        yield Finding(tool, "ok", path) if path else Finding(tool, "note", f"not on the PATH ({use})")
+        path = shutil.which(program)
+        yield Finding(program, "ok", path) if path else Finding(program, "note", f"not on the PATH ({use})")
 
 
 def check_limits(request: Request) -> Iterator[Finding]:
-    """Look at the number of files that may be open."""
+    """Check the limit of open files."""
     yield judge_open_files("open files", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def check_folders(request: Request) -> Iterator[Finding]:
-    """Look whether COMPSs can write its logs in ``~/.COMPSs`` and its files in ``/tmp``."""
+    """Check that COMPSs can write its logs to ``~/.COMPSs`` and its files to ``/tmp``."""
     for name, folder in (("/tmp", Path("/tmp")), ("~/.COMPSs", Path.home() / ".COMPSs")):
-        problem = _not_writable(folder)
+        problem = _write_error(folder)
         if problem is None:
             yield Finding(name, "ok", "writable")
         else:
@@ -56,24 +64,24 @@ def check_folders(request: Request) -> Iterator[Finding]:
 
 
 def judge_open_files(name: str, limit: int) -> Finding:
-    """Judge a limit to the number of open files, wherever it was seen."""
+    """Return a finding about a limit of open files, of this machine or of a node."""
     if limit in (-1, resource.RLIM_INFINITY):
         return Finding(name, "ok", "no limit")
     if limit < OPEN_FILES:
-        return Finding(name, "warning", f"{limit} at most", f"ulimit -n {OPEN_FILES}: workers hold many files")
+        return Finding(name, "warning", f"{limit} at most", f"ulimit -n {OPEN_FILES}: workers open many files")
     return Finding(name, "ok", f"{limit} at most")
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package, without importing it; ``None`` where there is none."""
+    """Return the version of an installed package without importing it, or ``None`` if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _not_writable(folder: Path) -> str | None:
-    """Return why nothing can be written into a folder, or into what it would be made in; else ``None``."""
+def _write_error(folder: Path) -> str | None:
+    """Return why files cannot be created in a folder, or ``None`` if they can; a new folder's parent is tested."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -81,3 +89,91 @@ def _not_writable(folder: Path) -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+def check_pycompss(request: Request) -> Iterator[Finding]:
+    """Look for pycompss where Python finds it, or where runcompss will: in COMPSs's own folder."""
+    if (folder := _pycompss_folder()) is None:
+        advice = f"it comes with COMPSs, only the compss engine needs it: {COMPSS_DOCS}"
+        yield Finding("pycompss", "missing", "not importable", advice)
+    else:
+        yield _judge_binding(folder)
+
+
+def check_compss_home(request: Request) -> Iterator[Finding]:
+    """Look for the folder that COMPSs is installed in."""
+    home = compss_home()
+    advice = f"export COMPSS_HOME={DEFAULT_HOME}, or the folder where COMPSs is installed"
+    if home is None:
+        yield Finding("COMPSS_HOME", "missing", "not set", advice)
+    elif not (home / "Runtime").is_dir():
+        yield Finding("COMPSS_HOME", "missing", f"{home}, which has no Runtime folder", advice)
+    elif "COMPSS_HOME" in os.environ:
+        yield Finding("COMPSS_HOME", "ok", str(home))
+    else:
+        yield Finding("COMPSS_HOME", "note", f"not set, but runcompss is in {home}")
+
+
+def check_runcompss(request: Request) -> Iterator[Finding]:
+    """Look for runcompss on the PATH and ask for its version, which it prints only if its own setup works."""
+    path = shutil.which("runcompss")
+    if path is None:
+        scripts = presumed_home() / "Runtime/scripts/user"
+        advice = f'export PATH="{scripts}:$PATH"' if scripts.is_dir() else f"install COMPSs: {COMPSS_DOCS}"
+        yield Finding("runcompss", "missing", "not on the PATH", advice)
+        return
+    result = run_program([path, "--version"])
+    version = re.search(r"version\s+(\d\S*)", result.output)
+    if result.code == 0 and version:
+        yield Finding("runcompss", "ok", f"{version[1]} at {path}")
+    else:
+        yield Finding("runcompss", "missing", f"{path}: {result.first_line}", "runcompss --version must work")
+
+
+def _pycompss_folder() -> Path | None:
+    """Return the folder that holds the package and its compiled extension."""
+    spec = util.find_spec("pycompss")
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parent.parent
+    bundled = presumed_home() / "Bindings/python/3"
+    return bundled if (bundled / "pycompss").is_dir() else None
+
+
+def _judge_binding(folder: Path) -> Finding:
+    """Check the compiled extension, which fits a single version of Python: a common cause of failures."""
+    found = f"{installed_version('pycompss') or 'the binding'} in {folder}"
+    extensions = [path.name for path in folder.glob("compss*.so")]
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    if extensions and not any(name.endswith((suffix, ".abi3.so")) for name in extensions):
+        built = f"{found}, compiled as {extensions[0]}"
+        return Finding("pycompss", "missing", built, f"use that Python, or build COMPSs for {suffix}")
+    return Finding("pycompss", "ok", found)
+
+
+def check_java(request: Request) -> Iterator[Finding]:
+    """Look for Java as COMPSs does: in ``JAVA_HOME``, with its library, or on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    java = _java_in(Path(home)) if home else shutil.which("java")
+    yield _judge_java_home(home, java)
+    result = run_program([java or "java", "-version"])
+    if result.code == 0:
+        yield Finding("java", "ok", result.first_line)
+    else:
+        yield Finding("java", "missing", result.first_line, JAVA_ADVICE)
+
+
+def _judge_java_home(home: str | None, java: str | None) -> Finding:
+    if not home:
+        return Finding("JAVA_HOME", "warning", "not set", "set it to a JDK, whose libjvm.so COMPSs loads")
+    if java is None or not _has_libjvm(Path(home)):
+        found = f"{home}, which has no bin/java with a libjvm.so"
+        return Finding("JAVA_HOME", "missing", found, JAVA_ADVICE)
+    return Finding("JAVA_HOME", "ok", home)
+
+
+def _java_in(home: Path) -> str | None:
+    return next((str(path) for path in (home / "jre/bin/java", home / "bin/java") if path.is_file()), None)
+
+
+def _has_libjvm(home: Path) -> bool:
+    return any(next(home.glob(f"{folder}/**/libjvm.*"), None) for folder in ("jre/lib", "lib"))

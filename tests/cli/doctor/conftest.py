@@ -3,21 +3,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train.cli.doctor import compss_files as resources
-from compss_train.cli.doctor import installation
-from compss_train.engines.compss.configuration import nodes as home
-from tests.cli.doctor.machine import Machine
+from compss_train.cli.doctor import compss_files
+from compss_train.cli.doctor import machine as local_machine
+from compss_train.engines.compss.configuration import nodes
+from tests.cli.doctor.fake_machine import FakeMachine
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    made = Machine(tmp_path)
-    monkeypatch.setenv("PATH", str(made.bin))
+    fake = FakeMachine(tmp_path)
+    monkeypatch.setenv("PATH", str(fake.bin))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COMPSS_HOME", str(made.home))
+    monkeypatch.setenv("COMPSS_HOME", str(fake.home))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(home, "DEFAULT_HOME", tmp_path / "none")
-    monkeypatch.setattr(installation, "util", SimpleNamespace(find_spec=lambda name: None))
-    monkeypatch.setattr(resources, "physical_cores", lambda: 2)
+    monkeypatch.setattr(nodes, "DEFAULT_HOME", tmp_path / "none")
+    monkeypatch.setattr(local_machine, "util", SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(compss_files, "physical_cores", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    return made
+    return fake

@@ -1,4 +1,4 @@
-"""A machine with no more tools than a test puts there, and what the doctor finds on it."""
+"""A fake machine that has only the programs a test adds, and the doctor's findings on it."""
 
 import json
 import platform
@@ -9,7 +9,7 @@ from compss_train._utils.version import __version__
 from compss_train.cli.doctor import Request, examine
 from compss_train.engines.compss import configuration
 
-# A login as sshd makes it: the words of the command joined with blanks, in a shell.
+# A login as sshd does it: the words of the command joined with blanks, in a shell.
 SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 host=$1; shift
@@ -18,8 +18,8 @@ exec /bin/sh -c "$*"
 """
 
 
-class Machine:
-    """A machine with no more tools than a test puts there."""
+class FakeMachine:
+    """A machine that has only the programs a test adds; ``bin`` is its PATH, ``home`` its COMPSS_HOME."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -27,43 +27,45 @@ class Machine:
         self.home = folder / "COMPSs"
         self.bin.mkdir()
 
-    def tool(self, name, text):
+    def add_program(self, name, text):
         path = self.bin / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
         return path
 
-    def says(self, name, *lines, code=0):
-        return self.tool(name, "#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+    def add_printing_program(self, name, *lines, code=0):
+        return self.add_program(
+            name, "#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n"
+        )
 
-    def compss(self, suffix=None):
-        """Put a whole COMPSs there."""
+    def add_compss(self, suffix=None):
+        """Add a complete COMPSs."""
         binding = self.home / "Bindings/python/3"
         (binding / "pycompss").mkdir(parents=True)
         (binding / f"compss{suffix or sysconfig.get_config_var('EXT_SUFFIX')}").touch()
         starter = self.home / "Runtime/scripts/system/adaptors/nio/persistent_worker.sh"
         starter.parent.mkdir(parents=True)
         starter.touch()
-        self.says("java", 'openjdk version "17.0.1"')
-        self.says("runcompss", "COMPSs version 3.3 Orchid", " ")
-        self.tool("ssh", SSH)
+        self.add_printing_program("java", 'openjdk version "17.0.1"')
+        self.add_printing_program("runcompss", "COMPSs version 3.3 Orchid", " ")
+        self.add_program("ssh", SSH)
 
-    def python(self, **seen):
-        """Put a Python there that answers the probe so."""
+    def add_python(self, **changes):
+        """Add a Python that answers the probe, with changes, and return its path."""
         answer = {
             "python": platform.python_version(),
             "torch": metadata.version("torch"),
             "compss_train": __version__,
         }
-        answer |= {"cpus": 4, "gpus": 0, "java": True, "compss": True, "open_files": 4096, "problems": {}} | seen
-        return self.says("python-there", "Welcome to this machine!", json.dumps(answer))
+        answer |= {"cpus": 4, "gpus": 0, "java": True, "compss": True, "open_files": 4096, "problems": {}} | changes
+        return self.add_printing_program("python-there", "Welcome to this machine!", json.dumps(answer))
 
-    def files(self, *nodes):
+    def write_files(self, *nodes):
         return configuration.write(self.folder / "files", nodes, install_dir=self.home)
 
 
-def found(request=Request()):  # noqa: B008 - frozen
+def findings_by_name(request=Request()):  # noqa: B008 - frozen
     return {finding.name: finding for finding in examine(request)}
 
 

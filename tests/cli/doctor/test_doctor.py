@@ -1,11 +1,13 @@
+import json
 import sys
 import time
+from importlib import metadata
 
 from compss_train.cli import doctor
-from compss_train.cli.doctor import Request, tools
-from compss_train.cli.doctor import tools as ssh
+from compss_train.cli.doctor import Request, subprocesses
+from compss_train.cli.main import main
 from compss_train.engines.compss.configuration import Node
-from tests.cli.doctor.machine import found, states
+from tests.cli.doctor.fake_machine import findings_by_name, states
 
 HANGS = """#!{python}
 import pathlib, subprocess, sys, time
@@ -15,9 +17,9 @@ time.sleep(60)
 """
 
 
-def test_nothing_there(machine, monkeypatch):
+def test_findings_on_an_empty_machine(machine, monkeypatch):
     monkeypatch.delenv("COMPSS_HOME")
-    findings = found()
+    findings = findings_by_name()
     missing = {name for name, finding in findings.items() if finding.state == "missing"}
     assert missing == {"pycompss", "COMPSS_HOME", "java", "runcompss", "ssh to localhost"}
     assert all(findings[name].advice for name in missing)
@@ -26,16 +28,16 @@ def test_nothing_there(machine, monkeypatch):
     assert states(findings, "JAVA_HOME") == ["warning"]
 
 
-def test_all_there(machine, monkeypatch):
-    machine.compss()
-    machine.says("dot")
+def test_findings_with_a_complete_compss(machine, monkeypatch):
+    machine.add_compss()
+    machine.add_printing_program("dot")
     java_home = machine.folder / "jdk"
     (java_home / "bin").mkdir(parents=True)
     (java_home / "lib/server").mkdir(parents=True)
     (java_home / "lib/server/libjvm.so").touch()
     (machine.bin / "java").rename(java_home / "bin/java")
     monkeypatch.setenv("JAVA_HOME", str(java_home))
-    findings = found()
+    findings = findings_by_name()
     assert doctor.ready(findings.values())
     assert findings["java"].found == 'openjdk version "17.0.1"'
     assert findings["runcompss"].found == f"3.3 at {machine.bin / 'runcompss'}"
@@ -45,14 +47,14 @@ def test_all_there(machine, monkeypatch):
 def test_nothing_hangs(machine, monkeypatch):
     pids = machine.folder / "pids"
     pids.mkdir()
-    machine.compss()
+    machine.add_compss()
     for tool in ("java", "runcompss", "ssh", "nvidia-smi"):
-        machine.tool(tool, HANGS.format(python=sys.executable, pids=str(pids)))
-    monkeypatch.setattr(tools, "SECONDS", 0.5)
-    monkeypatch.setattr(ssh, "SSH_SECONDS", 0.5)
-    _, resources = machine.files(Node("localhost", 2))
+        machine.add_program(tool, HANGS.format(python=sys.executable, pids=str(pids)))
+    monkeypatch.setattr(subprocesses, "TIMEOUT", 0.5)
+    monkeypatch.setattr(subprocesses, "SSH_TIMEOUT", 0.5)
+    _, resources = machine.write_files(Node("localhost", 2))
     before = time.monotonic()
-    findings = found(Request(resources=resources, nodes=("n1", "n2")))
+    findings = findings_by_name(Request(resources=resources, nodes=("n1", "n2")))
     assert time.monotonic() - before < 10
     assert states(findings, "java", "runcompss", "ssh to n1", "ssh to n2") == ["missing"] * 4
     assert "no answer from" in findings["ssh to n1"].found
@@ -68,3 +70,26 @@ def _runs(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_text_output_and_exit_codes(machine, capsys):
+    machine.add_compss()
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "The compss engine can run here."
+    assert any(line.split() == ["ok", "numpy", metadata.version("numpy")] for line in lines)
+    (machine.bin / "runcompss").unlink()
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "cannot run here yet: see runcompss." in out
+    assert "not on the PATH; install COMPSs" in out
+
+
+def test_json_output(machine, capsys):
+    machine.add_compss()
+    assert main(["doctor", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ready"] is True
+    assert {"name": "numpy", "state": "ok", "found": metadata.version("numpy"), "advice": ""} in answer["findings"]
+    assert main(["doctor", "--json", "--nodes", "nowhere"]) == 1
+    assert json.loads(capsys.readouterr().out)["ready"] is False
