@@ -96,7 +96,7 @@ def is_local(node: str) -> bool:
 
 
 def _soften(finding: Finding, path: Path | None) -> Finding:
-    """Return a finding about COMPSs's default file with ``missing`` reduced to ``warning``: runs need not use it."""
+    """Return a finding about COMPSs's default file, ``missing`` reduced to ``warning``: runs need not use it."""
     if finding.state != "missing":
         return finding
     advice = f"give runcompss files of your own ({finding.advice})"

@@ -27,7 +27,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Request:
-    """What to check besides this machine: COMPSs's two XML files, nodes, and the Python interpreter of the nodes."""
+    """What to check besides this machine: COMPSs's two XML files, nodes, and the Python of the nodes."""
 
     project: Path | None = None
     resources: Path | None = None

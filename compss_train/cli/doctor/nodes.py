@@ -117,7 +117,7 @@ print(json.dumps(answer))
 """
 
 
-def probe(request: Request, node: str) -> dict[str, Any] | Answer:
+def probe(request: Request, node: str) -> dict[str, Any] | Result:
     """Return the program's answer from the node, or the result of a Python that could not run it."""
     result = run_python(node, request.python, probe_program(request, node), PROBE_TIMEOUT)
     try:
