@@ -10,11 +10,14 @@ import pdoc
 import pdoc.render
 
 MODULES = (
-    *("trainer", "coordinator", "resumable", "fits", "callbacks", "checkpoints", "history", "timeline", "report"),
-    *("data", "buffers", "samplers", "pipeline", "engines", "online", "estimators"),
-    *("measures", "metrics", "losses", "optimizers", "schedules", "parameters", "export", "exceptions"),
+    *("trainer", "training.base_trainer", "training.resuming", "training.named_fits", "training.callback"),
+    *("training.checkpoints", "callbacks", "exceptions"),
+    *("data", "buffers", "buffers.reading_ahead", "samplers", "engines", "engines.compss.configuration", "online"),
+    *("model.parameters", "model.losses", "model.optimizers", "model.metrics", "model.metrics.functions"),
+    *("model.lr_schedules", "model.export"),
     *("parameter_server", "parameter_server.client", "parameter_server.serving"),
-    *("compat.dislib", "doctor", "configuration"),
+    *("reports.history", "reports.timeline", "reports.html"),
+    *("integrations.sklearn", "integrations.dislib", "cli.doctor"),
 )
 """What programs import from. The other modules are the package's own."""
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any
-
-import numpy as np
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name}={value!r}: give an integer of at least {least}")
     return int(value)
 
 
 def check_integer(name: str, value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is an integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name}={value!r}: give an integer")
     return int(value)
 
 
 def check_positive(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
         raise ValueError(f"{name}={value!r}: give a number above 0, or None")
     return float(value)
 

@@ -16,7 +16,7 @@ SHARE = 0.02
 
 
 class Report(Callback):
-    """Writes ``compss_train.report`` to an HTML file when a fit ends, by an exception as well.
+    """Writes the page of ``compss_train.reports.html`` to an HTML file when a fit ends, by an exception as well.
 
     With ``every`` it is written after every so many rounds, too, but not so often that it takes more than 2% of the
     time, and browsers that show it read it again every few seconds until the fit has ended. Whoever reads it gets a

@@ -259,9 +259,9 @@ def test_a_dataset_that_is_unpickled_elsewhere_reads_the_files_of_where_it_was_m
     pickled = pickle.dumps(FileDataset("*.npz"))
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     code = (
-        "import pickle, sys; from compss_train.data.row_ranges import Stretch; "
+        "import pickle, sys; from compss_train.data.row_ranges import RowRange; "
         "dataset = pickle.load(sys.stdin.buffer); "
-        "print(dataset.files, dataset.part([1]).read(Stretch(1, 0, 2))['y'].tolist())"
+        "print(dataset.files, dataset.part([1]).read(RowRange(1, 0, 2))['y'].tolist())"
     )
     done = subprocess.run([sys.executable, "-c", code], input=pickled, cwd=elsewhere, capture_output=True)
     assert done.stdout.decode().strip() == f"{FILES} [0, 1]", done.stderr.decode()

@@ -227,7 +227,7 @@ def test_a_process_killed_while_it_starts_is_replaced_and_what_tasks_use_is_impo
     with LocalEngine(processes=1) as engine:
         os.kill(workers(engine)[0], signal.SIGKILL)
         (names,) = engine.fetch([engine.submit(imported)])
-    of_tasks = ("worker.train", "parameters", "losses", "metrics", "optimizers")
+    of_tasks = ("training.worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")
     assert {f"compss_train.{name}" for name in of_tasks} <= set(names)
 
 

@@ -18,7 +18,7 @@ from tests.helpers.resuming import Interrupt, Refusing, X, Y, assert_alike, fit,
 from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = MODES[3]
-pytestmark = pytest.mark.filterwarnings(r"ignore:.*transform was None, and is <tests\.resuming\.Refusing")
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*transform was None, and is <tests\.helpers\.resuming\.Refusing")
 
 
 @pytest.fixture(scope="module")
