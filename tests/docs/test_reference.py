@@ -22,7 +22,7 @@ def test_the_reference_is_made_and_has_every_public_name(tmp_path):
     from docs.reference import make
 
     make(tmp_path)
-    pages = {name_of(path.relative_to(tmp_path)): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    pages = {name_of(page.relative_to(tmp_path)): page.read_text("utf-8") for page in tmp_path.rglob("*.html")}
     for home, names in compss_train._HOMES.items():
         missing = [name for name in names if f'id="{name}"' not in pages[home]]
         assert missing == [], home
