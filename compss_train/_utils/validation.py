@@ -24,7 +24,7 @@ def check_integer(name: str, value: Any) -> int:
 
 def check_positive(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
         raise ValueError(f"{name}={value!r}: give a number above 0, or None")
     return float(value)
 
