@@ -1,4 +1,4 @@
-"""Packages that only some features need: the extras of this package."""
+"""Imports of optional packages, which the extras of this package install."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import importlib
 from typing import Any
 
 
-def need(module: str, *, extra: str, by: str) -> Any:
-    """Return the module; raise ``ModuleNotFoundError`` that says which extra brings it, and who needs it."""
+def import_optional(module: str, *, extra: str, needed_by: str, package: str | None = None) -> Any:
+    """Import and return ``module``.
+
+    ``needed_by`` names the feature that needs it, ``package`` the package if the module is called otherwise. Raises
+    ``ModuleNotFoundError`` with the command that installs ``extra``.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        hint = f"{by} needs {error.name}: pip install 'compss_train[{extra}]'"
+        hint = f"{needed_by} needs {package or error.name}: pip install 'compss_train[{extra}]'"
         raise ModuleNotFoundError(hint, name=error.name) from error

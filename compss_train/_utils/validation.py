@@ -1,4 +1,4 @@
-"""Checks of single arguments: each message says what was given and what is accepted."""
+"""Checks of single arguments. Each message says what was given and what is accepted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_at_least_0(name: str, value: Any) -> float:
 
 
 def check_seed(value: Any) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is one that torch's generators take."""
+    """Return ``value`` as an int; raise ``ValueError`` unless it is a seed that torch accepts."""
     if check_count("seed", value, least=0) >= 2**63:
         raise ValueError(f"seed={value!r}: give an integer below 2**63")
     return int(value)
@@ -56,8 +56,8 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def nearest(name: str, accepted: Collection[str]) -> str:
-    """Return the question whether the most similar name was meant, nothing where none is similar."""
+def suggestion(name: str, accepted: Collection[str]) -> str:
+    """Return "; did you mean ...?" with the accepted name most similar to ``name``, "" if none is similar."""
     by_lower = {key.lower(): key for key in accepted}
-    near = get_close_matches(name.lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[near[0]]}?" if near else ""
+    similar = get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[similar[0]]}?" if similar else ""

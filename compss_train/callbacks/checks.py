@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from compss_train._utils.files import is_no_file
-from compss_train._utils.validation import nearest
+from compss_train._utils.validation import suggestion
 from compss_train.reports.record_fields import COUNTED, COUNTED_ONLINE
 from compss_train.training.callback import Callback
 
@@ -91,7 +91,7 @@ def check_watched(
         missing = name in held_out
         if not missing and any(map(_is_own, callbacks if callback.keeps_state else callbacks[:place])):
             continue
-        hint = "; give fit validation_data=" if missing else nearest(name, measured)
+        hint = "; give fit validation_data=" if missing else suggestion(name, measured)
         raise ValueError(
             f"{type(callback).__name__} goes by {name!r}, but records have no {name!r} but {', '.join(measured)}"
             f"{hint}"

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Literal
 
-from compss_train._utils.validation import check_choice, nearest
+from compss_train._utils.validation import check_choice, suggestion
 from compss_train.reports.record_fields import measured_names
 
 Mode = Literal["min", "max"]
@@ -57,7 +57,7 @@ def value_of(record: Mapping[str, Any], monitor: str) -> float:
         names = measured_names(record)
         validated = any(name.startswith("val_") for name in names)
         hint = "; give fit validation_data=" if monitor.startswith("val_") and not validated else ""
-        raise ValueError(f"records have no {monitor!r} but {', '.join(names)}{hint or nearest(monitor, names)}")
+        raise ValueError(f"records have no {monitor!r} but {', '.join(names)}{hint or suggestion(monitor, names)}")
     value = record[monitor]
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{monitor!r} is {value!r} and no single number, of which the best could be told")

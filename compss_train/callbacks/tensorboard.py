@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compss_train._utils.optional_imports import need
+from compss_train._utils.optional_imports import import_optional
 from compss_train.reports.columns import numbers
 from compss_train.training.callback import Callback, TrainerProtocol
 
@@ -29,7 +29,7 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | Path) -> None:
         if importlib.util.find_spec("tensorboard") is None:
-            need("tensorboard", extra="tensorboard", by="TensorBoard")
+            import_optional("tensorboard", extra="tensorboard", needed_by="TensorBoard")
         self.folder = Path(folder)
         self._writer: SummaryWriter | None = None
 
@@ -39,7 +39,7 @@ class TensorBoard(Callback):
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Begin a new file in the folder, and write the configuration."""
-        module = need("torch.utils.tensorboard", extra="tensorboard", by="TensorBoard")
+        module = import_optional("torch.utils.tensorboard", extra="tensorboard", needed_by="TensorBoard")
         self.folder.mkdir(parents=True, exist_ok=True)
         first = len(trainer.history)
         self._writer = module.SummaryWriter(str(self.folder), purge_step=first or None)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from compss_train._utils.files import replacing
-from compss_train._utils.optional_imports import need
+from compss_train._utils.optional_imports import import_optional
 from compss_train.model import parameters
 
 Transform = Callable[[Tensor], Tensor]
@@ -65,7 +65,7 @@ def _write_parameters(net: nn.Module, path: Path) -> None:
 def _onnx_writer(net: nn.Module, example: Any, transform: Transform | None) -> Callable[[Path], None]:
     batch = _batch(example)
     for package in ("onnx", "onnxscript"):
-        need(package, extra="onnx", by="export to ONNX")
+        import_optional(package, extra="onnx", needed_by="export to ONNX")
     return partial(_write_onnx, _Whole(net, transform).eval(), batch)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compss_train._utils.validation import nearest
+from compss_train._utils.validation import suggestion
 
 BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -146,11 +146,12 @@ def resolve(kind: str, given: str | Function, known: Mapping[str, Function]) -> 
 
     A class of ``nn.Module`` (``torch.nn.MSELoss``, as dislib takes it) is instantiated without arguments.
 
-    Raises ``ValueError`` for an unknown name, with the known ones and the nearest, ``TypeError`` for anything else.
+    Raises ``ValueError`` with the known names and a suggestion for an unknown name, ``TypeError`` for anything
+    else.
     """
     if isinstance(given, str):
         if given not in known:
-            hint = nearest(given, known)
+            hint = suggestion(given, known)
             raise ValueError(f"unknown {kind} {given!r}; choose one of {', '.join(known)} or pass a callable{hint}")
         return known[given]
     if isinstance(given, type) and issubclass(given, nn.Module):

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from compss_train._utils.validation import nearest
+from compss_train._utils.validation import suggestion
 
 OptimizerFactory: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
 OptimizerSpec: TypeAlias = "Mapping[str, Any] | OptimizerFactory"
@@ -93,7 +93,7 @@ def _from_mapping(spec: dict[str, Any]) -> TorchOptimizer:
         return TorchOptimizer(chosen, spec)
     if not isinstance(chosen, str) or chosen not in _NAMED:
         given = "no 'optimizer' in the dict" if chosen is None else f"unknown optimizer {chosen!r}"
-        hint = nearest(chosen, _NAMED) if isinstance(chosen, str) else ""
+        hint = suggestion(chosen, _NAMED) if isinstance(chosen, str) else ""
         raise ValueError(f"{given}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class{hint}")
     return _from_name(chosen, spec)
 
@@ -102,7 +102,7 @@ def _from_name(name: str, arguments: dict[str, Any]) -> TorchOptimizer:
     named = _NAMED[name]
     accepted = ("lr", *named.accepted)
     if unknown := [key for key in arguments if key not in accepted]:
-        meant = nearest(_ELSEWHERE.get(unknown[0], unknown[0]), accepted)
+        meant = suggestion(_ELSEWHERE.get(unknown[0], unknown[0]), accepted)
         raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{meant}")
     if texts := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
         raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(texts)} is a text")

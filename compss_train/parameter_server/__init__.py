@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from compss_train._utils.optional_imports import import_optional
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
 from compss_train.parameter_server.local import LocalParameterServer
 from compss_train.parameter_server.subprocess_server import serve_apart
@@ -31,13 +32,8 @@ else:
         homes = {"connect": "client", "serve": "serving"}
         if name not in homes:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
-        except ModuleNotFoundError as error:
-            if error.name != "zmq":
-                raise
-            hint = f"{name} needs ZeroMQ: pip install 'compss_train[server]'"
-            raise ModuleNotFoundError(hint, name="zmq") from error
+        import_optional("zmq", extra="server", needed_by=name, package="ZeroMQ")
+        return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
 
 
 def check_installed() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
 import numpy as np
 
-from compss_train._utils.optional_imports import need
+from compss_train._utils.optional_imports import import_optional
 from compss_train.exceptions import BadFileError
 from compss_train.reports.columns import round_rows, worker_rows
 from compss_train.reports.timeline import Record
@@ -46,7 +46,7 @@ class History(list[Record]):
         ``training``, ``merging`` and ``waiting`` are seconds, summed over the workers in the rows of rounds; online
         fits have none. Needs pandas: the extra ``pandas``.
         """
-        pandas = need("pandas", extra="pandas", by="to_frame")
+        pandas = import_optional("pandas", extra="pandas", needed_by="to_frame")
         return pandas.DataFrame(worker_rows(self) if workers else round_rows(self))
 
     def plot(self, path: str | Path | None = None, *, against: Axis = "round") -> Figure:
@@ -57,7 +57,7 @@ class History(list[Record]):
         matplotlib (the extra ``plot``), which needs no display. Raises ``ValueError`` where there is no record yet,
         and for a name that does not end as matplotlib's files do.
         """
-        need("matplotlib", extra="plot", by="plot")
+        import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw
 
         figure = draw(self, against)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from compss_train._utils.optional_imports import need
+from compss_train._utils.optional_imports import import_optional
 from compss_train.cli.commands.base import Command
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the script."""
-    shtab = need("shtab", extra="completion", by="completion")
+    shtab = import_optional("shtab", extra="completion", needed_by="completion")
     _mark_files(options.parser, shtab)
     print(shtab.complete(options.parser, shell=options.shell))
     return 0

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compss_train._utils.validation import nearest
+from compss_train._utils.validation import suggestion
 from compss_train.cli.run_files.problems import WrongValueError, describe
 
 PREFIX = "import:"
@@ -44,7 +44,7 @@ def load(name: object) -> Any:
     found = _module(module_name)
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            raise WrongValueError(f"{name!r}: {module_name} has no {attribute}{nearest(attribute, dir(found))}")
+            raise WrongValueError(f"{name!r}: {module_name} has no {attribute}{suggestion(attribute, dir(found))}")
         found = getattr(found, attribute)
     return found
 
@@ -109,7 +109,7 @@ def _check_arguments(
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     for keyword in () if takes_any else prepared.keywords:
         if keyword not in accepted:
-            hint = nearest(keyword, accepted) or f"; it takes {', '.join(accepted) or 'none'}"
+            hint = suggestion(keyword, accepted) or f"; it takes {', '.join(accepted) or 'none'}"
             raise WrongValueError(f"{name} has no argument {keyword}{hint}")
     try:
         bind = signature.bind if complete else signature.bind_partial

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from compss_train._utils.validation import nearest
+from compss_train._utils.validation import suggestion
 
 Made = TypeVar("Made")
 
@@ -102,5 +102,5 @@ def of_samples(done: str) -> Iterator[None]:
 
 
 def unknown(name: str, accepted: Collection[str], kind: str = "key") -> str:
-    """Return what to say about a name that is not among the accepted ones: the nearest, and all."""
-    return f"there is no such {kind}{nearest(name, accepted) or ';'} The {kind}s are {', '.join(accepted)}"
+    """Return what to say about a name that is not among the accepted ones: a suggestion, and all."""
+    return f"there is no such {kind}{suggestion(name, accepted) or ';'} The {kind}s are {', '.join(accepted)}"

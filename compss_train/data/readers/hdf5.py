@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection
 from typing import Any
 
+from compss_train._utils.optional_imports import import_optional
 from compss_train.data.layout import Description
 from compss_train.data.readers.base import Arrays, Reader, described, select
 
@@ -31,11 +31,8 @@ class Hdf5Reader(Reader):
 
 
 def h5py() -> Any:
-    """Return the module; raise ``ModuleNotFoundError`` saying how to get it."""
-    try:
-        return importlib.import_module("h5py")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("HDF5 files need h5py: pip install 'compss_train[hdf5]'", name="h5py") from error
+    """Return the module ``h5py``; raise ``ModuleNotFoundError`` if it is not installed."""
+    return import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
 
 
 def _linked(file: Any, name: str) -> Any:

@@ -1,12 +1,10 @@
-"""The trainer with scikit-learn's interface: a classifier and a regressor. Needs the extra ``sklearn``."""
+"""Estimators with the interface of scikit-learn: a classifier and a regressor. Needs the extra ``sklearn``."""
 
-try:
-    import sklearn  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    hint = "the estimators need scikit-learn: pip install 'compss_train[sklearn]'"
-    raise ModuleNotFoundError(hint, name="sklearn") from error
+# ruff: noqa: E402  the check comes before the modules that import scikit-learn
+
+from compss_train._utils.optional_imports import import_optional
+
+import_optional("sklearn", extra="sklearn", needed_by="compss_train.integrations.sklearn", package="scikit-learn")
 
 from compss_train.integrations.sklearn.classifier import DistributedClassifier
 from compss_train.integrations.sklearn.constructor import EstimatorParameters
