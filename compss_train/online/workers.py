@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from compss_train._utils.closing import Closable
-from compss_train._utils.locking import LockedFolder
+from compss_train._utils.locking import TemporaryFolder
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError
 from compss_train.online.child_process import submit_training
@@ -198,10 +198,10 @@ class Checkpoints(Closable):
     """Files in a temporary folder, the last one of each worker."""
 
     def __init__(self) -> None:
-        folder = LockedFolder()
+        folder = TemporaryFolder()
         self._folder = Path(folder.path)
         self._remove = weakref.finalize(self, folder.remove)
-        folder.make()
+        folder.create()
 
     def keep(self, worker: int, saved: torch.Tensor) -> None:
         """Replace what is kept of a worker."""

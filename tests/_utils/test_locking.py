@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compss_train._utils.locking import NAME, FolderLock
+from compss_train._utils.locking import LOCK_FILE, FolderLock
 from compss_train.callbacks import Callback, Checkpoint
 from tests.helpers.resuming import fit, trainer_of
 
@@ -18,7 +18,8 @@ HOLDER = """
 import sys
 from pathlib import Path
 from compss_train._utils.locking import FolderLock
-FolderLock(Path(sys.argv[1])).acquire()
+lock = FolderLock(Path(sys.argv[1]))
+lock.acquire()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -109,7 +110,7 @@ def test_a_full_disk_takes_no_lock_away(tmp_path, monkeypatch):
 
     lock = FolderLock(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("os.pwrite", full)
+        patched.setattr("os.write", full)
         lock.acquire()
     with pytest.raises(BlockingIOError, match="another program is writing"):
         FolderLock(tmp_path).acquire()
@@ -127,10 +128,10 @@ def test_a_folder_that_has_become_read_only_ends_no_fit(tmp_path, monkeypatch):
         patched.setattr("pathlib.Path.unlink", refused)
         lock.release()
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    (tmp_path / NAME).write_text("process 123456789 on a-host-with-a-long-name.somewhere")
+    (tmp_path / LOCK_FILE).write_text("process 123456789 on a-host-with-a-long-name.somewhere")
     lock.acquire()
     assert_held(tmp_path, os.getpid())
-    assert "a-host-with-a-long-name" not in (tmp_path / NAME).read_text()
+    assert "a-host-with-a-long-name" not in (tmp_path / LOCK_FILE).read_text()
     lock.release()
 
 
@@ -154,10 +155,10 @@ def test_checkpoints_of_two_fits_do_not_mix(tmp_path):
                     fit(trainer_of(), Checkpoint(tmp_path), resume=True)
 
     fit(trainer_of(), Checkpoint(tmp_path), Second())
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / LOCK_FILE).exists()
     with pytest.raises(ZeroDivisionError):
         fit(trainer_of(), Checkpoint(tmp_path), Raising(), resume=True, num_epochs=4)
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / LOCK_FILE).exists()
     fit(trainer_of(), Checkpoint(tmp_path), resume=True, num_epochs=4)
 
 

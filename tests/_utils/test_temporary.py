@@ -8,16 +8,16 @@ import time
 import pytest
 
 from compss_train._utils import locking as temporary
-from compss_train._utils.locking import LockedFolder, remove_abandoned
+from compss_train._utils.locking import TemporaryFolder, remove_abandoned
 from compss_train.engines.local import store as folders
 from compss_train.engines.local.store import Folders
 from compss_train.online.workers import Checkpoints
 
 HOLDER = """
 import sys
-from compss_train._utils.locking import LockedFolder
-held = LockedFolder(sys.argv[1])
-held.make()
+from compss_train._utils.locking import TemporaryFolder
+held = TemporaryFolder(sys.argv[1])
+held.create()
 print(held.path, flush=True)
 sys.stdin.read()
 """
@@ -27,7 +27,7 @@ sys.stdin.read()
 def parent(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "shm")
     monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(temporary, "NEW", -1.0)
+    monkeypatch.setattr(temporary, "MINIMUM_AGE", -1.0)
     return tmp_path
 
 
@@ -37,15 +37,21 @@ def abandoned(parent, name="compss_train-123-abcd"):
     return parent / name
 
 
-def made(folder):
-    folder.make()
+def created(folder):
+    folder.create()
     return folder
+
+
+def stored():
+    folders = Folders()
+    folders.make()
+    return folders
 
 
 @pytest.mark.parametrize(
     ("new", "remove"),
-    [(lambda: made(LockedFolder()), "remove"), (lambda: made(Folders()), "remove"), (Checkpoints, "close")],
-    ids=["LockedFolder", "Folders", "Checkpoints"],
+    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (Checkpoints, "close")],
+    ids=["TemporaryFolder", "Folders", "Checkpoints"],
 )
 def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, new, remove):
     left, first = abandoned(parent), new()
@@ -82,7 +88,7 @@ def test_what_was_interrupted_while_it_was_made_is_removed(parent, monkeypatch, 
 def test_what_is_new_or_of_others_stays(parent, monkeypatch):
     others = [abandoned(parent, name) for name in ("compss_train-online-1", "other-123-abcd")]
     new = abandoned(parent)
-    monkeypatch.setattr(temporary, "NEW", 60.0)
+    monkeypatch.setattr(temporary, "MINIMUM_AGE", 60.0)
     remove_abandoned(str(parent))
     assert new.is_dir()
     os.utime(new, times=(time.time() - 61,) * 2)
@@ -108,9 +114,9 @@ def test_a_lock_ends_with_the_process_and_not_before(parent):
 
 
 def test_removing_twice_does_nothing_more(parent):
-    first = made(LockedFolder(str(parent)))
+    first = created(TemporaryFolder(str(parent)))
     first.remove()
-    second = made(LockedFolder(str(parent)))
+    second = created(TemporaryFolder(str(parent)))
     first.remove()
     remove_abandoned(str(parent))
     assert os.path.isdir(second.path)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from loky.backend import resource_tracker
 
-from compss_train._utils.locking import LockedFolder
+from compss_train._utils.locking import TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
 INLINE = 32 * 1024
@@ -94,16 +94,16 @@ class Folders:
     """
 
     def __init__(self) -> None:
-        self._folders: list[LockedFolder] = []
+        self._folders: list[TemporaryFolder] = []
 
     def make(self) -> None:
         """Make the folders; ``remove`` may be called whenever this has been interrupted."""
         parents = [str(SHARED_MEMORY)] if os.access(SHARED_MEMORY, os.W_OK) else []
         for parent in [*parents, tempfile.gettempdir()]:
-            folder = LockedFolder(parent)
+            folder = TemporaryFolder(parent)
             resource_tracker.register(folder.path, "folder")
             self._folders.append(folder)
-            folder.make()
+            folder.create()
 
     @property
     def paths(self) -> list[str]:
