@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compss_train._utils.lazy import lazy_names
+from compss_train._utils.lazy import lazy_names, register_converter
 from compss_train._utils.version import __version__ as __version__
 
 __all__ = [
@@ -77,3 +77,6 @@ if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer
 else:  # a type checker that saw this would take any name for one of the package's
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+
+# The data room meets blocks that are futures; only the COMPSs engine, a room above it, has tasks look at them.
+register_converter("pycompss", "compss_train.engines.compss.blocks:future_blocks")

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first asked for.
+"""Names that are imported when they are first asked for: those of packages, and functions that convert values.
 
 The command ``compss-train`` and its doctor have to work where there is no torch, so that packages on their way
 must not import it by being imported.
@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 
 def lazy_names(
@@ -38,3 +39,21 @@ def lazy_names(
         return sorted({*namespace, *home_of, *submodules()})
 
     return getattribute, directory
+
+
+_converters: dict[str, str] = {}
+# Filled once, where the root package is imported, which comes before any room: only the root knows all rooms.
+
+
+def register_converter(package: str, function: str) -> None:
+    """Name the function (``"module:name"``) that converts values whose types are in this package.
+
+    A room that meets such values may lie below the room that can convert them, and must not import it.
+    """
+    _converters[package] = function
+
+
+def converter(package: str) -> Callable[..., Any]:
+    """Return the function registered for values of a package, imported now."""
+    function: Callable[..., Any] = pkgutil.resolve_name(_converters[package])
+    return function

@@ -102,6 +102,8 @@ class RemoteBlock(ABC):
 
     home: ClassVar[str]
     """Name of the engine that takes it as it is; any other gets what ``load`` returns."""
+    future: object = None
+    """The object that stands for the block in programs of PyCOMPSs; ``None`` where it is not PyCOMPSs's."""
 
     def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
         self.dtype = dtype
@@ -118,6 +120,9 @@ class RemoteBlock(ABC):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+
+AnyBlock: TypeAlias = "Block | RemoteBlock"
 
 
 def describe(block: object) -> Description:

@@ -6,13 +6,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from compss_train.data.block import (
+    AnyBlock,
     Block,
     DType,
     RemoteBlock,
@@ -22,10 +23,9 @@ from compss_train.data.block import (
     own_copy,
     rows_of_bytes,
 )
+from compss_train.data.dislib_tensors import blocks_of, make_tensor
 from compss_train.data.files import FileNames, file_names, read_whole
 from compss_train.data.order import split_points
-
-AnyBlock: TypeAlias = "Block | RemoteBlock"
 
 
 class BlockedTensor:
@@ -90,15 +90,11 @@ class BlockedTensor:
 
         Blocks that tasks have still to make, or that lie on other nodes, are not collected: tasks tell their sizes.
         """
-        from compss_train.data.dislib_tensors import from_dislib  # it knows dislib, which this layer does not
-
-        return from_dislib(tensor)
+        return cls(blocks_of(tensor))
 
     def to_dislib(self) -> Any:
         """Return a dislib ``Tensor`` of the same blocks; needs dislib. Its blocks are this tensor's to delete."""
-        from compss_train.data.dislib_tensors import to_dislib
-
-        return to_dislib(self)
+        return make_tensor(self.tensors, self.dtype, self.number_samples, owner=self)
 
     def blocks(self) -> Iterator[AnyBlock]:
         """Iterate over the blocks, row by row: the order that block numbers count in."""

@@ -1,18 +1,24 @@
-"""Between dislib's ``Tensor`` and ``BlockedTensor``."""
+"""Conversion between dislib's ``Tensor`` and the grid of a ``BlockedTensor``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from compss_train.data import BlockedTensor
-from compss_train.data.block import RemoteBlock
-from compss_train.data.blocked import AnyBlock
-from compss_train.engines.compss.blocks import CompssBlock, described
-from compss_train.engines.compss.context import is_future
+from compss_train._utils.lazy import converter
+from compss_train.data.block import AnyBlock, DType, RemoteBlock
 
 
-def from_dislib(tensor: Any) -> BlockedTensor:
-    """Return the blocks of ``tensor.tensors``, a grid; those that are futures of PyCOMPSs stay futures.
+def is_future(value: object) -> bool:
+    """Return whether PyCOMPSs put this object in the place of a value that a task makes.
+
+    That is one of its own classes for what tasks return, and a bare ``object()`` in a COLLECTION_OUT.
+    """
+    return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
+
+
+def blocks_of(tensor: Any) -> list[list[object]]:
+    """Return the grid of blocks of a dislib ``Tensor``; futures of PyCOMPSs become remote blocks.
 
     Raises ``TypeError`` for an object without such a grid.
     """
@@ -22,33 +28,34 @@ def from_dislib(tensor: Any) -> BlockedTensor:
             f"expected a dislib Tensor, with lists of blocks in .tensors; got a {type(tensor).__name__}"
         )
     futures = [block for row in grid for block in row if is_future(block)]
-    known = {id(block.future): block for block in described(futures, tensor)} if futures else {}
-    return BlockedTensor([[known.get(id(block), block) for block in row] for row in grid])
+    remote = converter("pycompss")(futures, tensor) if futures else []
+    known = {id(future): block for future, block in zip(futures, remote, strict=True)}
+    return [[known.get(id(block), block) for block in row] for row in grid]
 
 
-def to_dislib(blocked: BlockedTensor) -> Any:
-    """Return a dislib ``Tensor`` of the same blocks.
+def make_tensor(grid: Sequence[Sequence[AnyBlock]], dtype: DType, number_samples: int, owner: object) -> Any:
+    """Return a dislib ``Tensor`` of these blocks; it keeps ``owner`` alive, who deletes them.
 
-    dislib calls the first block's shape that of all; its own training drops what a block has beyond a whole number
-    of batches. Raises ``ImportError`` without dislib.
+    dislib takes the first block's shape for that of all; its own training drops what a block has beyond a whole
+    number of batches. Raises ``ImportError`` without dislib.
     """
     try:
         from dislib.data.tensor import Tensor
     except ImportError as error:
         raise ImportError("to_dislib needs dislib and PyCOMPSs; install dislib (pip install dislib)") from error
     tensor = Tensor(
-        tensors=[[_for_dislib(block) for block in row] for row in blocked.tensors],
-        tensor_shape=tuple(blocked.tensors[0][0].shape),
-        dtype=blocked.dtype,
-        number_samples=blocked.number_samples,
-        shape=blocked.shape,
+        tensors=[[_for_dislib(block) for block in row] for row in grid],
+        tensor_shape=tuple(grid[0][0].shape),
+        dtype=dtype,
+        number_samples=number_samples,
+        shape=(len(grid), len(grid[0])),
         delete=False,
     )
-    tensor.blocked = blocked  # whose blocks may have an owner that deletes them when it is garbage
+    tensor.blocked = owner
     return tensor
 
 
 def _for_dislib(block: AnyBlock) -> Any:
-    if isinstance(block, CompssBlock):
-        return block.future
-    return block.load() if isinstance(block, RemoteBlock) else block
+    if not isinstance(block, RemoteBlock):
+        return block
+    return block.load() if block.future is None else block.future

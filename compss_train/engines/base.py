@@ -176,8 +176,12 @@ class Engine(ABC):
 
     @classmethod
     @abstractmethod
-    def start(cls, num_workers: int, threads: int) -> Self:
-        """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time."""
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
+        """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time.
+
+        ``preload`` names the modules that tasks need. An engine that starts processes imports them there ahead of
+        the first task; elsewhere a task's function brings its module.
+        """
 
     @classmethod
     @abstractmethod

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import ipaddress
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -83,12 +84,11 @@ class ThisMachineEngine(Engine):
 _KEPT_MEMORY = ((-1, "MALLOC_TRIM_THRESHOLD_", 2**30), (-3, "MALLOC_MMAP_THRESHOLD_", 2**25))
 
 
-def prepare_process() -> None:
-    """Import what every task needs, and keep freed memory for the next batch."""
+def prepare_process(preload: Sequence[str] = ()) -> None:
+    """Import these modules and what torch imports late, and keep freed memory for the next batch."""
     gc.disable()  # what modules make stays: looking for garbage in it takes a third of the time of the imports
-    import compss_train.model.metrics.functions
-    import compss_train.training.worker  # noqa: F401
-
+    for module in preload:
+        importlib.import_module(module)
     # The first optimizer of a process makes torch import its compiler, which takes more than half a second.
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
     gc.freeze()  # nor is it looked at again during training

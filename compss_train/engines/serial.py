@@ -28,7 +28,7 @@ class SerialEngine(ThisMachineEngine):
         self._open = True
 
     @classmethod
-    def start(cls, num_workers: int, threads: int) -> Self:
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
         """Return a serial engine; there is nothing to size."""
         return cls()
 

@@ -36,6 +36,7 @@ from compss_train.model.training_spec import (
 )
 from compss_train.online.fitting import OnlineFit
 from compss_train.reports.history import History
+from compss_train.training import worker
 from compss_train.training.build_checks import check_network, check_optimizer, check_picklable
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source
@@ -326,7 +327,7 @@ class BaseTrainer:
         """
         try:
             if self._engine is None:
-                self._engine = self._engine_class.start(self.num_workers, self.threads)
+                self._engine = self._engine_class.start(self.num_workers, self.threads, [worker.__name__])
             if self._session is None:
                 devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
                 self._session = Session(self._engine, built.training_spec, devices, self.seed, self.threads)

@@ -218,13 +218,13 @@ def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victim
     assert not set(killed) & set(workers(shared_local))
 
 
-def test_a_process_killed_while_it_starts_is_replaced_and_what_tasks_use_is_imported_before_the_first_one():
+def test_a_process_killed_while_it_starts_is_replaced_and_imports_what_tasks_use_before_the_first_one():
     def imported():  # sent by value: nothing of this module is imported for it
         import sys
 
         return [name for name in sys.modules if name.startswith("compss_train.")]
 
-    with LocalEngine(processes=1) as engine:
+    with LocalEngine(processes=1, preload=["compss_train.training.worker"]) as engine:
         os.kill(workers(engine)[0], signal.SIGKILL)
         (names,) = engine.fetch([engine.submit(imported)])
     of_tasks = ("training.worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")

@@ -13,14 +13,14 @@ from compss_train.engines.local import worker_main as remote
 from compss_train.engines.local import worker_process as lane
 from compss_train.engines.local import worker_process as pool
 
-IMPORTED = ["compss_train.model.metrics.functions", "compss_train.training.worker", "torch._dynamo"]
+IMPORTED = ["compss_train.training.worker", "torch._dynamo"]
 """What the process that the others are forked from has imported."""
 preparation_data = spawn.get_preparation_data
 
 
 def begin() -> None:
     """Begin as a process of users does, and end with the one that this one was forked from."""
-    remote.start(os.getppid())
+    remote.start(os.getppid(), [])
 
 
 def without_main(name: str) -> dict:

@@ -1,5 +1,6 @@
 """dislib's interface on this project's engines: what its users write runs and returns what they expect."""
 
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -127,3 +128,20 @@ def test_without_dislib_the_way_back_is_closed(monkeypatch):
     monkeypatch.setitem(sys.modules, "dislib.data.tensor", None)
     with pytest.raises(ImportError, match="to_dislib needs dislib"):
         BlockedTensor.from_array(np.ones((2, 1)), (1, 1)).to_dislib()
+
+
+def test_futures_are_described_by_the_compss_engine_though_only_data_was_imported():
+    program = """
+import sys
+from types import SimpleNamespace
+from compss_train.data import BlockedTensor
+assert "compss_train.engines" not in sys.modules
+sys.modules["pycompss"] = None
+try:
+    BlockedTensor.from_dislib(SimpleNamespace(tensors=[[object()]]))
+except ImportError as error:
+    assert "the compss engine needs PyCOMPSs" in str(error)
+else:
+    raise SystemExit("a future was described without PyCOMPSs")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

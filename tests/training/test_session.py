@@ -46,3 +46,13 @@ def test_a_closed_trainer_leaves_nothing_in_an_engine_that_is_given():
         trainer.evaluate(x, y)
     gc.collect()
     assert not engine.held
+
+
+def test_an_engine_is_started_with_the_modules_that_tasks_need(monkeypatch):
+    started = []
+    monkeypatch.setattr(SerialEngine, "start", lambda *arguments: started.append(arguments) or SerialEngine())
+    x, _ = classification()
+    with DistributedTrainer(2, engine="serial", threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy")
+        trainer.predict(x)
+    assert started == [(2, 1, ["compss_train.training.worker"])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from compss_train.data.block import Block, Description, RemoteBlock, describe
 from compss_train.engines.compss.engine import CompssEngine
@@ -14,7 +14,7 @@ class CompssBlock(RemoteBlock):
 
     home: ClassVar[str] = CompssEngine.name
 
-    def __init__(self, future: Any, description: Description, source: object = None) -> None:
+    def __init__(self, future: object, description: Description, source: object = None) -> None:
         super().__init__(*description)
         self.future = future
         self.source = source
@@ -27,7 +27,7 @@ class CompssBlock(RemoteBlock):
         return block
 
 
-def described(futures: Sequence[object], source: object = None) -> list[CompssBlock]:
+def future_blocks(futures: Sequence[object], source: object = None) -> list[CompssBlock]:
     """Return the futures as blocks; a task each tells their dtypes and shapes, so that none comes here.
 
     ``source`` is kept alive with each of them.

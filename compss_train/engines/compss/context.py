@@ -36,14 +36,6 @@ def in_worker() -> bool:
     return _context("in_worker")
 
 
-def is_future(value: object) -> bool:
-    """Return whether PyCOMPSs gave this object in place of a value that a task makes.
-
-    That is one of its own classes for what tasks return, and a bare ``object()`` in a COLLECTION_OUT.
-    """
-    return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
-
-
 def _context(question: str) -> bool:
     context = getattr(sys.modules.get("pycompss.util.context"), "CONTEXT", None)
     return bool(getattr(context, question, bool)())  # False where this PyCOMPSs does not know the question

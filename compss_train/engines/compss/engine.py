@@ -70,7 +70,7 @@ class CompssEngine(Engine):
             exit_at_once()
 
     @classmethod
-    def start(cls, num_workers: int, threads: int) -> Self:
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
         """Return an engine; the runtime has been sized by whoever started it."""
         return cls()
 
@@ -104,7 +104,7 @@ class CompssEngine(Engine):
         """Hold the value until a task takes it, and COMPSs writes it to a file; its own blocks are only named."""
         self._check_open()
         if isinstance(value, RemoteBlock) and value.home == self.name:
-            return self.adopt(value.future)  # type: ignore[attr-defined]
+            return self.adopt(value.future)
         return self._handle(Packed.of(value))
 
     def adopt(self, future: object) -> Ref:

@@ -14,10 +14,11 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from compss_train.data.block import Block, as_block
+from compss_train.data.dislib_tensors import is_future
 from compss_train.engines.base import Failure
 from compss_train.engines.codec import dumps
 from compss_train.engines.compss.binding import bound
-from compss_train.engines.compss.context import in_worker, is_future
+from compss_train.engines.compss.context import in_worker
 from compss_train.engines.machine import prepare_process
 from compss_train.exceptions import WorkerLostError
 

@@ -27,6 +27,7 @@ class LocalEngine(ThisMachineEngine):
     Values are files in shared memory that workers map, so that a block exists once however many tasks read
     it. A process that dies is replaced and its task runs again, 4 times in all; other tasks go on. The processes
     are no main script's children to import: models from notebooks and from ``__main__`` work without a main guard.
+    Processes import the modules that ``preload`` names when they start, rather than in their first task.
     The end of the program waits for tasks that still run; ``shutdown(kill=True)`` does not. A process takes 7
     file descriptors of the coordinator: for hundreds of them ``ulimit -n`` has to allow more than the usual 1024.
     """
@@ -34,7 +35,7 @@ class LocalEngine(ThisMachineEngine):
     name: ClassVar[str] = "local"
     shared_memory: ClassVar[bool] = True
 
-    def __init__(self, processes: int, threads: int = 1) -> None:
+    def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
         if processes < 1 or threads < 1:
             raise ValueError(f"LocalEngine needs at least 1 process and thread, got {processes} and {threads}")
         self.processes = 0
@@ -45,7 +46,7 @@ class LocalEngine(ThisMachineEngine):
             self._folders = Folders()
             undo.callback(self._folders.remove)
             self._folders.make()
-            self._pool = Pool(threads, self._folders.paths)
+            self._pool = Pool(threads, self._folders.paths, preload)
             self._scheduler = Scheduler(self._folders.paths)
             self._close = weakref.finalize(
                 self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
@@ -55,9 +56,9 @@ class LocalEngine(ThisMachineEngine):
             undo.pop_all()
 
     @classmethod
-    def start(cls, num_workers: int, threads: int) -> Self:
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
         """Start as many processes as there are workers and cores for."""
-        return cls(max(1, min(num_workers, cores() // threads)), threads)
+        return cls(max(1, min(num_workers, cores() // threads)), threads, preload)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Start the processes that are missing, for as long as the engine lasts; it never gets smaller."""

@@ -49,11 +49,11 @@ def _load(argument: Any) -> Any:
     return argument
 
 
-def start(parent: int) -> None:
-    """Prepare a new worker process: import what every task needs, and end with the coordinator."""
+def start(parent: int, preload: Sequence[str]) -> None:
+    """Prepare a new worker process: import what tasks need, and end with the coordinator."""
     # From now on even if the program handles Ctrl-C itself and goes on: it alone decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    prepare_process()
+    prepare_process(preload)
     # After a task loky weighs the process by psutil, or collects garbage, to restart one that grew by 300 MB. That
     # is tens of milliseconds in which the next task waits, and growth here is mapped blocks and models in use.
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf

@@ -27,9 +27,10 @@ class Lane:
     process an executor, tasks on other lanes know nothing of it.
     """
 
-    def __init__(self, threads: int, folders: Sequence[str]) -> None:
+    def __init__(self, threads: int, folders: Sequence[str], preload: Sequence[str]) -> None:
         self._threads = threads
         self._folders = folders
+        self._preload = preload
         self._executor = self._new_executor()
         self._manager: threading.Thread | None = None
         self.ready: Future[int] = Future()
@@ -37,7 +38,8 @@ class Lane:
 
     def _new_executor(self) -> ProcessPoolExecutor:
         environment = {name: str(self._threads) for name in _THREAD_VARIABLES}
-        return ProcessPoolExecutor(1, initializer=worker_main.start, initargs=(os.getpid(),), env=environment)
+        arguments = (os.getpid(), self._preload)
+        return ProcessPoolExecutor(1, initializer=worker_main.start, initargs=arguments, env=environment)
 
     def start(self) -> None:
         """Start the process, without waiting until it has imported what tasks need."""
@@ -87,14 +89,15 @@ def interrupts_blocked() -> Iterator[None]:
 class Pool:
     """Lanes of ``threads`` intra-op threads each, none at first: its end can be seen to before any has started."""
 
-    def __init__(self, threads: int, folders: Sequence[str]) -> None:
+    def __init__(self, threads: int, folders: Sequence[str], preload: Sequence[str]) -> None:
         self.lanes: list[Lane] = []
         self._threads = threads
         self._folders = folders
+        self._preload = preload
 
     def add(self, count: int) -> list[Lane]:
         """Return new lanes, whose processes start side by side."""
-        lanes = [Lane(self._threads, self._folders) for _ in range(count)]
+        lanes = [Lane(self._threads, self._folders, self._preload) for _ in range(count)]
         self.lanes += lanes
         for lane in lanes:
             lane.start()
