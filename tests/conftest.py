@@ -14,7 +14,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from compss_train import Engine
-    from tests.helpers.lasting import Lasting
+    from tests.helpers.shared_engine import SharedEngine
 
 ENGINES = ("serial", "local")
 
@@ -23,7 +23,7 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 # Its assertions are checked even by python -O, with which COMPSs runs programs.
-pytest.register_assert_rewrite("tests.helpers.models")
+pytest.register_assert_rewrite("tests.helpers")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,11 +58,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_local() -> Iterator[Lasting]:
+def shared_local() -> Iterator[SharedEngine]:
     """One local engine, of at least two processes, for all tests: starting processes takes seconds."""
-    from tests.helpers.lasting import Lasting
+    from tests.helpers.shared_engine import SharedEngine
 
-    engine = Lasting(processes=2)
+    engine = SharedEngine(processes=2)
     yield engine
     engine.end()
 
@@ -70,7 +70,7 @@ def shared_local() -> Iterator[Lasting]:
 @pytest.fixture
 def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of a test's own local engines start within a moment."""
-    from tests.helpers.lasting import fork_processes
+    from tests.helpers.shared_engine import fork_processes
 
     fork_processes(monkeypatch)
 

@@ -12,7 +12,7 @@ import pytest
 
 from compss_train._utils.locking import LOCK_FILE, FolderLock
 from compss_train.callbacks import Callback, Checkpoint
-from tests.helpers.resuming import fit, trainer_of
+from tests.helpers.small_fits import fit, trainer_of
 
 HOLDER = """
 import sys

@@ -1,10 +1,8 @@
 """Running an app or a document's examples in this process, and a small stand-in for Fashion-MNIST."""
 
-import re
 import runpy
 import sys
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +10,8 @@ import pytest
 import torch
 
 from tests.apps.idx_files import idx
+from tests.helpers.documents import ROOT
 
-ROOT = Path(__file__).parents[2]
 APPS = ROOT / "apps"
 APP_MODULES = {path.stem for path in APPS.glob("*.py")}
 
@@ -53,10 +51,6 @@ def here(modules, monkeypatch, capsys, tmp_path):
         return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
 
     return run_here
-
-
-def python_blocks(document):
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from compss_train.model import parameters
-from tests.apps.conftest import ROOT, python_blocks
+from tests.apps.failures import assert_one_line_error, assert_wrong_option
 from tests.apps.idx_files import idx
+from tests.helpers.documents import ROOT, python_blocks
 
 QUICK = ("--epochs", "2", "--engine", "serial")
 INTERRUPTED = 130
@@ -31,21 +32,6 @@ def run(app, *options):
 
 def history(folder):
     return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-
-
-def assert_one_line_error(done, *parts):
-    assert done.returncode == 1, done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert ": error: " in done.stderr
-    for part in parts:
-        assert part in done.stderr
-
-
-def assert_wrong_option(done, *parts):
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    for part in parts:
-        assert part in done.stderr.splitlines()[-1]
 
 
 def test_digits_prints_what_it_reached_and_writes_history_and_parameters(here, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.apps.conftest import ROOT, python_blocks
+from tests.helpers.documents import ROOT, python_blocks
 
 
 @pytest.mark.parametrize("page", ["quick-start", "training", "long-runs"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from compss_train import SerialEngine
-from tests.apps.test_apps import assert_one_line_error, assert_wrong_option
+from tests.apps.failures import assert_one_line_error, assert_wrong_option
 
 APPS = Path(__file__).parents[2] / "apps"
 APP = APPS / "heat_surrogate.py"

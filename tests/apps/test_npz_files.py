@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.apps.conftest import python_blocks
-from tests.apps.test_apps import assert_wrong_option
+from tests.apps.failures import assert_wrong_option
+from tests.helpers.documents import python_blocks
 
 OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer", 50)
 

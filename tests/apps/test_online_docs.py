@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.apps.conftest import ROOT, python_blocks
+from tests.helpers.documents import ROOT, python_blocks
 
 DOCUMENT = ROOT / "docs/online.md"
 

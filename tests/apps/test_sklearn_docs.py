@@ -1,6 +1,6 @@
 """What docs/scikit-learn.md prints works as printed."""
 
-from tests.apps.conftest import python_blocks
+from tests.helpers.documents import python_blocks
 
 
 def test_the_examples_run(run_blocks):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from compss_train.reports.history import History
-from tests.apps.conftest import ROOT, python_blocks
+from tests.helpers.documents import ROOT, python_blocks
 
 DOCUMENT = "docs/watching.md"
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.training.checkpoints import checkpoints, files, read
 from compss_train.training.checkpoints.snapshot import Snapshot
+from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import assert_same_bits
-from tests.helpers.resuming import Interrupt, X, Y, fit, trainer_of
+from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 
@@ -115,7 +116,7 @@ def test_of_two_that_go_on_each_keeps_its_best(tmp_path, interrupted):
         return Scores(), Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b", keep=1, best="score", mode="max")
 
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), *callbacks(), Interrupt(interrupted), num_epochs=6)
+        fit(trainer_of(), *callbacks(), InterruptAt(interrupted), num_epochs=6)
     trainer = trainer_of()
     fit(trainer, *(again := callbacks()), resume=True, num_epochs=6)
     assert again[2].best_round == 2
@@ -127,7 +128,7 @@ def test_of_two_that_go_on_each_keeps_its_best(tmp_path, interrupted):
 def test_what_came_after_the_round_that_is_resumed_goes_when_that_is_trained_again(tmp_path):
     fit(trainer_of(), Checkpoint(tmp_path, keep=9), num_epochs=4)
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), Checkpoint(tmp_path), Interrupt(2), resume=tmp_path / "round-000000", num_epochs=4)
+        fit(trainer_of(), Checkpoint(tmp_path), InterruptAt(2), resume=tmp_path / "round-000000", num_epochs=4)
     assert list(checkpoints(tmp_path)) == [0, 1]
 
 
@@ -158,7 +159,7 @@ def test_of_two_folders_the_second_may_be_ahead(tmp_path):
         return Checkpoint(tmp_path / "seldom", every=3), Checkpoint(tmp_path / "often", keep=1)
 
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), *both(), Interrupt(5), num_epochs=6)
+        fit(trainer_of(), *both(), InterruptAt(5), num_epochs=6)
     assert os.listdir(tmp_path / "seldom") == ["round-000002"]
     assert os.listdir(tmp_path / "often") == ["round-000004"]
     fit(trainer_of(), *both(), resume=True, num_epochs=6)

@@ -20,7 +20,7 @@ from compss_train.callbacks import (
 )
 from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
 from compss_train.reports.history import History
-from tests.helpers.resuming import X, Y, fit, trainer_of
+from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 
 class Keras(Callback):

@@ -18,7 +18,8 @@ from compss_train.callbacks import (
     TensorBoard,
 )
 from compss_train.training.checkpoints import checkpoints, read, write
-from tests.helpers.resuming import StopAfter, assert_alike, fit, numbers_of, trainer_of
+from tests.helpers.callbacks import StopAfter
+from tests.helpers.small_fits import assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
 FACTORIES = {

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.training.checkpoints import checkpoints
+from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import assert_same_bits
-from tests.helpers.resuming import Interrupt, X, Y, assert_alike, fit, trainer_of
+from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 
@@ -187,7 +188,7 @@ def test_interrupted_in_the_middle_of_its_patience_it_ends_alike(tmp_path, k):
     returned = fit(whole, stopping(), num_epochs=9)
     assert len(whole.history) == 4
     with pytest.raises(KeyboardInterrupt):
-        fit(first, stopping(), Checkpoint(tmp_path), Interrupt(k), num_epochs=9)
+        fit(first, stopping(), Checkpoint(tmp_path), InterruptAt(k), num_epochs=9)
     for _ in range(2):  # the second time it has ended
         assert_same_bits(fit(second, stopping(), Checkpoint(tmp_path), resume=True, num_epochs=9), returned)
         assert_alike(second, whole)

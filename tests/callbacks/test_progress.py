@@ -7,7 +7,8 @@ import pytest
 
 from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines
 from compss_train.callbacks.progress import with_progress
-from tests.helpers.resuming import StopAfter, fit, trainer_of
+from tests.helpers.callbacks import StopAfter
+from tests.helpers.small_fits import fit, trainer_of
 
 
 class Terminal(io.StringIO):

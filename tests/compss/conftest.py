@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.documents import ROOT
+
 INSIDE = Path(__file__).parent / "inside"
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.apps.conftest import images  # noqa: F401  (a fixture)
-from tests.compss.conftest import ROOT
+from tests.helpers.documents import ROOT
 
 
 def accuracy(done):

@@ -2,16 +2,8 @@
 
 import re
 import signal
-import time
 
 import pytest
-
-
-def started(path, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
 
 
 def test_an_exception_in_a_task_reaches_the_user_with_its_traceback(run, tmp_path):
@@ -32,7 +24,7 @@ def test_a_worker_process_that_dies_ends_the_run_with_an_error_that_says_so(run,
 
 def test_ctrl_c_ends_the_application(launch, tmp_path):
     application = launch("faulty.py", "wait", tmp_path / "flag")
-    started(tmp_path / "flag")
+    wait_until((tmp_path / "flag").exists, 60)
     application.process.send_signal(signal.SIGINT)
     done = application.wait(30)
     assert done.returncode == 130, done.output

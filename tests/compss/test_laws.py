@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.compss.conftest import INSIDE, ROOT
+from tests.compss.conftest import INSIDE
+from tests.helpers.documents import ROOT
 
 # The whole of tests/test_trainer.py and tests/test_merging.py passes too, in seven minutes.
 TRAINER = (

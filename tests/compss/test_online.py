@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.compss.test_faults import started
+from tests.helpers.processes import wait_until
 
 
 def result(run, mode, folder, **options):
@@ -36,7 +36,7 @@ def test_a_killed_simulation_and_a_killed_worker_lose_no_sample(run, tmp_path):
 
 def test_ctrl_c_ends_simulations_and_workers(launch, tmp_path):
     application = launch("online.py", "wait", tmp_path, tmp_path / "result.json")
-    started(tmp_path / "flag")
+    wait_until((tmp_path / "flag").exists, 60)
     application.process.send_signal(signal.SIGINT)
     done = application.wait(30)
     assert done.returncode == 130, done.output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compss.conftest import ROOT
+from tests.helpers.documents import ROOT
 
 SUITES = ("tests/engines/test_conformance.py", "tests/test_merging.py")
 

@@ -1,6 +1,6 @@
 """Scripts without ``if __name__ == "__main__"``."""
 
-from tests.compss.conftest import ROOT
+from tests.helpers.documents import ROOT
 
 
 def test_a_script_without_a_guard_trains_once(run, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps.conftest import ROOT
+from tests.helpers.documents import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]\n]*\]\(([^)\s]+)\)")

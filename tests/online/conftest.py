@@ -6,8 +6,8 @@ import pytest
 
 from compss_train.engines import Resources
 from compss_train.online import sender, watchdog
+from tests.helpers.processes import wait_until
 from tests.online.parts import Place, nothing_left
-from tests.trainer.test_faults import wait_until
 
 
 @pytest.fixture

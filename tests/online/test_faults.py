@@ -18,6 +18,7 @@ from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from compss_train.online import SampleSender
 from tests.helpers.models import SGD, classification, mlp
+from tests.helpers.processes import leftovers, session, wait_until
 from tests.online.fits import FIFO, counted, online, split
 from tests.online.simulations import (
     Counter,
@@ -32,7 +33,6 @@ from tests.online.simulations import (
     rows_of,
     tallied,
 )
-from tests.trainer.test_faults import leftovers, session, wait_until
 
 pytestmark = pytest.mark.usefixtures("no_threads_are_left")
 

@@ -11,15 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, NotBuiltError, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from tests.helpers.models import SGD, blocked, classification, mlp
-
-
-class NoTasks(SerialEngine):
-    """Fails when anything is submitted or published."""
-
-    def publish(self, value):
-        raise RuntimeError("something was published before the input was checked")
-
-    submit = publish
+from tests.helpers.serial_engines import NoTasks
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from compss_train import BufferSpec, DistributedTrainer, SerialEngine
 from tests.helpers.models import ADAM, MODES, assert_same_bits, awkward_net, blocked, classification
-from tests.training.worker.test_train import OPTIMIZERS, plain_loop
+from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 
 QUEUES = [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)]
 RESERVOIRS = [BufferSpec("Reservoir", 16), BufferSpec("BatchReservoir", 16)]

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from torch import nn
 from compss_train import DistributedTrainer, DivergedError, EngineClosedError, LocalEngine, WorkerLostError
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+from tests.helpers.processes import children, leftovers, session, wait_until
 
 
 class KillOnce:
@@ -74,20 +74,6 @@ class Explosive(nn.Module):
             raise ArithmeticError("the forward pass met 666")
         time.sleep(0.5)
         return self.layer(x)
-
-
-def children() -> list[psutil.Process]:
-    """Processes of this one that do work: loky's resource tracker stays as long as Python does."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "resource_tracker" not in " ".join(process.cmdline())
-    ]
-
-
-def leftovers(pid: int) -> list[str]:
-    """The folders in shared memory that a coordinator made and that are still there."""
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"compss_train-{pid}-")]
 
 
 def test_an_exception_in_the_model_reaches_the_caller_once_and_ends_everything():
@@ -244,27 +230,6 @@ def start(tmp_path: Path, pause: float, epochs: int, workers: int = 1) -> subpro
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def session(leader: int) -> list[int]:
-    """The processes of a session, whoever their parents are by now."""
-    found = []
-    for pid in psutil.pids():
-        try:
-            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
-
-
-def wait_until(condition, seconds: float) -> float:
-    """Return how long it took; fail where it took longer than ``seconds``."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, "it never came to be"
-        time.sleep(0.01)
-    return time.monotonic() - started
 
 
 def test_a_script_without_a_main_guard_trains_and_leaves_nothing(tmp_path):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def killed(folder: Path, processes: int, every: int, kills: int, seconds: float) -> int:
     """Return after how many different rounds it was killed."""
-    script = [sys.executable, "-m", "tests.helpers.killed_fits", folder, processes, every, kills, seconds]
+    script = [sys.executable, "-m", "tests.helpers.kill_fits_program", folder, processes, every, kills, seconds]
     done = subprocess.run(list(map(str, script)), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     times, rounds = map(int, done.stdout.split())

@@ -18,15 +18,7 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-
-PLAIN_SGD = {"optimizer": "sgd", "lr": 0.1}
-STILL = {"shuffle": None, "shuffle_block_data": False}
-
-
-def fitted(engine, workers, x, y, net=None, optimizer=PLAIN_SGD, seed=0, **options):
-    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
-    trainer.build(net or mlp(), optimizer, "cross_entropy")
-    return trainer.fit(x, y, **options)
+from tests.helpers.small_fits import PLAIN_SGD, STILL, fitted
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])

@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from compss_train import BufferSpec, DistributedTrainer, FileDataset
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import checkpoints
+from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, mlp
-from tests.helpers.resuming import Interrupt, X, Y, assert_alike, contents, fit, numbers_of, trainer_of
+from tests.helpers.small_fits import X, Y, assert_alike, contents, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
@@ -147,7 +148,7 @@ def test_interrupted_after_any_round_and_resumed_from_the_folder(tmp_path, mode)
         folder = tmp_path / str(k)
         first, second = trainer_of(), trainer_of()
         with pytest.raises(KeyboardInterrupt):
-            fit(first, Checkpoint(folder, keep=99), Interrupt(k), resume=True, **mode)
+            fit(first, Checkpoint(folder, keep=99), InterruptAt(k), resume=True, **mode)
         assert list(checkpoints(folder)) == list(range(k))
         fit(second, Checkpoint(folder, keep=99), resume=True, **mode)
         assert_alike(second, whole)
@@ -161,7 +162,7 @@ def test_interrupted_again_and_again(tmp_path, every):
     while rounds < len(whole.history):
         trainer = trainer_of()
         try:
-            fit(trainer, Checkpoint(tmp_path, every), Interrupt(rounds + every + 1), resume=True, **BLOCKS)
+            fit(trainer, Checkpoint(tmp_path, every), InterruptAt(rounds + every + 1), resume=True, **BLOCKS)
         except KeyboardInterrupt:
             rounds = max(checkpoints(tmp_path)) + 1
         else:

@@ -15,8 +15,9 @@ from torch import nn
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import checkpoints, read
+from tests.helpers.callbacks import InterruptAt, StopAfter
 from tests.helpers.models import blocked
-from tests.helpers.resuming import Interrupt, StopAfter, fit
+from tests.helpers.small_fits import fit
 
 STEP = 2.0**-10
 MERGES = ["commutative", "parameter_server"]
@@ -90,7 +91,7 @@ def test_the_best_round_is_saved_as_it_is(shared_local, tmp_path, merge):
 def test_interrupted_and_resumed_with_any_number_of_workers_every_sample_is_trained_once(tmp_path, merge, workers):
     options = {"data": data(), "merge": merge, "merge_unit": "blocks", **OPTIONS, "num_epochs": 2}
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of("serial"), Checkpoint(tmp_path, 2), Interrupt(3), **options)
+        fit(trainer_of("serial"), Checkpoint(tmp_path, 2), InterruptAt(3), **options)
     assert list(checkpoints(tmp_path)) == [1]
     again = trainer_of("serial", workers)
     if workers == 2:

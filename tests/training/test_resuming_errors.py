@@ -13,12 +13,15 @@ from torch import nn
 from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import checkpoints, files, newest, read
+from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
-from tests.helpers.resuming import Interrupt, Refusing, X, Y, assert_alike, fit, numbers_of, trainer_of
+from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = MODES[3]
-pytestmark = pytest.mark.filterwarnings(r"ignore:.*transform was None, and is <tests\.helpers\.resuming\.Refusing")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:.*transform was None, and is <tests\.helpers\.small_fits\.RefusingTransform"
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def own(folder, tmp_path):
 
 
 def refusing(**options):
-    return trainer_of(transform=Refusing(), **options)
+    return trainer_of(transform=RefusingTransform(), **options)
 
 
 def assert_refused(trainer, error, message, *callbacks, **options):
@@ -137,7 +140,7 @@ def test_what_is_minimised_has_to_be_the_same(folder, name):
     built, fitted, message = OBJECTIVES[name]
     trainer = DistributedTrainer(3, engine="serial", seed=0, threads=1)
     given = {"loss": "cross_entropy", "metric": "accuracy", **built}
-    trainer.build(awkward_net(), ADAM, transform=Refusing(), **given)
+    trainer.build(awkward_net(), ADAM, transform=RefusingTransform(), **given)
     assert_refused(trainer, ValueError, f"of another fit: {message}", resume=folder, **fitted)
     trainer.restore(folder)
 
@@ -393,5 +396,5 @@ def test_without_a_best_one_there_is_none_to_restore(own):
 
 def test_an_interrupt_leaves_the_checkpoint_before_it(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), Checkpoint(tmp_path), Interrupt(1), **BLOCKS)
+        fit(trainer_of(), Checkpoint(tmp_path), InterruptAt(1), **BLOCKS)
     assert os.listdir(tmp_path) == ["round-000000"]

@@ -26,8 +26,8 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-from tests.trainer.test_faults import children
-from tests.training.test_merging import STILL, fitted
+from tests.helpers.processes import children
+from tests.helpers.small_fits import STILL, fitted
 
 SERVED = {"merge": "parameter_server"}
 
@@ -220,7 +220,7 @@ def exchange_that_dies(flag):
 
 
 def test_a_callback_that_raises_ends_the_server():
-    class Interrupt(Callback):
+    class InterruptAt(Callback):
         def on_round_end(self, trainer, record):
             raise KeyboardInterrupt
 
@@ -228,7 +228,7 @@ def test_a_callback_that_raises_ends_the_server():
     trainer = DistributedTrainer(2, engine="serial", seed=1)
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(KeyboardInterrupt):
-        trainer.fit(*blocked(x, y, 2), num_epochs=5, batch_size=20, callbacks=[Interrupt()], **SERVED)
+        trainer.fit(*blocked(x, y, 2), num_epochs=5, batch_size=20, callbacks=[InterruptAt()], **SERVED)
     options = {"optimizer": SGD, "seed": 1, "num_epochs": 1, "batch_size": 20, **SERVED}
     assert_same_bits(trainer.get_parameters(), fitted("serial", 2, *blocked(x, y, 2), **options))
 

@@ -13,9 +13,10 @@ from compss_train import SerialEngine
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import checkpoints
 from compss_train.training.stopping import Stopping
-from tests.helpers.resuming import assert_alike, fit, trainer_of
-from tests.helpers.stops import Ahead, At, Ended
-from tests.trainer.test_faults import session, wait_until
+from tests.helpers.callbacks import CallAt, EndCounter
+from tests.helpers.processes import session, wait_until
+from tests.helpers.serial_engines import LookaheadEngine
+from tests.helpers.small_fits import assert_alike, fit, trainer_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,12 +35,12 @@ def terminate(trainer):
 
 
 @pytest.mark.parametrize("hook", ["fit_start", "round_start", "round_end", "fit_end"])
-@pytest.mark.parametrize("engine", [SerialEngine, Ahead])
+@pytest.mark.parametrize("engine", [SerialEngine, LookaheadEngine])
 def test_sigterm_ends_the_program_with_a_checkpoint(engine, tmp_path, capsys, hook):
-    stopped, whole, again, ended = trainer_of(engine()), trainer_of(), trainer_of(), Ended()
+    stopped, whole, again, ended = trainer_of(engine()), trainer_of(), trainer_of(), EndCounter()
     with handler_of(signal.SIG_DFL):
         with pytest.raises(SystemExit) as caught:
-            fit(stopped, Checkpoint(tmp_path, every=99), ended, At(hook, terminate, 0 if "fit" in hook else 1))
+            fit(stopped, Checkpoint(tmp_path, every=99), ended, CallAt(hook, terminate, 0 if "fit" in hook else 1))
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert caught.value.code == 143
     assert (ended.ends, ended.errors) == (1, 0)
@@ -69,7 +70,7 @@ def test_what_is_raised_when_sigterm_comes_goes_first():
         raise OSError("mine")
 
     with handler_of(signal.SIG_DFL), pytest.raises(OSError, match="mine"):
-        fit(trainer_of(), At("round_end", terminate_and_fail))
+        fit(trainer_of(), CallAt("round_end", terminate_and_fail))
 
 
 def test_a_handler_of_the_programs_own_is_left_alone():
@@ -81,7 +82,7 @@ def test_a_handler_of_the_programs_own_is_left_alone():
     for handler in (own, signal.SIG_IGN):
         trainer = trainer_of()
         with handler_of(handler):
-            fit(trainer, At("round_end", terminate))
+            fit(trainer, CallAt("round_end", terminate))
             assert signal.getsignal(signal.SIGTERM) is handler
         assert (trainer.stopped, len(trainer.history)) == (None, 3)
     assert told == [signal.SIGTERM]
@@ -92,7 +93,7 @@ def test_after_an_exception_and_a_fit_the_handler_is_as_before():
         raise KeyError("mine")
 
     with handler_of(signal.SIG_DFL):
-        for callbacks in ([], [At("round_end", fail)]):
+        for callbacks in ([], [CallAt("round_end", fail)]):
             try:
                 fit(trainer_of(), *callbacks)
             except KeyError:
@@ -103,7 +104,7 @@ def test_after_an_exception_and_a_fit_the_handler_is_as_before():
 @pytest.mark.slow
 def test_a_script_that_gets_sigterm_with_all_its_processes(tmp_path):
     """As a batch system sends it. The round under way would take minutes. tests/test_killed_fits.py has less."""
-    command = [sys.executable, "-m", "tests.helpers.terminated_fit", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.helpers.stuck_fit_program", str(tmp_path)]
     script = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: checkpoints(tmp_path), 60)
     os.killpg(script.pid, signal.SIGTERM)

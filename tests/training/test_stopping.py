@@ -16,10 +16,11 @@ from compss_train import DistributedTrainer, SerialEngine
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.training.checkpoints import checkpoints
 from compss_train.training.stopping import Stopping
+from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, StopAfter
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
-from tests.helpers.resuming import Interrupt, StopAfter, X, Y, assert_alike, fit, trainer_of
-from tests.helpers.stops import Ahead, At, Ended
-from tests.trainer.test_faults import children
+from tests.helpers.processes import children
+from tests.helpers.serial_engines import LookaheadEngine
+from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
 
@@ -28,13 +29,13 @@ BLOCKS = {**MODES[3], "num_epochs": 2}
 def any_engine(request):
     if request.param == "local":
         return request.getfixturevalue("shared_local")
-    return SerialEngine() if request.param == "serial" else Ahead()
+    return SerialEngine() if request.param == "serial" else LookaheadEngine()
 
 
 @pytest.mark.parametrize("mode", [MODES[0], {"merge_every": 2, "num_epochs": 5}, BLOCKS], ids=str)
 def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, mode):
     stopped, serial, whole, resumed = trainer_of(any_engine), trainer_of(), trainer_of(), trainer_of()
-    ended, kept = Ended(), Checkpoint(tmp_path, every=99)
+    ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)
     parameters = fit(stopped, StopAfter(1), ended, kept, **mode)
     assert [record["round"] for record in stopped.history] == [0, 1]
     assert stopped.stopped == "enough"
@@ -65,7 +66,7 @@ def test_a_fit_after_a_stopped_one_goes_on_as_if_only_that_had_been_asked_for(an
 @pytest.mark.parametrize(("hook", "rounds"), [("fit_start", 0), ("round_start", 1), ("round_end", 1)])
 def test_it_may_stop_in_any_hook(any_engine, hook, rounds):
     stopped, other = trainer_of(any_engine), trainer_of()
-    parameters = fit(stopped, At(hook, lambda trainer: trainer.stop("enough")))
+    parameters = fit(stopped, CallAt(hook, lambda trainer: trainer.stop("enough")))
     assert len(stopped.history) == rounds
     assert stopped.stopped == "enough"
     if rounds:
@@ -79,7 +80,7 @@ def test_it_may_stop_in_any_hook(any_engine, hook, rounds):
 def test_the_first_reason_stays_and_the_last_round_needs_none():
     reasons = []
     trainer = trainer_of()
-    look = At("round_end", lambda trainer: reasons.append(trainer.stopping), 1)
+    look = CallAt("round_end", lambda trainer: reasons.append(trainer.stopping), 1)
     fit(trainer, StopAfter(1, "first"), StopAfter(1, "second"), look)
     assert (trainer.stopped, reasons) == ("first", ["first"])
     fit(trainer, StopAfter(4))
@@ -92,7 +93,7 @@ def test_there_is_nothing_to_stop_outside_a_fit():
     with pytest.raises(RuntimeError, match="while there is no fit; call it from a callback"):
         trainer.stop("enough")
     with pytest.raises(RuntimeError, match="while there is no fit"):
-        fit(trainer, At("round_end", lambda trainer: other.stop("enough")))
+        fit(trainer, CallAt("round_end", lambda trainer: other.stop("enough")))
     with pytest.raises(RuntimeError, match="while there is no fit"):
         trainer.stop("enough")
     assert trainer.stopping is None
@@ -102,17 +103,19 @@ def test_there_is_nothing_to_stop_outside_a_fit():
 @pytest.mark.parametrize("stop", ["not", "fit_start", "round_start", "round_end", "stuck at once", "stuck"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_nothing_is_left_in_an_engine(monkeypatch, clock, merge, stop, workers):
-    engine = Ahead()
+    engine = LookaheadEngine()
 
     def in_time(trainer):
         engine.stuck, clock.now = True, 100.0
 
     actions = {
-        "not": At("", None),
-        "stuck at once": At("round_start", in_time, 0),
-        "stuck": At("round_start", in_time, 2),
+        "not": CallAt("", None),
+        "stuck at once": CallAt("round_start", in_time, 0),
+        "stuck": CallAt("round_start", in_time, 2),
     }
-    action = actions.get(stop) or At(stop, lambda trainer: trainer.stop("enough"), 1 if stop == "round_end" else 0)
+    action = actions.get(stop) or CallAt(
+        stop, lambda trainer: trainer.stop("enough"), 1 if stop == "round_end" else 0
+    )
     options = {"merge": merge, "max_time": 50, "validation_data": (X[:9], Y[:9]), **BLOCKS}
     with trainer_of(engine, workers) as trainer:
         fit(trainer, action, **options)
@@ -187,14 +190,14 @@ def test_a_fit_stops_before_a_round_that_would_take_too_long(clock, tmp_path, du
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_round_for_which_there_is_no_time_is_given_up(clock, tmp_path, at):
-    engine = Ahead()
+    engine = LookaheadEngine()
 
     def in_time(trainer):
         engine.stuck, clock.now = True, 100.0
 
     stopped, short, whole, again = trainer_of(engine), trainer_of(), trainer_of(), trainer_of()
-    ended, kept = Ended(), Checkpoint(tmp_path, every=99)
-    fit(stopped, ended, kept, At("round_start", in_time, at), max_time=50, num_epochs=5)
+    ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)
+    fit(stopped, ended, kept, CallAt("round_start", in_time, at), max_time=50, num_epochs=5)
     assert (stopped.stopped, len(stopped.history), ended.ends, ended.errors) == ("max_time", at, 1, 0)
     assert list(checkpoints(tmp_path)) == ([at - 1] if at else [])
     engine.stuck = False
@@ -224,7 +227,7 @@ def test_time_that_is_over_before_the_first_round(clock):
 
     trainer = trainer_of()
     before = trainer.get_parameters()
-    assert_same_bits(fit(trainer, At("fit_start", late), max_time=5), before)
+    assert_same_bits(fit(trainer, CallAt("fit_start", late), max_time=5), before)
     assert (trainer.stopped, trainer.history) == ("max_time", [])
 
 
@@ -298,5 +301,5 @@ def test_early_stopping_after_time_is_up_gives_the_best_so_far(clock):
 
 def test_after_ctrl_c_the_last_complete_round_is_told(capsys):
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), Interrupt(2))
+        fit(trainer_of(), InterruptAt(2))
     assert capsys.readouterr().err == "compss_train: Ctrl-C ended a fit; its last complete round is 1\n"

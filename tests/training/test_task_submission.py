@@ -6,20 +6,7 @@ import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
-
-
-class Moving(SerialEngine):
-    """A serial engine whose tasks are said to read all of what they take."""
-
-    shared_memory = False
-
-    def __init__(self):
-        super().__init__()
-        self.submitted = []
-
-    def submit(self, function, *args, **options):
-        self.submitted.append(function.__name__)
-        return super().submit(function, *args, **options)
+from tests.helpers.serial_engines import CopyingEngine
 
 
 def trained(engine, x, y, workers, **options):
@@ -32,7 +19,7 @@ def trained(engine, x, y, workers, **options):
 @pytest.mark.parametrize("merging", [{}, {"merge_every": 2}, {"merge_every": 0}, {"merge_unit": "blocks"}])
 def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
     x, y = classification(samples=57)
-    engine = Moving()
+    engine = CopyingEngine()
     ours = trained(engine, *blocked(x, y, 7), workers, **merging)
     assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 7), workers, **merging))
     rounds = engine.submitted.count("train") / workers
@@ -52,13 +39,13 @@ def test_tensors_and_missing_targets_are_cut_too():
         trainer.build(torch.nn.Linear(6, 6).double(), {"optimizer": "sgd", "lr": 0.1}, "mse")
         return trainer.fit(grid, num_epochs=2, batch_size=4, shuffle="total")
 
-    assert_same_bits(parameters(Moving()), parameters(SerialEngine()))
+    assert_same_bits(parameters(CopyingEngine()), parameters(SerialEngine()))
 
 
 @pytest.mark.parametrize("case", ["one worker", "files"])
 def test_nothing_is_cut_where_that_gains_nothing(tmp_path, case):
     x, y = classification(samples=40)
-    engine, workers = Moving(), 1 if case == "one worker" else 2
+    engine, workers = CopyingEngine(), 1 if case == "one worker" else 2
     data = blocked(x, y, 4)
     if case == "files":
         for name, tensor in zip("xy", data, strict=True):

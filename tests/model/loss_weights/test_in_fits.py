@@ -16,9 +16,8 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-from tests.trainer.test_bad_input import NoTasks
-from tests.training.test_task_submission import Moving
-from tests.training.worker.test_train import plain_loop
+from tests.helpers.plain_loop import plain_loop
+from tests.helpers.serial_engines import CopyingEngine, NoTasks
 
 SAMPLES = 47
 NUMBERS = np.arange(SAMPLES, dtype=np.float32)[:, None]
@@ -55,7 +54,7 @@ def check_conserved(engine, x, way, y=None, sample_weight=None):
 @pytest.mark.parametrize("with_y", [True, False])
 @pytest.mark.parametrize("where", ["serial", "moving", "local"])
 def test_a_weight_stays_with_its_sample(shared_local, where, way, with_y):
-    engine = {"serial": SerialEngine, "moving": Moving, "local": lambda: shared_local}[where]()
+    engine = {"serial": SerialEngine, "moving": CopyingEngine, "local": lambda: shared_local}[where]()
     x, weight = blocked(NUMBERS, 2 * NUMBERS[:, 0].astype(np.float64), 7)
     check_conserved(engine, x, way, BlockedTensor.from_array(NUMBERS, (7, 1)) if with_y else None, weight)
 
@@ -104,7 +103,7 @@ def fitted(engine="serial", workers=2, sample_weight=None, net=mlp, loss="cross_
 def test_every_engine_gives_the_same_bits(shared_local, way):
     for options in ({"sample_weight": WEIGHT}, {"class_weight": [1.0, 3.0, 0.5]}):
         ours, trainer = fitted(shared_local, 3, net=awkward_net, fit=WAYS[way], **options)
-        for engine in (SerialEngine(), Moving()):
+        for engine in (SerialEngine(), CopyingEngine()):
             theirs, other = fitted(engine, 3, net=awkward_net, fit=WAYS[way], **options)
             assert_same_bits(ours, theirs)
             assert [r["loss"] for r in trainer.history] == [r["loss"] for r in other.history]

@@ -11,8 +11,8 @@ from compss_train import BufferSpec, DistributedTrainer
 from compss_train.model.lr_schedules import make_schedule
 from compss_train.model.optimizers import optimizer_factory
 from tests.helpers.models import SGD, classification, mlp, state_arrays
+from tests.helpers.serial_engines import NoTasks
 from tests.model.lr_schedules.schedulers import SCHEDULERS, fall
-from tests.trainer.test_bad_input import NoTasks
 
 OTHER = torch.optim.SGD(mlp().parameters(), lr=0.1)
 

@@ -12,7 +12,8 @@ from compss_train.model.random_state import RandomState, random_state
 from compss_train.training.checkpoints import Snapshot, read, write
 from compss_train.training.checkpoints.snapshot import Progress
 from compss_train.training.worker import WorkerState
-from tests.helpers.resuming import Interrupt, fit, trainer_of
+from tests.helpers.callbacks import InterruptAt
+from tests.helpers.small_fits import fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
 EMPTY = Snapshot({}, (), 0, [], {}, None, {}, {})
@@ -60,7 +61,7 @@ def test_progress(tmp_path, progress):
 def test_a_trainers_snapshot_is_the_same_when_it_was_restored(tmp_path):
     trainer, restored = trainer_of(), trainer_of(seed=None)
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer, Interrupt(1))
+        fit(trainer, InterruptAt(1))
     fit(trainer)
     write(tmp_path / "it", trainer.snapshot().content())
     restored.restore(tmp_path / "it")

@@ -17,7 +17,7 @@ from compss_train.training.worker.batches import batches
 from compss_train.training.worker.buffered_batches import in_step
 from compss_train.training.worker.shard import Shard
 from compss_train.training.worker.source import source_of
-from tests.training.worker.test_samples import DEALT
+from tests.training.worker.assignments import DEALT
 
 BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
 

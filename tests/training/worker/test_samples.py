@@ -9,15 +9,9 @@ from compss_train.data.partitioning import Schedule
 from compss_train.training.worker.batches import batches
 from compss_train.training.worker.shard import Shard
 from compss_train.training.worker.source import source_of
+from tests.training.worker.assignments import DEALT
 
 # How samples are cut into blocks, dealt to workers and ordered.
-DEALT = {
-    "samples": st.integers(1, 60),
-    "blocks": st.integers(1, 6),
-    "workers": st.integers(1, 4),
-    "shuffle": st.sampled_from(["blocks", "total", None]),
-    "shuffle_seed": st.sampled_from([None, 4]),
-}
 
 
 @given(

@@ -1,4 +1,4 @@
-"""A program that soon after its first checkpoint waits for ever: python -m tests.helpers.terminated_fit FOLDER."""
+"""Wait for ever soon after the first checkpoint of a fit: python -m tests.helpers.stuck_fit_program FOLDER."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compss_train import LocalEngine
 from compss_train.callbacks import Checkpoint
-from tests.helpers.resuming import fit, trainer_of
+from tests.helpers.small_fits import fit, trainer_of
 
 
 class StuckOnce:

@@ -58,7 +58,7 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(local, "Pool", ForkedPool)
 
 
-class Lasting(LocalEngine):
+class SharedEngine(LocalEngine):
     """An engine that fits which fail cannot end, so that tests share it: only counts how often they want to."""
 
     ends = 0

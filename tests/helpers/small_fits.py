@@ -1,14 +1,15 @@
-"""What the tests of checkpoints and stops share: one small fit, and whether two ended alike."""
+"""Small fits, with and without checkpoints, and whether two of them ended alike."""
 
 from pathlib import Path
 from typing import Any
 
 from compss_train import DistributedTrainer
-from compss_train.callbacks import Callback
 from compss_train.training.checkpoints import checkpoints, read
-from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
+from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.training.checkpoints.trees import assert_same
 
+PLAIN_SGD = {"optimizer": "sgd", "lr": 0.1}
+STILL = {"shuffle": None, "shuffle_block_data": False}
 X, Y = classification(samples=57)
 TIMES = {"seconds", "samples_per_second", "started", "ended", "fit_started", "files"}
 
@@ -25,17 +26,6 @@ def fit(trainer, *callbacks, data=None, blocks=7, **options):
     if "num_batches_per_worker" not in given:
         given.setdefault("batch_size", 6)
     return trainer.fit(*data, callbacks=callbacks, **given)
-
-
-class Interrupt(Callback):
-    """Ctrl-C when a round is waited for."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def on_round_start(self, trainer, number):
-        if number == self.number:
-            raise KeyboardInterrupt
 
 
 def numbers_of(value: Any) -> Any:
@@ -63,19 +53,14 @@ def contents(folder: Path) -> dict[int, Any]:
     }
 
 
-class Refusing:
+def fitted(engine, workers, x, y, net=None, optimizer=PLAIN_SGD, seed=0, **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
+    trainer.build(net or mlp(), optimizer, "cross_entropy")
+    return trainer.fit(x, y, **options)
+
+
+class RefusingTransform:
     """A transform that lets nothing be trained."""
 
     def __call__(self, x):
         raise AssertionError("this was trained on")
-
-
-class StopAfter(Callback):
-    """Stops a fit after a round."""
-
-    def __init__(self, number: int, reason: str = "enough") -> None:
-        self.number, self.reason = number, reason
-
-    def on_round_end(self, trainer, record):
-        if record["round"] == self.number:
-            trainer.stop(self.reason)

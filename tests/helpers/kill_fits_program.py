@@ -1,6 +1,6 @@
 """Kill a program that trains with checkpoints, start it again, and so on until it ends; then look at what it made.
 
-    python -m tests.helpers.killed_fits FOLDER PROCESSES EVERY KILLS SECONDS
+    python -m tests.helpers.kill_fits_program FOLDER PROCESSES EVERY KILLS SECONDS
 
 The first time, and then every so many times, it trains on so many processes, and else on the serial engine. It is
 killed so many times, each time after up to so many seconds, every third time with SIGTERM. This is a process of its
@@ -21,7 +21,7 @@ from compss_train import LocalEngine, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.training.checkpoints import checkpoints, read
 from tests.helpers.models import MODES
-from tests.helpers.resuming import X, Y, contents, fit, trainer_of
+from tests.helpers.small_fits import X, Y, contents, fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
 OPTIONS = {"validation_data": (X[:20], Y[:20]), **MODES[3]}

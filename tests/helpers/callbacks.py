@@ -1,0 +1,61 @@
+"""Callbacks that act at one moment of a fit, or count its ends."""
+
+from compss_train.callbacks import Callback
+
+
+class CallAt(Callback):
+    """Calls a function when a fit or a round starts or ends."""
+
+    def __init__(self, hook, function, number=0):
+        self.hook, self.function, self.number = hook, function, number
+
+    def on_fit_start(self, trainer, total_samples):
+        self._call("fit_start", 0, trainer)
+
+    def on_round_start(self, trainer, number):
+        self._call("round_start", number, trainer)
+
+    def on_round_end(self, trainer, record):
+        self._call("round_end", record["round"], trainer)
+
+    def on_fit_end(self, trainer):
+        self._call("fit_end", 0, trainer)
+
+    def _call(self, hook, number, trainer):
+        if (hook, number) == (self.hook, self.number):
+            self.function(trainer)
+
+
+class EndCounter(Callback):
+    """Counts the ends of fits."""
+
+    def __init__(self):
+        self.ends = self.errors = 0
+
+    def on_fit_end(self, trainer):
+        self.ends += 1
+
+    def on_exception(self, trainer, error):
+        self.errors += 1
+
+
+class StopAfter(Callback):
+    """Stops a fit after a round."""
+
+    def __init__(self, number: int, reason: str = "enough") -> None:
+        self.number, self.reason = number, reason
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == self.number:
+            trainer.stop(self.reason)
+
+
+class InterruptAt(Callback):
+    """Ctrl-C when a round is waited for."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_round_start(self, trainer, number):
+        if number == self.number:
+            raise KeyboardInterrupt

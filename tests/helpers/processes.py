@@ -1,0 +1,41 @@
+"""Processes of this program, or of a session, and the folders that they leave behind."""
+
+import os
+import time
+
+import psutil
+
+
+def children() -> list[psutil.Process]:
+    """Processes of this one that do work: loky's resource tracker stays as long as Python does."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "resource_tracker" not in " ".join(process.cmdline())
+    ]
+
+
+def leftovers(pid: int) -> list[str]:
+    """The folders in shared memory that a coordinator made and that are still there."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"compss_train-{pid}-")]
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session, whoever their parents are by now."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float) -> float:
+    """Return how long it took; fail where it took longer than ``seconds``."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "it never came to be"
+        time.sleep(0.01)
+    return time.monotonic() - started
