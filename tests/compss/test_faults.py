@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from tests.helpers.processes import wait_until
+
 
 def test_an_exception_in_a_task_reaches_the_user_with_its_traceback(run, tmp_path):
     done = run("faulty.py", "raise", tmp_path / "flag", seconds=60)
