@@ -171,7 +171,7 @@ class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit")
-        stopping, told = Stopping(max_time), self._telling(callbacks, progress)
+        stopping, told = Stopping(max_time, self._clock), self._telling(callbacks, progress)
         found = self._found(resume, told)
         data = as_data_source(x, y, self._blocks(found)).weighted(sample_weight)
         if data.has_weights:
@@ -332,7 +332,7 @@ class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
                 "fit_online has no epochs, which a schedule goes by; build without schedule=, with the learning "
                 "rate for all of it"
             )
-        stopping, told = Stopping(max_time), self._telling(callbacks, progress)
+        stopping, told = Stopping(max_time, self._clock), self._telling(callbacks, progress)
         held_out = None if validation_data is None else self._held_out(validation_data)
         check_watched(told.callbacks, self.measures, validated=held_out is not None, online=True)
         params.check_finite(self._parameters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ class BaseTrainer:
         self._carried: list[WorkerState] | None = None
         self._last_fit: dict[str, Any] | None = None
         self.history = History()
+        self._clock: Callable[[], float] = time.monotonic
 
     def build(
         self,

@@ -69,12 +69,12 @@ class Rounds:
     """Samples of files that could not be read since the last round that trained something."""
     _warm: bool = False
     """Whether a round has ended, so that the processes run."""
-    _clock: float = field(default_factory=time.perf_counter)
     _began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self._states: States = tuple(self.fleet.states)
         """Each worker's state after the last complete round."""
+        self._last_end = self.stopping.clock()
 
     def run(self, rounds: Iterable[Round]) -> Parameters | None:
         """Submit and collect rounds until there are no more or the fit is to stop.
@@ -205,8 +205,8 @@ class Rounds:
             raise BadFileError(file, f"{reason}; nor can any other file be read")
 
     def _record(self, round_: Round, measured: dict[int, dict[str, Any]]) -> Record:
-        now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+        now = self.stopping.clock()
+        seconds, self._last_end = now - self._last_end, now
         samples = sum(round_.counts) - sum(sums.get("left_out", 0) for sums in measured.values())
         return {
             "round": round_.number,

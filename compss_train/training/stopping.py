@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -30,9 +30,13 @@ class Stopping:
     round under way is given up.
     """
 
-    def __init__(self, max_time: float | timedelta | None = None) -> None:
+    def __init__(
+        self, max_time: float | timedelta | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.clock = clock
+        """Seconds, as ``time.monotonic``: ``max_time`` and the duration of rounds are measured with it."""
         seconds = None if max_time is None else seconds_of(max_time)
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._deadline = None if seconds is None else clock() + seconds
         self._longest = 0.0
         self._terminated = False
         self._reason: str | None = None
@@ -61,11 +65,11 @@ class Stopping:
     def after_round(self, seconds: float) -> None:
         """Take note of how long a round took, and stop where another one would take too long."""
         self._longest = max(self._longest, seconds)
-        if self._deadline is not None and time.monotonic() + self._longest > self._deadline:
+        if self._deadline is not None and self.clock() + self._longest > self._deadline:
             self.request(MAX_TIME)
 
     def _is_over(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return self._deadline is not None and self.clock() > self._deadline
 
     @contextmanager
     def on_sigterm(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Small fits, with and without checkpoints, and whether two of them ended alike."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,18 @@ X, Y = classification(samples=57)
 TIMES = {"seconds", "samples_per_second", "started", "ended", "fit_started", "files"}
 
 
-def trainer_of(engine="serial", workers=3, seed=0, net=awkward_net, optimizer=ADAM, metric="accuracy", **options):
+def trainer_of(
+    engine="serial",
+    workers=3,
+    seed=0,
+    net=awkward_net,
+    optimizer=ADAM,
+    metric="accuracy",
+    clock=time.monotonic,
+    **options,
+):
     trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
+    trainer._clock = clock
     trainer.build(net(), optimizer, "cross_entropy", metric, **options)
     return trainer
 

@@ -3,7 +3,6 @@
 import threading
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,8 +101,8 @@ def test_there_is_nothing_to_stop_outside_a_fit():
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 @pytest.mark.parametrize("stop", ["not", "fit_start", "round_start", "round_end", "stuck at once", "stuck"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_nothing_is_left_in_an_engine(monkeypatch, clock, merge, stop, workers):
-    engine = LookaheadEngine()
+def test_nothing_is_left_in_an_engine(merge, stop, workers):
+    engine, clock = LookaheadEngine(), Clock()
 
     def in_time(trainer):
         engine.stuck, clock.now = True, 100.0
@@ -117,7 +116,7 @@ def test_nothing_is_left_in_an_engine(monkeypatch, clock, merge, stop, workers):
         stop, lambda trainer: trainer.stop("enough"), 1 if stop == "round_end" else 0
     )
     options = {"merge": merge, "max_time": 50, "validation_data": (X[:9], Y[:9]), **BLOCKS}
-    with trainer_of(engine, workers) as trainer:
+    with trainer_of(engine, workers, clock=clock) as trainer:
         fit(trainer, action, **options)
         assert (trainer.stopped is None) == (stop == "not")
         engine.stuck = False
@@ -138,15 +137,6 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    own = SimpleNamespace(monotonic=clock, perf_counter=clock, time=time.time)
-    monkeypatch.setattr("compss_train.training.stopping.time", own)
-    monkeypatch.setattr("compss_train.training.rounds.time", own)
-    return clock
-
-
 class Passing(Callback):
     """Rounds that take so many seconds."""
 
@@ -159,43 +149,42 @@ class Passing(Callback):
 
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=8), st.integers(1, 40))
 def test_no_round_is_begun_that_would_take_longer_than_there_is(durations, max_time):
-    with pytest.MonkeyPatch.context() as patch:
-        clock = Clock(tick=0)
-        patch.setattr("compss_train.training.stopping.time", SimpleNamespace(monotonic=clock))
-        stopping, begun = Stopping(max_time), 0
-        while begun < len(durations) and stopping.reason is None:
-            clock.now += durations[begun]
-            stopping.after_round(durations[begun])
-            begun += 1
-        spent, longest = sum(durations[:begun]), max(durations[:begun])
-        assert (stopping.reason == "max_time") == (spent + longest > max_time)
-        assert stopping.urgent == (spent > max_time)
+    clock = Clock(tick=0)
+    stopping, begun = Stopping(max_time, clock), 0
+    while begun < len(durations) and stopping.reason is None:
+        clock.now += durations[begun]
+        stopping.after_round(durations[begun])
+        begun += 1
+    spent, longest = sum(durations[:begun]), max(durations[:begun])
+    assert (stopping.reason == "max_time") == (spent + longest > max_time)
+    assert stopping.urgent == (spent > max_time)
     for k in range(1, begun):
         assert sum(durations[:k]) + max(durations[:k]) <= max_time
 
 
 @pytest.mark.parametrize(("durations", "rounds"), [([10] * 6, 3), ([1, 20, *[1] * 4], 2), ([1] * 6, 6), ([40], 1)])
-def test_a_fit_stops_before_a_round_that_would_take_too_long(clock, tmp_path, durations, rounds):
-    stopped, whole = trainer_of(), trainer_of()
+def test_a_fit_stops_before_a_round_that_would_take_too_long(tmp_path, durations, rounds):
+    clock = Clock()
+    stopped, whole = trainer_of(clock=clock), trainer_of()
     fit(stopped, Passing(clock, durations), Checkpoint(tmp_path, 4), max_time=timedelta(seconds=35), num_epochs=6)
     assert len(stopped.history) == rounds
     assert stopped.stopped == ("max_time" if rounds < 6 else None)
     assert max(checkpoints(tmp_path)) == rounds - 1
     fit(whole, num_epochs=6)
     for _ in range(6 // rounds):
-        again = trainer_of()
+        again = trainer_of(clock=clock)
         fit(again, Passing(clock, [10] * 6), Checkpoint(tmp_path, 4), resume=True, max_time=35, num_epochs=6)
     assert_alike(again, whole)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_round_for_which_there_is_no_time_is_given_up(clock, tmp_path, at):
-    engine = LookaheadEngine()
+def test_a_round_for_which_there_is_no_time_is_given_up(tmp_path, at):
+    engine, clock = LookaheadEngine(), Clock()
 
     def in_time(trainer):
         engine.stuck, clock.now = True, 100.0
 
-    stopped, short, whole, again = trainer_of(engine), trainer_of(), trainer_of(), trainer_of()
+    stopped, short, whole, again = trainer_of(engine, clock=clock), trainer_of(), trainer_of(), trainer_of()
     ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)
     fit(stopped, ended, kept, CallAt("round_start", in_time, at), max_time=50, num_epochs=5)
     assert (stopped.stopped, len(stopped.history), ended.ends, ended.errors) == ("max_time", at, 1, 0)
@@ -211,8 +200,9 @@ def test_a_round_for_which_there_is_no_time_is_given_up(clock, tmp_path, at):
     assert_alike(stopped, short)
 
 
-def test_workers_keep_their_states_where_a_trainers_own_engine_is_ended(clock):
-    stopped, short = trainer_of(), trainer_of()
+def test_workers_keep_their_states_where_a_trainers_own_engine_is_ended():
+    clock = Clock()
+    stopped, short = trainer_of(clock=clock), trainer_of()
     fit(stopped, Passing(clock, [10, 100]), max_time=50, num_epochs=5)
     assert (stopped.stopped, len(stopped.history)) == ("max_time", 2)
     fit(short, num_epochs=2)
@@ -221,11 +211,13 @@ def test_workers_keep_their_states_where_a_trainers_own_engine_is_ended(clock):
     assert_alike(stopped, short)
 
 
-def test_time_that_is_over_before_the_first_round(clock):
+def test_time_that_is_over_before_the_first_round():
+    clock = Clock()
+
     def late(trainer):
         clock.now = 9.0
 
-    trainer = trainer_of()
+    trainer = trainer_of(clock=clock)
     before = trainer.get_parameters()
     assert_same_bits(fit(trainer, CallAt("fit_start", late), max_time=5), before)
     assert (trainer.stopped, trainer.history) == ("max_time", [])
@@ -291,8 +283,9 @@ def test_fits_in_other_threads_train_and_stop_as_well(tmp_path):
     assert_alike(stopped, whole)
 
 
-def test_early_stopping_after_time_is_up_gives_the_best_so_far(clock):
-    trainer, short = trainer_of(), trainer_of()
+def test_early_stopping_after_time_is_up_gives_the_best_so_far():
+    clock = Clock()
+    trainer, short = trainer_of(clock=clock), trainer_of()
     worst = EarlyStopping("loss", mode="max", patience=9)
     parameters = fit(trainer, worst, Passing(clock, [10] * 6), max_time=35, num_epochs=6)
     assert (trainer.stopped, worst.best_round) == ("max_time", 0)
