@@ -12,7 +12,7 @@ import _compss_parts as parts
 from _common import parser, print_table, ratios, spread
 from _compss import Runtime, call, skip_without_compss
 
-from compss_train.training.merging import ARITY
+from compss_train.training.merging.synchronous import ARITY
 
 UNITS = 2
 SMALL = 0.1  # megabytes

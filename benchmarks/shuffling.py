@@ -12,8 +12,8 @@ from _common import parser, print_table, ratios, spread
 from numpy.typing import NDArray
 
 from compss_train import BlockedTensor, shuffle
-from compss_train.data.order import Batching
 from compss_train.data.partitioning import Schedule, Shuffle, WorkerAssignment
+from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.batches import batches
 from compss_train.training.worker.shard import Shard
 from compss_train.training.worker.source import source_of
@@ -44,7 +44,8 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     )
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     starts = tuple(begins[number] for number in numbers)
-    shard = Shard(share, numbers, starts, Batching(size=BATCH), None if total else SEED)
+    options = FitOptions(num_epochs=1, batch_size=BATCH, shuffle_block_data=not total)
+    shard = Shard(options=options, assignment=share, blocks=numbers, starts=starts, seed=SEED)
     xs, ys = list(x.blocks()), list(y.blocks())
     source = source_of(shard, [xs[number] for number in numbers], [ys[number] for number in numbers])
     for _ in batches(shard, source, "cpu"):

@@ -1,10 +1,13 @@
-"""``DistributedTrainer``: build a model, fit it on many workers, evaluate it, predict with it."""
+"""``DistributedTrainer``: builds a model, fits it on many workers, evaluates it, predicts with it."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -14,48 +17,45 @@ from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
-from compss_train.data.partitioning import MergeUnit, Schedule, Shuffle
+from compss_train.data.partitioning import MergeUnit, Shuffle
 from compss_train.model import parameters as params
-from compss_train.model.loss_weights import check_weightable
 from compss_train.model.parameters import Parameters
 from compss_train.online.job import Pairing
 from compss_train.online.options import OnlineOptions
 from compss_train.online.setup import FitStart, online_fit
 from compss_train.training.callback import CallbackList
-from compss_train.training.data_source import DataSource, as_data_source
+from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
 from compss_train.training.fit_options import FitOptions, MergeName, OptimizerState, Rule
-from compss_train.training.inference import EVALUATION_BATCH
-from compss_train.training.merging import make_merge
+from compss_train.training.fit_state import ActiveFit
+from compss_train.training.fitting import FittingTrainer
 from compss_train.training.named_fits import NamedFits
-from compss_train.training.resuming import ResumableTrainer
-from compss_train.training.rounds import FitProgress, Record, Rounds
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 
 
-class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
+class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters
     ----------
     num_workers:
-        Model copies, at least 1. Each trains its share of the blocks in tasks.
+        Number of model copies, at least 1. Each trains on its part of the blocks, in tasks.
     engine:
         ``"auto"`` (default: ``"compss"`` in an application of COMPSs, else ``"local"``), ``"serial"`` (in this
         process, for debugging), ``"local"`` (processes on this machine), ``"compss"`` (tasks of PyCOMPSs), or an
-        ``Engine``, which is the caller's to shut down (an exception in a fit does, too).
+        ``Engine``, which the caller shuts down (an exception in a fit does so as well).
     seed:
         Integer from 0 to 2**63 - 1 that fixes the order of samples and every random number in the workers; ``None``
-        (default) draws one, which ``trainer.seed`` tells.
+        (default) draws one, which is ``trainer.seed``.
     threads:
-        Intra-op threads of each task (under COMPSs, its computing units); by default the cores shared among the
-        workers, or what a given engine has. Another number of threads may round differently.
+        Intra-op threads of each task (under COMPSs, its computing units); by default the cores divided among the
+        workers, or the threads of the given engine. Another number of threads may round differently.
 
-    The worker processes start with the first call that needs them and are kept for the next, with each worker's
+    The worker processes start with the first call that needs them and are kept for later calls, with each worker's
     optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
 
-    Attributes: ``history``, a ``History``: a list of dicts, one a round; ``configuration``; ``seed``,
+    Attributes: ``history`` (a ``History``: a list of dicts, one a round), ``configuration``, ``seed``,
     ``num_workers``, ``threads``.
     """
 
@@ -87,71 +87,71 @@ class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
     ) -> Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
-        A second fit goes on where the first ended: parameters, optimizer and random states, counting of epochs.
+        A second fit continues the first: parameters, optimizer and random states, and the count of epochs.
 
         Parameters
         ----------
         x, y:
-            Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into a
-            block a worker; or a ``FileDataset`` as ``x``, whose files are blocks that the workers read. Without
-            ``y`` each transformed batch is its own target, as for autoencoders.
+            Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into one
+            block a worker; or a ``FileDataset`` as ``x``, whose files are the blocks and are read by the workers.
+            Without ``y`` each transformed batch is its own target, as for autoencoders.
         num_epochs:
-            How often every sample is trained on.
+            Passes over all samples.
         num_batches_per_worker, batch_size:
-            Exactly one: how many batches each block is cut into, or the most samples that a batch may have.
-            Batch sizes within a block differ by one at most.
+            Exactly one of them: the number of batches that each block is cut into, or the maximum number of samples
+            in a batch. Batch sizes within a block differ by one at most.
         merge:
-            ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each one's
-            weighted change when it arrives, and nobody waits; ``"parameter_server"`` does so layer by layer at a
-            server that the workers themselves connect to (needs the extra ``server``).
+            ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each worker's
+            weighted change on arrival, so that no worker waits; ``"parameter_server"`` does so layer by layer on a
+            server that the workers connect to (needs the extra ``server``).
         merge_every, merge_unit:
-            Merge every so many ``"epochs"``, or ``"blocks"`` a worker inside an epoch; 0 merges once at the end.
+            Number of ``"epochs"``, or of ``"blocks"`` a worker inside an epoch, between two merges; 0 merges once,
+            at the end.
         shuffle:
-            Each epoch deals whole ``"blocks"`` to workers in a new order, or permutes all samples (``"total"``, not
-            for files), or deals equal shares of blocks in a new order, whose samples are mixed in pools while they
-            are read in turn (``"partial"``), or does none of these (``None``).
+            In each epoch distribute whole ``"blocks"`` to the workers in a new order, or permute all samples
+            (``"total"``, not for files), or distribute equal shares of blocks in a new order and mix their samples
+            in pools while they are read in sequence (``"partial"``), or keep the order (``None``).
         shuffle_block_data:
-            Whether the samples within each block are shuffled every time that it is trained on.
+            Whether to shuffle the samples within each block in every epoch.
         validation_data:
-            (x, y) or files to evaluate the global parameters on after every round, as ``val_loss`` and so on.
-            Commutative merging then waits for all updates of a round before those of the next.
+            (x, y) or files on which the global parameters are evaluated after every round, as ``val_loss`` and so
+            on. Commutative merging then applies all updates of a round before those of the next.
         callbacks:
             ``Callback`` objects, called in this process.
         progress:
-            Whether to show a progress bar in a terminal or notebook, and elsewhere to write a line a round, on
-            standard error; a ``ProgressBar`` or ``RoundLines`` among the callbacks takes its place.
+            Whether to show a progress bar in a terminal or notebook, or elsewhere write a line a round, to standard
+            error; a ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
         resume:
-            Folder of checkpoints, or one checkpoint, to go on from: the rest of the interrupted fit is trained,
-            with the same numbers as without interruption where workers merge synchronously. ``True`` takes the
-            folder of the ``Checkpoint`` among the callbacks, and begins where there is none in it yet.
+            Folder of checkpoints, or one checkpoint, to resume from: the rest of the interrupted fit is trained,
+            bit for bit as without interruption if workers merge synchronously. ``True`` uses the folder of the
+            ``Checkpoint`` among the callbacks, and starts a new fit if it holds no checkpoint yet.
         max_time:
-            Seconds, or a ``timedelta``, that the fit may take. It stops before a round that would take longer, as
-            far as earlier ones tell, or else gives up the round under way (on COMPSs when that has ended).
+            Time limit of the fit: seconds or a ``timedelta``. The fit stops before a round that would exceed it,
+            judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended).
         rule:
             Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
         optimizer_state:
-            ``"keep"`` each worker's from round to round, or ``"reset"`` it at the start of every round.
+            ``"keep"`` each worker's optimizer state from round to round, or ``"reset"`` it before every round.
         buffer:
             ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
             that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
         shuffle_buffer, pools:
-            Of a partial shuffle: samples in a pool (by default as many as the largest block has), and 1 or 2 pools;
-            see ``PartialShuffleSampler``. The pools run empty at the end of an epoch and where workers merge.
+            Of a partial shuffle: samples in a pool (default: the size of the largest block), and 1 or 2 pools; see
+            ``PartialShuffleSampler``. The pools are emptied at the end of an epoch and before workers merge.
         file_buffer:
-            The most files that each worker has in memory; 1 reads none ahead.
+            Maximum number of files that each worker holds in memory; 1 reads none ahead.
         sample_weight:
-            A weight for each sample in the loss that is trained on, finite and at least 0: blocks like those of
-            ``x``, or an array of shape (samples,) or (samples, 1). Files have theirs by
-            ``FileDataset(..., weight=NAME)``. ``None`` (default) for none; docs/training-options.md.
+            A weight for each sample in the training loss, finite and at least 0: blocks like those of ``x``, or an
+            array of shape (samples,) or (samples, 1). For files use ``FileDataset(..., weight=NAME)``. ``None``
+            (default) for no weights; docs/training-options.md.
 
-        Raises ``ValueError`` for options and data that do not fit, ``NotBuiltError`` before ``build``,
-        ``DivergedError`` when a loss or parameter turns NaN or infinite, ``WorkerLostError`` when a process dies
-        again and again, and whatever the model raises, with the worker's traceback. Warns where there are more
-        workers than blocks. ``BadCheckpointError``, ``FileNotFoundError`` and ``ValueError`` for what cannot be
-        resumed.
-        SIGTERM stops a fit as ``max_time`` does, and then ends the program with ``SystemExit``, unless it has a
-        handler of its own. After an exception or Ctrl-C the parameters are those after the last complete round
-        (with what workers have added since, where they merge commutatively; on COMPSs then those before the fit).
+        Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``, ``DivergedError``
+        if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
+        exceptions of the model, with the worker's traceback; ``BadCheckpointError``, ``FileNotFoundError`` and
+        ``ValueError`` for a checkpoint that cannot be resumed. Warns if there are more workers than blocks.
+        SIGTERM stops a fit as ``max_time`` does, and then ends the program with ``SystemExit``, unless the program
+        handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last complete round
+        (including later changes if workers merge commutatively; on COMPSs then those before the fit).
         """
         options = FitOptions(
             num_epochs=num_epochs,
@@ -171,71 +171,50 @@ class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit")
-        stopping, told = Stopping(max_time, self._clock), self._telling(callbacks, progress)
-        found = self._found(resume, told)
-        data = as_data_source(x, y, self._blocks(found)).weighted(sample_weight)
-        if data.has_weights:
-            check_weightable(built.training_spec.loss)
-        held_out = None if validation_data is None else self._held_out(validation_data)
-        check_watched(told.callbacks, self.measures, validated=held_out is not None)
-        options.check_data(data.sizes, in_files=isinstance(x, FileDataset))
-        course = self._resume(found, options, data, told)
+        plan = self._plan_fit(
+            x,
+            y,
+            options,
+            callbacks=self._callback_list(callbacks, progress, validated=validation_data is not None),
+            validation_data=validation_data,
+            resume=resume,
+            max_time=max_time,
+            sample_weight=sample_weight,
+        )
+        self._resume(plan.checkpoint, plan.callbacks)
         if built.lr_schedule is not None:
-            built.lr_schedule.prepare(course.first_epoch + num_epochs)
-        params.check_finite(self._parameters)
-        data.warn_of_idle_workers(self.num_workers, shuffle)
-        self._last_fit = described_fit("fit", options, told.callbacks, data=data, validation_data=held_out)
-        schedule = self._schedule(course)
-        with self._working(built, fitting=True) as session, self._stoppable(stopping, told, course):
-            with told.fit(schedule.samples):
-                self._run(session, schedule, course, data, held_out, stopping, told)
-            self._end_in_time(stopping)
+            built.lr_schedule.prepare(plan.progress.first_epoch + num_epochs)
+        self._last_fit = described_fit(
+            "fit", options, plan.callbacks.callbacks, data=plan.data, validation_data=plan.validation
+        )
+        schedule = self._schedule(plan.progress)
+        start = ActiveFit(stopping=plan.stopping, callbacks=plan.callbacks, progress=plan.progress)
+        with self._working(built, fitting=True) as session, self._activated(start) as active:
+            with plan.callbacks.fit(schedule.samples):
+                self._run_rounds(session, plan, active, schedule)
+            self._end_in_time(plan.stopping)
         return self.get_parameters()
 
-    def _schedule(self, course: FitProgress) -> Schedule:
-        return course.options.schedule(
-            course.data.sizes, self.num_workers, self.seed, course.first_epoch, len(self.history), course.reached
-        )
+    def check_fit(self, x: Any, y: Any = None, **options: Any) -> None:
+        """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
 
-    def _run(
-        self,
-        session: Session,
-        schedule: Schedule,
-        course: FitProgress,
-        data: DataSource,
-        held_out: DataSource | None,
-        stopping: Stopping,
-        told: CallbackList,
-    ) -> None:
-        fleet = session.fleet(data, course.options, self.seed, self._require_built().lr_schedule)
-        validation = None if held_out is None else session.inference(held_out, EVALUATION_BATCH)
-        buffers = [name for name, _ in session.net.named_buffers()]
-        merge = make_merge(course.options, session.engine, self._parameters, self.num_workers, buffers)
-        rounds = Rounds(
-            session.engine,
-            fleet,
-            merge,
-            self._require_built().training_spec.measures,
-            validation,
-            course,
-            stopping,
-            told,
-            self._recorder(told),
+        Takes the arguments of ``fit``, and raises and warns as it does. The first batch is trained in this process
+        and on the CPU, so that a network that does not fit the data, or a loss that is NaN, is found as well. No
+        worker is started, no file is written, and the trainer stays as it is.
+        """
+        self._require_idle("check_fit")
+        arguments = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
+        arguments.apply_defaults()
+        given = arguments.arguments
+        fit_options = FitOptions(**{field.name: given.pop(field.name) for field in fields(FitOptions)})
+        built = self._require_built()
+        callbacks = self._callback_list(
+            given.pop("callbacks"), given.pop("progress"), validated=given["validation_data"] is not None
         )
-        self._rounds = rounds
-        try:
-            self._parameters = params.copy_of(rounds.run(schedule.rounds()) or self._parameters)
-            self.stopped = rounds.stopped
-        except BaseException:
-            self._parameters = params.copy_of(rounds.newest() or self._parameters)
-            raise
-        finally:
-            self._rounds = None
-            merge.stop()
-        merge.close()
-        fleet.data.delete()
-        if validation is not None:
-            validation.data.delete()
+        plan = self._plan_fit(given.pop("x"), given.pop("y"), fit_options, callbacks=callbacks, **given)
+        if built.lr_schedule is not None:
+            copy.deepcopy(built.lr_schedule).prepare(plan.progress.first_epoch + fit_options.num_epochs)
+        self._train_first_batch(plan.data, fit_options)
 
     def fit_online(
         self,
@@ -263,49 +242,49 @@ class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
     ) -> Parameters:
         """Train while simulations run, and return the final global parameters, arrays in state_dict order.
 
-        Simulations run as tasks, and send their samples to ``num_workers`` workers, which hold them in buffers and
-        train batches that they draw, until all simulations have ended and the buffers are empty. Nothing but
-        checkpoints is written to disk. Needs the extra ``server``, and the engine local or compss; docs/online.md.
+        Simulations run as tasks and send their samples to ``num_workers`` workers, which hold them in buffers and
+        train on batches drawn from these, until all simulations have ended and the buffers are empty. Only
+        checkpoints are written to disk. Needs the extra ``server``, and the engine local or compss; docs/online.md.
 
         Parameters
         ----------
         simulate:
             A generator function of one input that yields samples: (x, y), or (step, x, y) where the buffer pairs
-            time steps, or x alone for autoencoders. Runs in another process, and may run again.
+            time steps, or x alone for autoencoders. Runs in another process, and may be run again.
         inputs:
-            What it is called with: a list, or an iterator, which may be endless. The next one is asked for in this
-            process when a simulation has ended; everything waits meanwhile.
+            Its arguments, one a simulation: a list, or an iterator, which may be endless. The next one is requested
+            in this process when a simulation has ended; the fit waits meanwhile.
         buffer:
-            Description of the buffer of each worker: a full one lets simulations wait. FIFO and FIRO give each
+            Description of the buffer of each worker; simulations wait while it is full. FIFO and FIRO return each
             sample once, reservoirs at least once.
         batch_size:
-            Samples of a batch; fewer in the last ones.
+            Samples in a batch; the last batches may have fewer.
         num_simulators:
-            How many simulations run at the same time.
+            Number of simulations that run at the same time.
         merge_every_batches:
-            Batches of a worker after which it merges with the others, through a parameter server in this process.
+            Batches after which a worker merges with the others, through a parameter server in this process.
         max_batches:
-            The most batches that each worker trains; ``None`` for as many as there are.
+            Maximum number of batches that each worker trains on; ``None`` for no limit.
         validation_data, callbacks, progress, max_time, optimizer_state:
-            As of ``fit``. The validation runs beside the training, with one record of the history after the other.
+            As in ``fit``. Validation runs beside the training, for one record of the history at a time.
         pairing:
-            Of a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
+            For a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
         record_every:
-            Seconds between records of the history; docs/online.md explains what is in them.
+            Seconds between records of the history; docs/online.md explains their fields.
         checkpoint_every:
-            Seconds after which each worker saves itself and its buffer, which the worker that takes its place if it
-            dies goes on from. ``None`` for never.
+            Seconds after which each worker saves itself and its buffer; its replacement resumes from there if it
+            dies. ``None`` for never.
         simulation_retries:
-            How often a simulation runs again that has raised, hung, or whose process died. Samples that have
-            arrived are not sent again. Then it is left out, with a warning.
+            Maximum number of retries of a simulation that raised, hung, or whose process died. Samples that have
+            arrived are not sent again. After that it is skipped, with a warning.
         simulation_timeout:
-            Seconds that a simulation may take for a sample; ``None`` for ever.
+            Maximum seconds between two samples of a simulation; ``None`` for no limit.
         senders, address, token:
-            How many other programs will send samples with ``SampleSender``, to this address (``tcp://HOST:PORT``)
-            and with this token.
+            Number of other programs that will send samples with ``SampleSender``, to this address
+            (``tcp://HOST:PORT``) and with this token.
 
-        Raises as ``fit`` does, and ``SimulationError`` where simulations fail before any has given a sample. After
-        an exception or Ctrl-C the parameters are those that workers have merged until then.
+        Raises as ``fit`` does, and ``SimulationError`` if simulations fail before the first sample. After an
+        exception or Ctrl-C the parameters are those that workers have merged until then.
         """
         options = OnlineOptions(
             simulate=simulate,
@@ -329,66 +308,49 @@ class DistributedTrainer(ResumableTrainer, NamedFits[Parameters]):
         self._require_idle("fit_online")
         if built.lr_schedule is not None:
             raise ValueError(
-                "fit_online has no epochs, which a schedule goes by; build without schedule=, with the learning "
-                "rate for all of it"
+                "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
+                "learning rate"
             )
-        stopping, told = Stopping(max_time, self._clock), self._telling(callbacks, progress)
-        held_out = None if validation_data is None else self._held_out(validation_data)
-        check_watched(told.callbacks, self.measures, validated=held_out is not None, online=True)
+        stopping = Stopping(max_time, self._clock)
+        called = self._callback_list(callbacks, progress, validated=validation_data is not None, online=True)
+        validation = None if validation_data is None else self._validation_source(validation_data)
         params.check_finite(self._parameters)
         self.resumed_from = None
-        self._last_fit = described_fit("fit_online", options, told.callbacks, validation_data=held_out)
-        with self._working(built, fitting=True) as session, self._stoppable(stopping, told, None):
-            with told.fit(None):
-                self._run_online(session, options, held_out, stopping, told)
+        self._last_fit = described_fit("fit_online", options, called.callbacks, validation_data=validation)
+        start = ActiveFit(stopping=stopping, callbacks=called)
+        with self._working(built, fitting=True) as session, self._activated(start) as active:
+            with called.fit(None):
+                self._run_online(session, options, validation, active)
             self._end_in_time(stopping)
         return self.get_parameters()
 
     def _run_online(
-        self,
-        session: Session,
-        options: OnlineOptions,
-        held_out: DataSource | None,
-        stopping: Stopping,
-        told: CallbackList,
+        self, session: Session, options: OnlineOptions, validation: DataSource | None, active: ActiveFit
     ) -> None:
         measures = self._require_built().training_spec.measures
         begun = FitStart(self._parameters, self.seed, measures, len(self.history), self._epochs)
-        recorder = self._recorder(told)
-        with online_fit(session, options, begun, held_out, stopping, recorder, told.round_start) as running:
-            self._rounds = running
+        recorder = self._recorder(active.callbacks)
+        with online_fit(
+            session, options, begun, validation, active.stopping, recorder, active.callbacks.round_start
+        ) as running:
+            active.running = running
             try:
                 running.run()
                 self._parameters = running.current()
                 self.stopped = running.stopped
             except BaseException:
-                with suppress(OSError, RuntimeError):  # whatever ended the fit is what is told
+                with suppress(OSError, RuntimeError):  # the error that ended the fit is the one to raise
                     self._parameters = running.newest()
                 raise
             finally:
-                self._rounds = None
+                active.running = None
 
-    def _telling(self, callbacks: Sequence[Callback], progress: bool) -> CallbackList:
+    def _callback_list(
+        self, callbacks: Sequence[Callback], progress: bool, *, validated: bool, online: bool = False
+    ) -> CallbackList:
         checked = check_callbacks(callbacks)
         warn_of_other_hooks(checked)
         check_choice("progress", progress, (True, False))
-        return CallbackList(with_progress(checked, progress), self)
-
-    def _recorder(self, told: CallbackList) -> Callable[[Record], None]:
-        """Return what a round's record is given to."""
-
-        def record_round(record: Record) -> None:
-            self.history.append(record)
-            self._epochs = record["epoch"]
-            told.round_end(record)
-
-        return record_round
-
-    def _held_out(self, validation_data: tuple[Any, Any] | FileDataset) -> DataSource:
-        pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(
-                f"validation_data={type(validation_data).__name__}: give a pair (x, y), y being None where x is "
-                "its own target, or a FileDataset"
-            )
-        return as_data_source(pair[0], pair[1], self.num_workers)
+        called = CallbackList(with_progress(checked, progress), self)
+        check_watched(called.callbacks, self.measures, validated=validated, online=online)
+        return called

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Collection
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -61,3 +63,11 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
     by_lower = {key.lower(): key for key in accepted}
     similar = get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[similar[0]]}?" if similar else ""
+
+
+def warn_user(message: str) -> None:
+    """Issue a ``UserWarning`` that points to the line of the user's code that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "compss_train":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from compss_train._utils.files import is_no_file
-from compss_train._utils.validation import suggestion
+from compss_train._utils.validation import suggestion, warn_user
 from compss_train.reports.record_fields import COUNTED, COUNTED_ONLINE
 from compss_train.training.callback import Callback
 
@@ -59,10 +58,9 @@ def warn_of_other_hooks(callbacks: Iterable[Callback]) -> None:
     """Warn of methods with the names of other libraries' hooks, or nearly those of ours: nothing calls them."""
     for kind in dict.fromkeys(map(type, callbacks)):
         if others := list(_other_hooks(kind)):
-            warnings.warn(
+            warn_user(
                 f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
-                f"{', '.join(HOOKS)}",
-                stacklevel=4,
+                f"{', '.join(HOOKS)}"
             )
 
 

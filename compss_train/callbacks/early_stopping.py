@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from compss_train._utils.validation import check_at_least_0, check_count
+from compss_train._utils.validation import check_at_least_0, check_count, warn_user
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.model.parameters import Parameters
 from compss_train.training.callback import Callback, TrainerProtocol
@@ -67,7 +66,7 @@ class EarlyStopping(Callback):
             return
         if self.restore_best and state["parameters"] is None and state["best_round"] is not None:
             told = f"EarlyStopping has not kept the parameters of the best round until now, {state['best_round']}"
-            warnings.warn(f"{told}, and restores them only if a later round is better", stacklevel=2)
+            warn_user(f"{told}, and restores them only if a later round is better")
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._parameters = state["waited"], state["parameters"]
         self._resumed = True

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from compss_train._utils.validation import check_choice
+from compss_train._utils.validation import check_choice, warn_user
 from compss_train.data.block import Block
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import (
@@ -96,7 +95,7 @@ class FileDataset:
         self.layout: Layout | None = next(iter(described.values())).layout
         self._reference = self.files[0]
         for file, reason in self.skipped.items():
-            warnings.warn(f"skipped {file} {reason}", stacklevel=2)
+            warn_user(f"skipped {file} {reason}")
 
     def _described(
         self, names: list[str], files_len: Mapping[str, int] | None, index: FileIndex

@@ -7,13 +7,13 @@ is trained differs where dislib would lose samples, weights or optimizer states:
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from compss_train._utils.validation import warn_user
 from compss_train.engines.compss.context import declared_nodes, under_compss
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.named_fits import NamedFits
@@ -103,9 +103,6 @@ def _usable_gpus(num_gpu: int) -> int:
     if under_compss() and (nodes := declared_nodes()):  # the coordinator's need not have what the others have
         return min(num_gpu, sum(node.gpus for node in nodes))
     if not torch.cuda.is_available():
-        warnings.warn(
-            f"num_gpu={num_gpu}, but torch has no CUDA here: training on the CPU; {GPU_UNITS}=0 says so",
-            stacklevel=3,
-        )
+        warn_user(f"num_gpu={num_gpu}, but torch has no CUDA here: training on the CPU; {GPU_UNITS}=0 says so")
         return 0
     return num_gpu

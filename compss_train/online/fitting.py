@@ -13,7 +13,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
@@ -31,6 +31,8 @@ from compss_train.online.workers import Checkpoints, Workers
 from compss_train.training.rounds import MERGE_SECONDS
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
+from compss_train.training.task_submission import fetch_states
+from compss_train.training.worker import WorkerState
 
 _TICK = 0.1
 """Seconds after which the coordinator looks after what no event tells."""
@@ -60,6 +62,8 @@ class Recording:
 class OnlineFit:
     """Runs one fit; all that is here happens in one thread."""
 
+    occupies_workers: ClassVar[bool] = True
+
     def __init__(
         self,
         session: Session,
@@ -71,7 +75,7 @@ class OnlineFit:
         saved: Checkpoints,
         stopping: Stopping,
     ) -> None:
-        self._stopping = stopping
+        self._session, self._stopping = session, stopping
         self._urgent_since: float | None = None
         self.stopped: str | None = None
         """Why the fit ended before all was trained."""
@@ -86,6 +90,10 @@ class OnlineFit:
         self._senders = Senders(options.senders, self._reception, numbers.__next__)
         self._records = itertools.count(recording.first)
         self._pending: Record | None = None  # a record whose validation is still to come
+
+    def settled(self) -> tuple[Parameters, list[WorkerState]]:
+        """Return the same, and the workers' states at the start of the fit: they report theirs when it ends."""
+        return self.current(), fetch_states(self._session.engine, self._session.states)
 
     def current(self) -> Parameters:
         """Return the global parameters as they are by now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from compss_train._utils.closing import Closable
+from compss_train._utils.validation import warn_user
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address, Header
 from compss_train.online.stream import BusyNameError, Sample, Stream, WorkerGoneError
@@ -69,7 +69,7 @@ class SampleSender(Closable):
         while True:
             try:
                 if lost is not None and (samples := self._stream.reopen(lost.worker)):
-                    warnings.warn(f"{lost}, and with it {samples} samples of this stream", stacklevel=3)
+                    warn_user(f"{lost}, and with it {samples} samples of this stream")
                 lost = None
                 act()
                 return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
+from compss_train._utils.validation import warn_user
 from compss_train.online.connection import Header
 from compss_train.online.event_server import Client
 from compss_train.online.job import OnlineJob
@@ -66,17 +66,15 @@ class Senders:
         self._reception.leave(peer)
         if peer.name is None:  # it cannot come back as the same one
             self._ended[number] = 0
-            warnings.warn(f"a sender has failed: {reason}", stacklevel=2)
+            warn_user(f"a sender has failed: {reason}")
         else:
-            warnings.warn(f"sender {peer.name!r} has failed, and is waited for: {reason}", stacklevel=2)
+            warn_user(f"sender {peer.name!r} has failed, and is waited for: {reason}")
 
     def tell_lost(self, died: Worker, job: OnlineJob) -> None:
         """Warn of what died with a worker, and nobody will send again."""
         lost = [number for number, samples in self._ended.items() if died.lacks(job, number, samples)]
         if lost:
-            warnings.warn(
-                f"worker {died.number} has died, and with it samples of {len(lost)} senders", stacklevel=2
-            )
+            warn_user(f"worker {died.number} has died, and with it samples of {len(lost)} senders")
 
     def stop(self) -> None:
         """Tell those that still send that no more is wanted."""

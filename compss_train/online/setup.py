@@ -20,7 +20,7 @@ from compss_train.online.stream_router import new_key
 from compss_train.online.workers import Checkpoints
 from compss_train.training.data_source import DataSource
 from compss_train.training.inference import EVALUATION_BATCH, Inference
-from compss_train.training.server_parameters import GlobalParameters
+from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 
@@ -103,7 +103,12 @@ def _evaluation(
     """Return what evaluates on the CPU, after it has once: what does not fit together is found before tasks run."""
     engine = session.engine
     inference = Inference(
-        engine, session.training_spec, held_out.publish(engine), EVALUATION_BATCH, ONE_CPU, ["cpu"]
+        engine=engine,
+        training_spec=session.training_spec,
+        data=held_out.publish(engine),
+        batch_size=EVALUATION_BATCH,
+        resources=ONE_CPU,
+        devices=["cpu"],
     )
     evaluation = Evaluation(inference, director.address)
     evaluation.start(parameters, told=False)

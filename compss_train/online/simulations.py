@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.online.event_server import Attendance
@@ -125,9 +125,9 @@ class Simulations:
         simulation.failures += 1
         what = f"simulation {simulation.number} of input {_shown(simulation.value)} failed: {reason}"
         if simulation.failures <= self._retries:
-            warnings.warn(f"{what}; it runs again ({simulation.failures} of {self._retries})", stacklevel=2)
+            warn_user(f"{what}; it runs again ({simulation.failures} of {self._retries})")
             return True
-        warnings.warn(f"{what}, {simulation.failures} times; it is left out\n{text}", stacklevel=2)
+        warn_user(f"{what}, {simulation.failures} times; it is left out\n{text}")
         simulation.status = Status.FAILED
         self._failed.append(simulation.number)
         self.forget(simulation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 import numpy as np
 
 from compss_train._utils.optional_imports import import_optional
+from compss_train._utils.validation import warn_user
 from compss_train.exceptions import BadFileError
 from compss_train.reports.columns import round_rows, worker_rows
 from compss_train.reports.timeline import Record
@@ -106,7 +106,7 @@ def _records(path: Path) -> Iterator[Record]:
         if _is_record(record):
             yield record
         elif number == len(lines) and not line.endswith(b"\n"):
-            warnings.warn(f"{path} ends within a line, which was left out", stacklevel=3)
+            warn_user(f"{path} ends within a line, which was left out")
         else:
             raise BadFileError(str(path), f"holds no record of a round in line {number}")
 
@@ -119,9 +119,8 @@ def _without_repeated(records: list[Record], path: str | Path) -> list[Record]:
             kept.pop()
         kept.append(record)
     if repeated := len(records) - len(kept):
-        warnings.warn(
-            f"{path} holds {repeated} rounds that later ones repeat, as of another run; only the last were read",
-            stacklevel=3,
+        warn_user(
+            f"{path} holds {repeated} rounds that later ones repeat, as of another run; only the last were read"
         )
     return kept
 

@@ -1,4 +1,4 @@
-"""The coordinator: one model and its global parameters, and the engine and session that work on them."""
+"""``BaseTrainer``: one model, its global parameters, and the engine and session that its tasks run in."""
 
 from __future__ import annotations
 
@@ -35,34 +35,32 @@ from compss_train.model.training_spec import (
     StepOptions,
     TrainingSpec,
 )
-from compss_train.online.fitting import OnlineFit
 from compss_train.reports.history import History
 from compss_train.training import worker
 from compss_train.training.build_checks import check_network, check_optimizer, check_picklable
-from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.description import described_build, described_machine, versions
-from compss_train.training.inference import EVALUATION_BATCH, Inference, tell_skipped
-from compss_train.training.rounds import Rounds
+from compss_train.training.fit_state import ActiveFit
+from compss_train.training.inference import EVALUATION_BATCH, Inference, warn_of_skipped_files
 from compss_train.training.session import Session
 from compss_train.training.worker import WorkerState
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a trainer trains and measures."""
+    """The arguments of ``build`` after their checks."""
 
     training_spec: TrainingSpec
     num_gpu: int
     schedule: ScheduleSpec | None = None
-    """As it was given."""
+    """The argument ``schedule``."""
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
 
 
 class BaseTrainer:
-    """Builds a model, evaluates it and predicts with it on many workers, and keeps what fits train.
+    """Builds a model, evaluates it and predicts with it on many workers; subclasses train it.
 
-    How it is trained is for subclasses to say; ``DistributedTrainer`` explains the arguments.
+    ``DistributedTrainer`` documents the arguments.
     """
 
     def __init__(
@@ -74,22 +72,22 @@ class BaseTrainer:
         threads: int | None = None,
     ) -> None:
         self.num_workers = check_count("num_workers", num_workers)
-        self._given_seed = None if seed is None else check_seed(seed)
-        self.seed = secrets.randbits(32) if self._given_seed is None else self._given_seed
+        self._seed_argument = None if seed is None else check_seed(seed)
+        self.seed = secrets.randbits(32) if self._seed_argument is None else self._seed_argument
         self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
         self._own_engine = not isinstance(engine, Engine)
         self._engine = engine if isinstance(engine, Engine) else None
         if threads is None:
-            given = None if self._engine is None else self._engine.threads
-            threads = given or self._engine_class.thread_share(num_workers)
+            own = None if self._engine is None else self._engine.threads
+            threads = own or self._engine_class.thread_share(num_workers)
         self.threads = check_count("threads", threads)
         self._session: Session | None = None
         self._built: Built | None = None
         self._parameters: Parameters = {}
-        self._rounds: Rounds | OnlineFit | None = None
-        self._told: CallbackList | None = None
+        self._active: ActiveFit | None = None
         self._epochs = 0
-        self._carried: list[WorkerState] | None = None
+        self._saved_states: list[WorkerState] | None = None
+        """States of workers that the next session starts from."""
         self._last_fit: dict[str, Any] | None = None
         self.history = History()
         self._clock: Callable[[], float] = time.monotonic
@@ -113,12 +111,12 @@ class BaseTrainer:
         accumulate: int = 1,
         on_nan: OnNan = "raise",
     ) -> None:
-        """Say what is trained and how. Starts nothing; a second call starts over with the new network.
+        """Set the network and how it is trained. Starts no process; a second call starts over with the new network.
 
         Parameters
         ----------
         net:
-            Any module; its present parameters are the initial ones. It is copied, never changed.
+            Any module; its current parameters are the initial ones. It is copied, never changed.
         optimizer:
             A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
             adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters.
@@ -128,32 +126,33 @@ class BaseTrainer:
             As ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of all these, or a
             dict from names in the history; docs/metrics.md explains what they are measured on.
         num_gpu, num_nodes:
-            GPUs that the workers are spread over (0, the default, for the CPU), and the nodes that they are in.
+            GPUs that the workers are distributed over (0, the default, for the CPU), and the nodes that have them.
         transform:
-            Callable or module applied to every batch of x in the worker, for example to scale uint8 images.
+            Callable or module that workers apply to every batch of x, for example to scale uint8 images.
         precision:
             ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
         memory_format:
             ``"contiguous"`` (default), or ``"channels_last"`` for images, which convolutions prefer.
         class_weight:
             A weight for each class, in a sequence or a dict from indices, for the loss that is trained on (not for
-            evaluation): docs/training-options.md. ``None`` (default) for no such weights.
+            evaluation): docs/training-options.md. ``None`` (default) for no weights.
         schedule:
-            Of the learning rate, by the epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
-            factor, or what makes a torch scheduler of an optimizer, such as
-            ``functools.partial(StepLR, step_size=10)``; docs/training-options.md. ``None`` (default) for none.
+            Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
+            factor, or a callable that makes a torch scheduler of an optimizer, such as
+            ``functools.partial(StepLR, step_size=10)``; docs/training-options.md. ``None`` (default) for a constant
+            learning rate.
         clip_norm, clip_value:
-            The largest norm of all gradients together, or the largest size of each element; one of them at most.
-            ``None`` (default) clips nothing.
+            The maximum norm of all gradients together, or the maximum absolute value of each element; at most one
+            of them. ``None`` (default) does not clip.
         accumulate:
-            Batches of a step, 1 by default: their gradients are averaged over the samples. The last step of an
-            epoch, and the last one before workers merge, may have fewer.
+            Batches per optimizer step, 1 by default; their gradients are averaged over the samples. The last step
+            of an epoch, and the last one before workers merge, may have fewer.
         on_nan:
-            Where a loss or parameter is NaN or infinite: ``"raise"`` (default) ends the fit; ``"skip"`` makes no
-            step of a batch whose loss or gradients are not finite, and counts it; ``"ignore"`` trains on.
+            If a loss or parameter is NaN or infinite: ``"raise"`` (default) ends the fit; ``"skip"`` makes no step
+            for a batch whose loss or gradients are not finite, and counts it; ``"ignore"`` continues.
 
-        Raises ``ValueError`` for unknown names, optimizer parameters, a network without trainable parameters, and
-        GPUs that are not there; ``TypeError`` for what is of another kind, or cannot be pickled.
+        Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
+        missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
         """
         self._require_idle("build")
         factory = optimizer_factory(optimizer)
@@ -181,19 +180,19 @@ class BaseTrainer:
             own, factory, loss_function, measures, transform, precision, memory_format, weights, step_options
         )
         self._built = Built(training_spec, num_gpu, schedule, lr_schedule)
-        self._forget_fits()
+        self._reset_fits()
         if self._session is not None:
             self._session.close()
             self._session = None
 
-    def _forget_fits(self) -> None:
-        self._epochs, self._carried, self._last_fit, self.history = 0, None, None, History()
+    def _reset_fits(self) -> None:
+        self._epochs, self._saved_states, self._last_fit, self.history = 0, None, None, History()
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names of what every record of the history measures: ``"loss"``, then those of the metrics.
+        """The names of the loss and the metrics in every record of the history, ``"loss"`` first.
 
-        Those of validation data have ``val_`` in front. Raises ``NotBuiltError`` before ``build``.
+        Those of validation data have the prefix ``val_``. Raises ``NotBuiltError`` before ``build``.
         """
         return self._require_built().training_spec.measures.names
 
@@ -203,12 +202,12 @@ class BaseTrainer:
         self._require_workers("evaluate")
         data = as_data_source(x, y, self.num_workers)
         check_count("batch_size", batch_size)
-        with self._inferring(built, data, batch_size) as (inference, parameters):
+        with self._inference(built, data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
             sums = inference.engine.fetch(refs, small=True)
             inference.engine.delete(refs)
         skipped: dict[str, str] = {}
-        tell_skipped(sums, skipped)
+        warn_of_skipped_files(sums, skipped)
         if skipped and not sum(part["samples"] for part in sums):
             raise BadFileError(*next(iter(skipped.items())))
         return built.training_spec.measures.values(sums)
@@ -219,7 +218,7 @@ class BaseTrainer:
         self._require_workers("predict")
         data = as_data_source(x, None, self.num_workers, targets=False)
         check_count("batch_size", batch_size)
-        with self._inferring(built, data, batch_size) as (inference, parameters):
+        with self._inference(built, data, batch_size) as (inference, parameters):
             return inference.predict(parameters)
 
     def model(self) -> nn.Module:
@@ -229,14 +228,14 @@ class BaseTrainer:
         return net
 
     def get_parameters(self) -> Parameters:
-        """Return the global parameters as arrays of the caller's own, in state_dict order."""
+        """Return a copy of the global parameters, arrays in state_dict order."""
         self._require_built()
         return params.copy_of(self._current())
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the global parameters; raises ``ValueError`` where names or shapes differ."""
+        """Replace the global parameters; raise ``ValueError`` if names or shapes differ."""
         net = copy.deepcopy(self._require_built().training_spec.net)
-        if self._rounds is not None:
+        if self._active is not None and self._active.running is not None:
             raise RuntimeError(
                 "set_parameters was called during a fit, between rounds; call it at the start or end"
             )
@@ -245,10 +244,9 @@ class BaseTrainer:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """All that the trainer, ``build`` and the last fit were given, and versions; JSON can hold it.
+        """The arguments of the trainer, ``build`` and the last fit, and versions, as values that JSON can hold.
 
-        ``build`` and ``fit`` are ``None`` where they were not called yet. Functions are told by their names, arrays
-        by their shapes.
+        ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name, arrays by shape.
         """
         return {
             "trainer": {
@@ -266,15 +264,15 @@ class BaseTrainer:
     def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file, or the network to an ``.onnx`` one.
 
-        An ONNX file (extra ``onnx``) has the ``transform`` of ``build`` in it, and takes any number of samples as
-        ``x``; ``example`` is a batch of x, such as ``x[:2]``, which shows it what a sample looks like. The file is
-        complete or not there. Raises ``ValueError`` for other suffixes, and a network that ONNX cannot hold.
+        An ONNX file (extra ``onnx``) includes the ``transform`` of ``build`` and takes any number of samples as
+        ``x``; ``example`` is a batch of x, such as ``x[:2]``, to trace the network with. The file is written
+        atomically. Raises ``ValueError`` for other suffixes, and for a network that ONNX cannot represent.
         """
         transform = copy.deepcopy(self._require_built().training_spec.transform)
         export(path, self.model(), example, transform=transform)
 
     def close(self) -> None:
-        """End the worker processes; the trainer can be used again and would start new ones."""
+        """End the worker processes; the trainer can still be used, and starts new ones."""
         self._end(kill=False)
 
     def __enter__(self) -> Self:
@@ -292,26 +290,28 @@ class BaseTrainer:
         if self._own_engine:
             self._engine = None
 
-    def _carry(self, states: list[WorkerState]) -> None:
-        """Have workers go on from these states, those that there are none for from new ones."""
+    def _set_states(self, states: list[WorkerState]) -> None:
+        """Have the workers continue from these states; workers beyond them start anew."""
         if self._session is None:
-            self._carried = states
+            self._saved_states = states
         else:
-            self._session.take(states, self.seed)
+            self._session.set_states(states, self.seed)
 
     def _current(self) -> Parameters:
-        """Return the global parameters; to a callback, those after the round that it is told of."""
-        current = None if self._rounds is None else self._rounds.current()
+        """Return the global parameters; during a fit, those after the last complete round."""
+        running = None if self._active is None else self._active.running
+        current = None if running is None else running.current()
         return self._parameters if current is None else current
 
     def _require_idle(self, method: str) -> None:
-        if self._told is not None:
+        if self._active is not None:
             raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
 
     def _require_workers(self, method: str) -> None:
-        if isinstance(self._rounds, OnlineFit):
+        running = None if self._active is None else self._active.running
+        if running is not None and running.occupies_workers:
             raise RuntimeError(
-                f"{method} was called during fit_online, whose tasks take all processes; give fit_online "
+                f"{method} was called during fit_online, whose tasks use all processes; give fit_online "
                 "validation_data=, or use model() in this process"
             )
 
@@ -322,9 +322,9 @@ class BaseTrainer:
 
     @contextmanager
     def _working(self, built: Built, *, fitting: bool = False) -> Iterator[Session]:
-        """Give the session, started if need be.
+        """Provide the session; start it if necessary.
 
-        An exception that leaves tasks running ends it with them: one in a fit, Ctrl-C, or a dead engine. One in
+        Exceptions that leave tasks running (in a fit, Ctrl-C, a dead engine) end the session. An exception in
         ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
         """
         try:
@@ -332,9 +332,15 @@ class BaseTrainer:
                 self._engine = self._engine_class.start(self.num_workers, self.threads, [worker.__name__])
             if self._session is None:
                 devices = [self._engine.device(n, built.num_gpu) for n in range(self.num_workers)]
-                self._session = Session(self._engine, built.training_spec, devices, self.seed, self.threads)
-                self._session.take(self._carried or [], self.seed)
-                self._carried = None
+                self._session = Session(
+                    engine=self._engine,
+                    training_spec=built.training_spec,
+                    devices=devices,
+                    seed=self.seed,
+                    threads=self.threads,
+                )
+                self._session.set_states(self._saved_states or [], self.seed)
+                self._saved_states = None
             yield self._session
         except BaseException as error:
             if fitting or not isinstance(error, Exception) or isinstance(error, EngineClosedError):
@@ -342,9 +348,9 @@ class BaseTrainer:
             raise
 
     @contextmanager
-    def _inferring(self, built: Built, data: DataSource, batch_size: int) -> Iterator[tuple[Inference, Ref]]:
+    def _inference(self, built: Built, data: DataSource, batch_size: int) -> Iterator[tuple[Inference, Ref]]:
         with (
             self._working(built) as session,
-            session.inferring(data, batch_size, self._current()) as published,
+            session.inference_with(self._current(), data, batch_size) as published,
         ):
             yield published

@@ -1,4 +1,4 @@
-"""Samples as the engine holds them."""
+"""``DataHandles``: the engine's references to the samples of a data source."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from compss_train.engines.codec import is_on_file
 
 
 class DataHandles(ABC):
-    """Blocks, or files, that tasks take by number."""
+    """Blocks or files, which tasks are given by number."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
         self.starts = tuple(accumulate(sizes[:-1], initial=0))
 
     mapped: bool
-    """Whether a task that takes a block reads only the rows that it uses."""
+    """Whether a task that is given a block reads only the rows that it uses."""
     may_skip = False
-    """Whether tasks may find fewer samples than there should be."""
+    """Whether tasks may skip files, and then have fewer samples than planned."""
     weighted: bool
     """Whether samples have weights."""
 
     @abstractmethod
     def select(self, numbers: Sequence[int]) -> tuple[Any, list[Ref]]:
-        """Return what a task takes to have these: x, or what reads files, and the others' blocks."""
+        """Return the arguments of a task on these blocks: x (or a part of a data set), and the other columns."""
 
     @abstractmethod
     def delete(self) -> None:
-        """Free what is published."""
+        """Free the references."""
 
 
 class BlockHandles(DataHandles):
-    """The blocks of x, and of others cut like it: y, and weights at last."""
+    """The blocks of x, and of tensors with the same blocks: y, then the weights."""
 
     def __init__(
         self, engine: Engine, x: BlockedTensor, others: Sequence[BlockedTensor] = (), *, weighted: bool = False
@@ -54,7 +54,7 @@ class BlockHandles(DataHandles):
         self._others = [publish_blocks(engine, tensor) for tensor in others]
 
     def select(self, numbers: Sequence[int]) -> tuple[list[Ref], list[Ref]]:
-        """Return the references of these blocks of x, and of the others, one after the other."""
+        """Return the references to these blocks of x, and of the other tensors one after the other."""
         return [self._x[n] for n in numbers], [refs[n] for refs in self._others for n in numbers]
 
     def delete(self) -> None:
@@ -63,10 +63,10 @@ class BlockHandles(DataHandles):
 
 
 def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
-    """Publish a blocked tensor's blocks, once.
+    """Publish the blocks of a tensor.
 
-    Where the engine keeps values in shared memory, the tensor's own blocks become views of them, so that each
-    block exists once on the machine and not a second time in the coordinator.
+    If the engine keeps values in shared memory, the tensor's own blocks become views of them, so that the
+    coordinator holds no second copy.
     """
     refs: list[Ref] = []
     for row in tensor.tensors:
@@ -81,7 +81,7 @@ def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
 
 
 class FileHandles(DataHandles):
-    """Files, of which tasks get the names."""
+    """Files, whose names are passed to tasks."""
 
     mapped = True
 
@@ -93,8 +93,8 @@ class FileHandles(DataHandles):
         self.may_skip = dataset.on_bad_file == "skip"
 
     def select(self, numbers: Sequence[int]) -> tuple[FilePart, list[Ref]]:
-        """Return what reads these files, all columns of them."""
+        """Return the part of the data set with these files, which holds all columns."""
         return self._dataset.part(numbers, self._keys), []
 
     def delete(self) -> None:
-        """Nothing: they are the user's."""
+        """Do nothing: the files belong to the user."""

@@ -1,8 +1,7 @@
-"""What a trainer is given to train or evaluate on: blocked tensors, or files."""
+"""``DataSource``: the samples of a fit, an evaluation or a prediction, in blocks or in files."""
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,11 +9,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import as_block
+from compss_train.data.block import Block, as_block, loaded
 from compss_train.data.blocked import fingerprint
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.readers import CustomReader
+from compss_train.data.reading import FilePart
 from compss_train.data.sample_weights import as_weights
 from compss_train.data.shuffle import check_paired
 from compss_train.engines import Engine
@@ -23,10 +24,10 @@ from compss_train.training.data_handles import BlockHandles, DataHandles, FileHa
 
 
 class DataSource(ABC):
-    """Samples to train or evaluate on, in blocks or in files."""
+    """Samples in blocks or in files, which an engine's tasks can be given."""
 
     unit: str
-    """What they come in, for messages."""
+    """``"block"`` or ``"file"``, for messages."""
 
     @property
     @abstractmethod
@@ -40,37 +41,40 @@ class DataSource(ABC):
 
     @property
     def fingerprint(self) -> int | None:
-        """What tells other data of the same sizes, ``None`` where nothing is at hand that could."""
+        """A checksum of some rows, to detect other data of the same sizes; ``None`` if it would be costly."""
         return None
 
     @abstractmethod
     def weighted(self, sample_weight: Any) -> DataSource:
-        """Return the same to train on, with a weight for each sample if there are such.
+        """Return this source for training, with a weight for each sample if the data have weights.
 
-        Raises ``ValueError`` and ``TypeError`` for what cannot be their weights.
+        Raises ``ValueError`` and ``TypeError`` for invalid weights.
         """
 
     @abstractmethod
     def publish(self, engine: Engine) -> DataHandles:
-        """Put them where tasks can have them."""
+        """Make the samples available to the tasks of an engine."""
+
+    @abstractmethod
+    def load(self, number: int) -> tuple[Any, list[Block]]:
+        """Return one block or file as the arguments of a task in this process: x, and the other columns."""
 
     @property
     def number_samples(self) -> int:
-        """All samples."""
+        """Number of samples."""
         return sum(self.sizes)
 
     def warn_of_idle_workers(self, num_workers: int, shuffle: Shuffle) -> None:
-        """Warn where workers are more than what is dealt to them."""
+        """Warn if there are more workers than blocks, files or samples to distribute."""
         parts, unit = (self.number_samples, "sample") if shuffle == "partial" else (len(self.sizes), self.unit)
         if num_workers > parts:
             enough = f"cut the data into at least {num_workers} {unit}s"
             if num_workers > self.number_samples:
-                enough = f"there are {self.number_samples} samples, for as many workers at the most"
+                enough = f"there are {self.number_samples} samples, enough for as many workers at most"
             idle = num_workers - parts
-            warnings.warn(
+            warn_user(
                 f"{num_workers} workers share {parts} {unit}{'' if parts == 1 else 's'}, so that {idle} "
-                f"{'has' if idle == 1 else 'have'} nothing to train; {enough}",
-                stacklevel=3,
+                f"{'has' if idle == 1 else 'have'} nothing to train; {enough}"
             )
 
 
@@ -85,7 +89,7 @@ class BlockedSource(DataSource):
 
     @property
     def has_weights(self) -> bool:
-        """Whether there are blocks of weights."""
+        """Whether the samples have weights."""
         return self.weight is not None
 
     @property
@@ -95,16 +99,25 @@ class BlockedSource(DataSource):
 
     @cached_property
     def fingerprint(self) -> int | None:
-        """A checksum of some rows of each block, taken when it is first asked for: blocks may be on a slow disk."""
-        return fingerprint(tensor for tensor in (self.x, self.y, self.weight) if tensor is not None)
+        """A checksum of some rows of each block, computed on first use, as blocks may be on a slow disk."""
+        return fingerprint(self._columns)
 
     def publish(self, engine: Engine) -> DataHandles:
         """Publish the blocks."""
-        others = [tensor for tensor in (self.y, self.weight) if tensor is not None]
-        return BlockHandles(engine, self.x, others, weighted=self.has_weights)
+        x, *others = self._columns
+        return BlockHandles(engine, x, others, weighted=self.has_weights)
+
+    def load(self, number: int) -> tuple[list[Block], list[Block]]:
+        """Return the block of x, and those of y and of the weights."""
+        x, *others = (loaded(list(tensor.blocks())[number]) for tensor in self._columns)
+        return [x], others
+
+    @property
+    def _columns(self) -> list[BlockedTensor]:
+        return [tensor for tensor in (self.x, self.y, self.weight) if tensor is not None]
 
     def weighted(self, sample_weight: Any) -> DataSource:
-        """Return the same with these weights, in blocks like those of x or in an array."""
+        """Return this source with these weights, in blocks like those of x or in an array."""
         return self if sample_weight is None else replace(self, weight=as_weights(sample_weight, self.x))
 
 
@@ -123,15 +136,19 @@ class FilesSource(DataSource):
         return self.dataset.sizes
 
     def publish(self, engine: Engine) -> DataHandles:
-        """Name the files."""
+        """Return handles with the names of the files, which tasks read themselves."""
         return FileHandles(self.dataset, self.keys, weighted=self.has_weights)
 
+    def load(self, number: int) -> tuple[FilePart, list[Block]]:
+        """Return the part of the data set with this file, which holds all columns."""
+        return self.dataset.part([number], self.keys), []
+
     def weighted(self, sample_weight: Any) -> DataSource:
-        """Return the same with the weights in the files, if there are such."""
+        """Return this source with the weights in the files, if the data set names them."""
         if sample_weight is not None:
             raise TypeError(
-                f"sample_weight is a {type(sample_weight).__name__}, but x a FileDataset, whose files hold the "
-                "weights, too; leave sample_weight out, and name the array in FileDataset(..., weight=...)"
+                f"sample_weight is a {type(sample_weight).__name__}, but x is a FileDataset, whose files hold the "
+                "weights too; leave sample_weight out, and name the array in FileDataset(..., weight=...)"
             )
         if (weight := self.dataset.weight_key()) is None:
             return self
@@ -141,11 +158,11 @@ class FilesSource(DataSource):
 
 
 def as_data_source(x: Any, y: Any, num_workers: int, *, targets: bool = True) -> DataSource:
-    """Return what is given as ``x`` and ``y``: tensors in blocks, arrays that are cut into some, or files.
+    """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into a block a worker, or files.
 
-    Without ``targets`` no more than the samples of files are read.
+    Without ``targets`` only the samples are read from files.
 
-    Raises ``ValueError`` and ``TypeError`` for what cannot be trained on.
+    Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
     if isinstance(x, FileDataset):
         return _files(x, y, targets)
@@ -160,8 +177,8 @@ def as_data_source(x: Any, y: Any, num_workers: int, *, targets: bool = True) ->
 def _files(dataset: FileDataset, y: Any, targets: bool) -> FilesSource:
     if y is not None:
         raise TypeError(
-            f"y is a {type(y).__name__}, but x a FileDataset, whose files hold the targets, too; leave y out, and "
-            "name the array of targets in FileDataset(..., y=...)"
+            f"y is a {type(y).__name__}, but x is a FileDataset, whose files hold the targets too; leave y out, "
+            "and name the array of targets in FileDataset(..., y=...)"
         )
     if isinstance(dataset.reader, CustomReader):
         check_picklable(reader=dataset.reader.function)
@@ -179,7 +196,7 @@ def as_blocked(value: object, num_workers: int) -> BlockedTensor:
     if isinstance(value, BlockedTensor):
         return value
     if isinstance(value, FileDataset):
-        raise TypeError("a FileDataset holds samples and targets in one; give it as x, alone")
+        raise TypeError("a FileDataset holds samples and targets; give it as x, without y")
     if isinstance(value, Dataset | DataLoader):
         raise TypeError(
             f"a {type(value).__name__} cannot be cut into blocks; give its arrays or tensors as x and y, "

@@ -79,12 +79,20 @@ def _named(value: Any) -> str:
     if isinstance(value, nn.Module):
         return str(value)
     if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
+        return stable_name(f"{value.__module__}.{value.__qualname__}")
     try:
         text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     except Exception as error:  # it is only told, and no reason to end a fit
         return f"{type(value).__qualname__}, whose repr raises {type(error).__name__}"
     return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
+
+
+def stable_name(name: str) -> str:
+    """Return the name of a function or class; those of this package without the module, which may change.
+
+    Checkpoints of early versions hold ``compss_train.losses.cross_entropy`` for ``compss_train.cross_entropy``.
+    """
+    return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+$)", "compss_train.", name)
 
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from compss_train._utils.validation import check_choice, check_count
@@ -19,7 +19,7 @@ OptimizerState = Literal["keep", "reset"]
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How ``DistributedTrainer.fit`` trains; its docstring explains each."""
+    """The options of a fit, from ``DistributedTrainer.fit``, which documents them, to the workers' tasks."""
 
     num_epochs: int
     num_batches_per_worker: int | None = None
@@ -89,15 +89,37 @@ class FitOptions:
             )
 
     def described(self) -> dict[str, Any]:
-        """Return the options as plain values, which are equal where the options are."""
+        """Return the options as plain values that JSON can hold; equal options give equal values."""
         plain = str | bool | int | float | None
         return {name: value if isinstance(value, plain) else repr(value) for name, value in vars(self).items()}
 
-    def batching(self, sizes: tuple[int, ...]) -> Batching:
-        """Return how blocks of these sizes are cut.
+    @property
+    def batching(self) -> Batching:
+        """How blocks are cut into batches."""
+        return Batching(self.num_batches_per_worker, self.batch_size)
 
-        Raises ``ValueError`` where one has too few rows, or the buffer could never give such batches.
+    @property
+    def partial_shuffle(self) -> Pools | None:
+        """The pools of a partial shuffle, ``None`` without one; call ``for_blocks`` first."""
+        return Pools(self.shuffle_buffer or 1, self.pools) if self.shuffle == "partial" else None
+
+    def for_blocks(self, sizes: tuple[int, ...]) -> FitOptions:
+        """Return the options for blocks of these sizes: by default a pool is as large as the largest block."""
+        if self.shuffle != "partial" or self.shuffle_buffer is not None:
+            return self
+        return replace(self, shuffle_buffer=max(sizes))
+
+    def check_blocks(self, sizes: tuple[int, ...], *, in_files: bool) -> None:
+        """Check the options against the numbers of samples of the blocks or files.
+
+        Raises ``ValueError`` if a block has too few samples, if the buffer can never return such batches, and for
+        shuffles that files do not support.
         """
+        if in_files and self.shuffle == "total":
+            raise ValueError(
+                "shuffle='total' would open every file for every batch; take shuffle='partial', which mixes "
+                "samples in pools, or load files that fit in memory with BlockedTensor.from_files"
+            )
         smallest = min(sizes)
         if self.num_batches_per_worker is not None and self.num_batches_per_worker > smallest:
             raise ValueError(
@@ -108,22 +130,6 @@ class FitOptions:
             self.buffer.check(
                 min(sum(sizes), self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)))
             )
-        return Batching(self.num_batches_per_worker, self.batch_size)
-
-    def check_data(self, sizes: tuple[int, ...], *, in_files: bool) -> None:
-        """Raise ``ValueError`` for data that cannot be trained on in this way."""
-        if in_files and self.shuffle == "total":
-            raise ValueError(
-                "shuffle='total' would open every file for every batch; take shuffle='partial', which mixes "
-                "samples in pools, or load files that fit in memory with BlockedTensor.from_files"
-            )
-        self.batching(sizes)
-
-    def partial_shuffle(self, sizes: tuple[int, ...]) -> Pools | None:
-        """Return the pools of a partial shuffle of blocks of these sizes, ``None`` without such a shuffle."""
-        if self.shuffle != "partial":
-            return None
-        return Pools(max(sizes) if self.shuffle_buffer is None else self.shuffle_buffer, self.pools)
 
     def schedule(
         self,

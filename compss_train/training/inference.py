@@ -1,8 +1,7 @@
-"""Evaluation and prediction as tasks: every worker takes a run of consecutive blocks."""
+"""``Inference``: evaluation and prediction as tasks, each worker on a range of consecutive blocks."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -11,18 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import warn_user
 from compss_train.data.order import split_points
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.training.data_handles import DataHandles
 from compss_train.training.worker import evaluate, predict
 
 EVALUATION_BATCH = 1024
-"""Samples a batch where nothing is trained."""
+"""Samples in a batch of an evaluation or prediction."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Inference:
-    """Submits evaluation and prediction tasks for one data set."""
+    """Submits the evaluation and prediction tasks of one data set."""
 
     engine: Engine
     training_spec: Ref
@@ -31,14 +31,14 @@ class Inference:
     resources: Resources
     devices: list[str]
 
-    def _runs(self) -> Iterator[tuple[str, list[int]]]:
+    def _ranges(self) -> Iterator[tuple[str, list[int]]]:
         blocks = len(self.data.sizes)
         points = split_points(blocks, min(len(self.devices), blocks))
         for device, (start, stop) in zip(self.devices, pairwise(points), strict=False):
             yield device, list(range(start, stop))
 
     def evaluate(self, parameters: Ref) -> list[Ref]:
-        """Submit the evaluation of these parameters; returns references to each worker's sums."""
+        """Submit the evaluation of these parameters; return references to each worker's measurements."""
         return [
             self.engine.submit(
                 evaluate,
@@ -49,7 +49,7 @@ class Inference:
                 device,
                 resources=self.resources,
             )
-            for device, numbers in self._runs()
+            for device, numbers in self._ranges()
         ]
 
     def predict(self, parameters: Ref) -> NDArray[Any]:
@@ -64,21 +64,21 @@ class Inference:
                 device,
                 resources=self.resources,
             )
-            for device, numbers in self._runs()
+            for device, numbers in self._ranges()
         ]
-        outputs = [block for run in self.engine.fetch(refs) for block in run]
+        outputs = [block for outputs_of_range in self.engine.fetch(refs) for block in outputs_of_range]
         self.engine.delete(refs)
         return np.concatenate(outputs)
 
 
 def skipped_batches(number: int) -> dict[str, int]:
-    """Return how many batches were skipped, for the history; nothing where none was."""
+    """Return the history field with the number of skipped batches; empty if there were none."""
     return {"skipped_batches": number} if number else {}
 
 
-def tell_skipped(sums: Sequence[dict[str, Any]], told: dict[str, str]) -> None:
-    """Warn of each file that tasks have left out, unless it is among those told; add it to them."""
-    for file, reason in chain.from_iterable(part.get("skipped", {}).items() for part in sums):
-        if file not in told:
-            told[file] = reason
-            warnings.warn(f"skipped {file} {reason}", stacklevel=3)
+def warn_of_skipped_files(measured: Sequence[dict[str, Any]], known: dict[str, str]) -> None:
+    """Warn of each file that tasks have skipped, unless it is in ``known``; add it there with the reason."""
+    for file, reason in chain.from_iterable(part.get("skipped", {}).items() for part in measured):
+        if file not in known:
+            known[file] = reason
+            warn_user(f"skipped {file} {reason}")

@@ -1,4 +1,4 @@
-"""What a fit is stopped by and resumed from: the part of a trainer that knows checkpoints."""
+"""Stopping and resuming fits: checkpoints, snapshots, ``trainer.stop``."""
 
 from __future__ import annotations
 
@@ -22,53 +22,50 @@ from compss_train.training.checkpoints import Snapshot, compatibility
 from compss_train.training.checkpoints.folder import path_of
 from compss_train.training.checkpoints.snapshot import Progress
 from compss_train.training.data_source import DataSource
-from compss_train.training.description import described, described_fields
+from compss_train.training.description import described, described_fields, stable_name
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.rounds import FitProgress, Rounds
+from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.stopping import TERMINATED, Stopping
-from compss_train.training.task_submission import values_of
+from compss_train.training.task_submission import fetch_states
 from compss_train.training.worker import WorkerState
 
-Found: TypeAlias = tuple[Path, Snapshot]
-"""A checkpoint and what is in it."""
+Checkpoint: TypeAlias = tuple[Path, Snapshot]
+"""The path of a checkpoint and its content."""
 
 
 class ResumableTrainer(BaseTrainer):
     """A coordinator whose fits can be stopped, saved and resumed."""
 
     stopped: str | None = None
-    """Why the last fit ended before its last round: what ``stop`` was told, ``"max_time"`` or ``"SIGTERM"``."""
+    """Why the last fit ended early: the argument of ``stop``, ``"max_time"`` or ``"SIGTERM"``; else ``None``."""
     resumed_from: Path | None = None
-    """The checkpoint that the present or last fit went on from."""
-    _stopping: Stopping | None = None
-    _course: FitProgress | None = None
+    """The checkpoint that the current or last fit was resumed from."""
 
     def stop(self, reason: str) -> None:
-        """End the fit when the round that callbacks are being told of is over; for callbacks.
+        """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
 
-        Rounds that are under way are given up; only where workers merge without waiting for each other, what they
-        have submitted is still trained and recorded. ``reason`` is what ``stopped`` will say.
+        Later rounds that were already submitted are cancelled. Only if workers merge without waiting for each other
+        are these still trained and recorded.
         """
-        if self._stopping is None:
-            raise RuntimeError("stop was called while there is no fit; call it from a callback")
-        self._stopping.request(reason)
+        if self._active is None:
+            raise RuntimeError("stop was called while no fit is running; call it from a callback")
+        self._active.stopping.request(reason)
 
     @property
     def stopping(self) -> str | None:
-        """Why the fit that is running is about to stop, ``None`` where it is not; for callbacks."""
-        return None if self._stopping is None else self._stopping.reason
+        """Why the running fit is about to stop, ``None`` if it is not; for callbacks."""
+        return None if self._active is None else self._active.stopping.reason
 
     def snapshot(self) -> Snapshot:
-        """Return all that a later fit needs to go on from here.
+        """Return the state that a later fit can resume from.
 
-        During a fit it is of the round that callbacks are told of; see ``Callback.needs_state``.
+        In a callback it is the state after the last complete round; see ``Callback.needs_state``.
         """
-        parameters, workers = self._moment()
-        course = self._course
+        parameters, workers = self._settled()
+        active = self._active
         progress = None
-        if course is not None:
-            data = course.data
-            progress = Progress(course.described, data.sizes, course.first_epoch, course.reached, data.fingerprint)
+        if active is not None and (own := active.progress) is not None:
+            progress = Progress(own.described, own.data.sizes, own.first_epoch, own.reached, own.data.fingerprint)
         return Snapshot(
             parameters=parameters,
             workers=tuple(workers),
@@ -76,33 +73,33 @@ class ResumableTrainer(BaseTrainer):
             history=list(self.history),
             setting=self._setting(),
             progress=progress,
-            callbacks={} if self._told is None else self._told.states(),
+            callbacks={} if active is None else active.callbacks.states(),
             schedule={} if (schedule := self._require_built().lr_schedule) is None else schedule.state_dict(),
         )
 
     @contextmanager
-    def _stoppable(self, stopping: Stopping, told: CallbackList, course: FitProgress | None) -> Iterator[None]:
-        """Let callbacks stop and save what runs inside."""
-        self.stopped, self._stopping, self._told, self._course = None, stopping, told, course
+    def _activated(self, active: ActiveFit) -> Iterator[ActiveFit]:
+        """Make this the active fit, which callbacks, Ctrl-C and SIGTERM can stop."""
+        self.stopped, self._active = None, active
         try:
-            with stopping.on_sigterm():
-                yield
+            with active.stopping.on_sigterm():
+                yield active
         except KeyboardInterrupt:
-            self._tell_ended("Ctrl-C")
+            self._report_end("Ctrl-C")
             raise
         finally:
-            self._stopping = self._told = self._course = None
+            self._active = None
 
-    def _moment(self) -> tuple[params.Parameters, list[WorkerState]]:
-        if isinstance(self._rounds, Rounds):
-            parameters, states = self._rounds.settled()
+    def _settled(self) -> tuple[params.Parameters, list[WorkerState]]:
+        if self._active is not None and self._active.running is not None:
+            parameters, states = self._active.running.settled()
             return self._parameters if parameters is None else parameters, states
         if self._session is None:
-            return self._current(), self._carried or []
-        return self._current(), values_of(self._session.engine, self._session.states)
+            return self._current(), self._saved_states or []
+        return self._current(), fetch_states(self._session.engine, self._session.states)
 
     def _setting(self) -> dict[str, Any]:
-        """Return what the numbers depend on beside the data and the options of a fit."""
+        """Return the settings that results depend on, besides the data and the options of a fit."""
         built = self._require_built()
         training_spec = built.training_spec
         optimizer, groups = self._optimizer()
@@ -123,20 +120,20 @@ class ResumableTrainer(BaseTrainer):
         }
 
     def _optimizer(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return the name of the optimizer's class, and the options of each of its groups of parameters."""
+        """Return the name of the optimizer's class, and the options of each of its parameter groups."""
         training_spec = self._require_built().training_spec
         optimizer = training_spec.optimizer(training_spec.net.parameters())
         groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         return type(optimizer).__name__, groups
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
-        """Take parameters, history and counters, and the workers' states, from a checkpoint; call ``build`` first.
+        """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
 
-        ``folder`` is that of a ``Checkpoint`` callback, of which the newest checkpoint is taken, or with ``best``
-        the best one; or it is one checkpoint. A fit afterwards is a new one, as a second fit of the same trainer.
+        ``folder`` is the folder of a ``Checkpoint`` callback, whose newest checkpoint is loaded, or the best one
+        with ``best=True``; or it is a single checkpoint. A fit afterwards is a new fit of the same trainer.
 
-        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for that of another network or
-        optimizer, or of another seed than the trainer was given.
+        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for a checkpoint of another network
+        or optimizer, or of another seed than that of the trainer.
         """
         self._require_built()
         self._require_idle("restore")
@@ -146,56 +143,59 @@ class ResumableTrainer(BaseTrainer):
             content = checkpoints.read(path)
         snapshot = Snapshot.of(content)
         compatibility.check_parameters(path, snapshot.parameters, self._parameters)
-        compatibility.check_trainer(path, snapshot, self._setting(), self._given_seed, fit="fits go")
-        self._take(snapshot)
+        compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument, fit="fits go")
+        self._load(snapshot)
 
-    def _forget_fits(self) -> None:
-        super()._forget_fits()
+    def _reset_fits(self) -> None:
+        super()._reset_fits()
         self.stopped = self.resumed_from = None
 
-    def _found(self, resume: str | os.PathLike[str] | bool, told: CallbackList) -> Found | None:
-        """Return the checkpoint to go on from, ``None`` where a fit begins."""
-        folder = _folder_of(resume, told.callbacks)
+    def _find_checkpoint(self, resume: str | os.PathLike[str] | bool, callbacks: CallbackList) -> Checkpoint | None:
+        """Return the checkpoint to resume from, ``None`` for a new fit."""
+        folder = _folder_of(resume, callbacks.callbacks)
         if folder is None or (resume is True and not checkpoints.checkpoints(folder)):
             return None
         path, content = checkpoints.newest(folder)
-        return path, Snapshot.of(content)
+        return path, _with_stable_names(Snapshot.of(content))
 
-    def _blocks(self, found: Found | None) -> int:
-        """Return how many blocks arrays are cut into: one a worker, or as many as when the fit began."""
+    def _number_blocks(self, found: Checkpoint | None) -> int:
+        """Return the number of blocks that arrays are cut into: one a worker, or as in the fit to resume."""
         progress = None if found is None else found[1].progress
         return self.num_workers if progress is None else len(progress.sizes)
 
-    def _resume(
-        self, found: Found | None, options: FitOptions, data: DataSource, told: CallbackList
-    ) -> FitProgress:
-        """Return where a fit begins, having taken what is to be resumed from its checkpoint."""
-        self.resumed_from = None
-        begin = FitProgress(
-            options,
-            data,
-            self._epochs,
-            Position(self._epochs),
-            described={**options.described(), **self._objective(data)},
+    def _progress(self, found: Checkpoint | None, options: FitOptions, data: DataSource) -> FitProgress:
+        """Return where the fit starts; check that a checkpoint is one of this fit."""
+        described_options = {**options.described(), **self._objective(data)}
+        start = FitProgress(
+            options=options,
+            data=data,
+            first_epoch=self._epochs,
+            reached=Position(self._epochs),
+            described=described_options,
         )
         if found is None:
-            return begin
+            return start
         path, snapshot = found
         compatibility.check_parameters(path, snapshot.parameters, self._parameters)
-        progress = compatibility.check_fit(path, snapshot, begin.described, data.sizes)
+        saved = compatibility.check_fit(path, snapshot, described_options, data.sizes)
         compatibility.check_data(path, snapshot, data.fingerprint)
-        compatibility.check_trainer(path, snapshot, self._setting(), self._given_seed)
+        compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument)
         last = snapshot.history[-1] if snapshot.history else {}
         own = bool(self.history) and self.history[-1]["ended"] == last.get("ended")
-        compatibility.check_end(path, progress, options.num_epochs, own=own)
-        self._take(snapshot)
-        self.resumed_from = path
-        told.saved = snapshot.callbacks
+        compatibility.check_end(path, saved, options.num_epochs, own=own)
         skipped = tuple(last.get("skipped", ()))
-        return replace(begin, first_epoch=progress.first_epoch, reached=progress.reached, skipped=skipped)
+        return replace(start, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
+
+    def _resume(self, found: Checkpoint | None, callbacks: CallbackList) -> None:
+        """Load the checkpoint that the fit starts from, if any."""
+        self.resumed_from = None
+        if found is not None:
+            self.resumed_from, snapshot = found
+            self._load(snapshot)
+            callbacks.saved = snapshot.callbacks
 
     def _objective(self, data: DataSource) -> dict[str, Any]:
-        """Return what a fit minimises."""
+        """Return the objective that a fit minimizes."""
         training_spec = self._require_built().training_spec
         return {
             "loss": described(training_spec.loss),
@@ -203,7 +203,7 @@ class ResumableTrainer(BaseTrainer):
             "sample_weight": "given" if data.has_weights else None,
         }
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _load(self, snapshot: Snapshot) -> None:
         self._parameters = params.copy_of({name: snapshot.parameters[name] for name in self._parameters})
         self._epochs = snapshot.epoch
         self.history[:] = snapshot.history
@@ -214,19 +214,19 @@ class ResumableTrainer(BaseTrainer):
             {name: value for name, value in now.items() if saved.get(name) != _plain(value)}
             for saved, now in zip(snapshot.setting["optimizer_options"], self._optimizer()[1], strict=True)
         ]
-        self._carry([state.with_options(changed) for state in snapshot.workers])
+        self._set_states([state.with_options(changed) for state in snapshot.workers])
 
     def _end_in_time(self, stopping: Stopping) -> None:
-        """End what a fit that had to stop has left running, and the process where SIGTERM asked for that."""
+        """End the tasks of a fit that was stopped at once, and the process after SIGTERM."""
         if stopping.terminated:
-            self._tell_ended("SIGTERM")
+            self._report_end("SIGTERM")
             raise SystemExit(TERMINATED)
         if stopping.urgent and self._own_engine and self._session is not None:
-            states = values_of(self._session.engine, self._session.states)
+            states = fetch_states(self._session.engine, self._session.states)
             self._end(kill=True)
-            self._carry(states)
+            self._set_states(states)
 
-    def _tell_ended(self, how: str) -> None:
+    def _report_end(self, how: str) -> None:
         last = (
             f"its last complete round is {self.history[-1]['round']}" if self.history else "no round was complete"
         )
@@ -234,7 +234,7 @@ class ResumableTrainer(BaseTrainer):
 
 
 def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
-    """Return the folder to resume from, ``None`` for a fit that begins; raise for what cannot be one."""
+    """Return the folder to resume from, ``None`` for a new fit."""
     if resume is False or resume is None:
         return None
     if isinstance(resume, str | os.PathLike):
@@ -249,18 +249,25 @@ def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
     return folder
 
 
+def _with_stable_names(snapshot: Snapshot) -> Snapshot:
+    if snapshot.progress is None:
+        return snapshot
+    options = {name: stable_name(v) if isinstance(v, str) else v for name, v in snapshot.progress.options.items()}
+    return replace(snapshot, progress=replace(snapshot.progress, options=options))
+
+
 def _plain(value: Any) -> Any:
-    """Return an optimizer's option as a checkpoint can hold and compare it."""
+    """Return an optimizer's option as a value that a checkpoint can store and compare."""
     return value if isinstance(value, bool | int | float | str | tuple | None) else repr(value)
 
 
 def _best_round(path: Path, content: Mapping[str, Any]) -> int:
-    """Return the round that a ``Checkpoint`` has kept as the best; other callbacks have bests of their own."""
+    """Return the best round according to the state of a ``Checkpoint``; other callbacks may have other bests."""
     states = [state for name, state in content["callbacks"].items() if name.startswith("Checkpoint ")]
     kept = [state for state in states if state["best_round"] is not None]
     if not kept:
         raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")
     here = [state for state in kept if Path(state["folder"]).resolve() == path.parent.resolve()]
     there = checkpoints.checkpoints(path.parent)
-    numbers = [int(state["best_round"]) for state in here or kept]  # all, where the folder has been moved
+    numbers = [int(state["best_round"]) for state in here or kept]  # all, if the folder has been moved
     return next((number for number in numbers if number in there), numbers[0])

@@ -1,4 +1,4 @@
-"""A session: what the engine holds for a built model from one call of the trainer to the next."""
+"""``Session``: the values that the engine holds for a built model from one call of the trainer to the next."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from compss_train.training.worker import WorkerState
 
 
 class Session:
-    """The published recipe, and each worker's device and state, in one engine."""
+    """The published training spec, and each worker's device and state, in one engine."""
 
     def __init__(
-        self, engine: Engine, training_spec: TrainingSpec, devices: list[str], seed: int, threads: int
+        self, *, engine: Engine, training_spec: TrainingSpec, devices: list[str], seed: int, threads: int
     ) -> None:
         self.engine = engine
         self.net = training_spec.net
@@ -31,28 +31,28 @@ class Session:
         self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
         self.states: list[WorkerState | Ref] = [*_new_states(seed, len(devices))]
 
-    def take(self, states: Sequence[WorkerState], seed: int) -> None:
-        """Have workers go on from these states, on CPUs without what belongs to a GPU; the others begin anew."""
+    @property
+    def buffer_names(self) -> list[str]:
+        """The names of the network's buffers, such as BatchNorm's statistics."""
+        return [name for name, _ in self.net.named_buffers()]
+
+    def set_states(self, states: Sequence[WorkerState], seed: int) -> None:
+        """Continue from these states, without those of GPUs if the device is a CPU; other workers start anew."""
         self.engine.delete([state for state in self.states if isinstance(state, Ref)])
         all_states = [*states, *_new_states(seed, len(self.devices))[len(states) :]]
         placed = zip(all_states, self.devices, strict=False)
         self.states[:] = [state if device != "cpu" else state.on_cpu() for state, device in placed]
 
-    def fleet(
+    def worker_group(
         self, data: DataSource, options: FitOptions, seed: int, schedule: LrSchedule | None = None
     ) -> WorkerGroup:
-        """Publish samples to train on."""
+        """Publish the samples and return the workers that train on them."""
         return WorkerGroup(
-            self.engine,
-            self.training_spec,
-            data.publish(self.engine),
-            batching=options.batching(data.sizes),
-            shuffle_seed=seed if options.shuffle_block_data else None,
-            new_optimizer=options.optimizer_state == "reset",
-            buffer=options.buffer,
+            engine=self.engine,
+            training_spec=self.training_spec,
+            data=data.publish(self.engine),
+            options=options.for_blocks(data.sizes),
             seed=seed,
-            pools=options.partial_shuffle(data.sizes),
-            file_buffer=options.file_buffer,
             resources=self.resources,
             devices=self.devices,
             states=self.states,
@@ -60,15 +60,21 @@ class Session:
         )
 
     def inference(self, data: DataSource, batch_size: int) -> Inference:
-        """Publish samples to evaluate or predict on."""
-        published = data.publish(self.engine)
-        return Inference(self.engine, self.training_spec, published, batch_size, self.resources, self.devices)
+        """Publish samples for evaluation or prediction."""
+        return Inference(
+            engine=self.engine,
+            training_spec=self.training_spec,
+            data=data.publish(self.engine),
+            batch_size=batch_size,
+            resources=self.resources,
+            devices=self.devices,
+        )
 
     @contextmanager
-    def inferring(
-        self, data: DataSource, batch_size: int, parameters: Parameters
+    def inference_with(
+        self, parameters: Parameters, data: DataSource, batch_size: int
     ) -> Iterator[tuple[Inference, Ref]]:
-        """Give what evaluates or predicts, and the published parameters; free both afterwards."""
+        """Provide the inference and the published parameters; free both afterwards."""
         inference = self.inference(data, batch_size)
         published = self.engine.publish(parameters)
         try:
@@ -79,7 +85,7 @@ class Session:
                 inference.data.delete()
 
     def close(self) -> None:
-        """Free what the engine holds for the model, if it is still there."""
+        """Free the values of the model, unless the engine is closed already."""
         with suppress(EngineClosedError):
             self.engine.delete([self.training_spec, *(state for state in self.states if isinstance(state, Ref))])
 

@@ -1,4 +1,4 @@
-"""The fleet: the workers as the coordinator sees them, each with its device and its state's reference."""
+"""``WorkerGroup``: submits the training tasks of all workers, and keeps the reference to each worker's state."""
 
 from __future__ import annotations
 
@@ -10,143 +10,130 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from compss_train.buffers import BufferSpec
-from compss_train.data.order import Batching
 from compss_train.data.partitioning import Round, WorkerAssignment, needed_samples, renumbered, rows_by_block
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule
-from compss_train.samplers import Pools
 from compss_train.training.data_handles import DataHandles
+from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import Shard, WorkerState, split_rows, train
 
 Rows: TypeAlias = "NDArray[Any]"
 """Numbers of samples, or of rows within a block."""
 
-
 States: TypeAlias = "Sequence[WorkerState | Ref]"
-"""A state for each worker."""
+"""One state a worker."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskInputs:
-    """What a worker trains on in a round: its visits, and references to the blocks or pieces that they name."""
+    """The samples of a worker's task in one round: its passes, and references to the blocks or pieces of them."""
 
-    share: WorkerAssignment
+    assignment: WorkerAssignment
     blocks: tuple[int, ...]
     """Numbers of the blocks."""
     starts: tuple[int, ...]
-    """Number of the first sample of each."""
+    """Number of the first sample of each block."""
     x: list[Ref] | FilePart
     others: list[Ref]
     """Blocks of y and of weights."""
     pieces: bool = False
-    """Whether ``x`` holds pieces, which belong to this round and bring their rows of the others with them."""
+    """Whether ``x`` holds pieces, which include their rows of the other columns and are used in one round only."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WorkerGroup:
-    """Submits the training tasks of a fit."""
+    """The workers of one fit."""
 
     engine: Engine
     training_spec: Ref
     data: DataHandles
-    batching: Batching
-    shuffle_seed: int | None
-    """Seed that rows are shuffled by within a block, ``None`` for no such shuffle."""
-    new_optimizer: bool
-    """Whether every task begins with a new optimizer."""
-    buffer: BufferSpec | None
-    """What samples pass through on the way to a model copy."""
+    options: FitOptions
+    """Resolved by ``FitOptions.for_blocks``."""
     seed: int
-    """Of what buffers draw, and of partial shuffles."""
-    pools: Pools | None
-    """Of a partial shuffle."""
-    file_buffer: int
-    """The most files that a worker has in memory."""
     resources: Resources
     devices: list[str]
     states: list[WorkerState | Ref]
-    """Each worker's state, replaced by the reference to the new one whenever it trains. The one before is kept
-    until ``free_states``: a fit that stops goes back to it."""
+    """Each worker's state, replaced by the reference to the new one whenever it trains. The previous state is kept
+    until ``free_states``, as a fit that is stopped returns to it."""
     schedule: LrSchedule | None = None
-    """What is set in the optimizers epoch by epoch."""
     _cut: tuple[Round | None, dict[int, TaskInputs]] = field(default=(None, {}), repr=False)
-    """The round whose blocks have been cut into pieces, and what each worker gets of them."""
+    """The round whose blocks have been cut into pieces, and the inputs of each worker."""
 
     def train(
         self, worker: int, round_: Round, parameters: Ref, task: Callable[..., Any] = train, *more: Any
     ) -> tuple[Ref, Ref]:
-        """Submit a worker's training in a round; returns references to its parameters and measurements.
+        """Submit the training of a worker in a round; return references to its parameters and measurements.
 
-        ``task`` is ``train``, or what takes ``more`` arguments to do more with what ``train`` gives.
+        ``task`` is ``train``, or a function that calls it and takes ``more`` arguments.
         """
-        supply = self._supply(worker, round_)
-        shard = Shard(
-            supply.share,
-            supply.blocks,
-            supply.starts,
-            self.batching,
-            self.shuffle_seed,
-            self.new_optimizer,
-            f"round {round_.number} on worker {worker}",
-            supply.pieces,
-            self.buffer,
-            self.seed,
-            self.pools,
-            self.file_buffer,
-            weighted=self.data.weighted,
-            hyperparameters=self.schedule.of(block_pass.epoch for block_pass in supply.share)
-            if self.schedule
-            else {},
-        )
+        inputs = self._inputs(worker, round_)
         trained, state, measured = self.engine.submit(
             task,
             self.training_spec,
             parameters,
             self.states[worker],
-            supply.x,
-            supply.others,
-            shard,
+            inputs.x,
+            inputs.others,
+            self._shard(inputs, f"round {round_.number} on worker {worker}"),
             self.devices[worker],
             *more,
             returns=3,
             resources=self.resources,
         )
-        if supply.pieces and isinstance(supply.x, list):
-            self.engine.delete(supply.x)
+        if inputs.pieces and isinstance(inputs.x, list):
+            self.engine.delete(inputs.x)
         self.states[worker] = state
         return trained, measured
 
     def free_states(self, before: States, after: States) -> None:
-        """Free the states that are no longer among those after."""
+        """Free the states that are no longer used."""
         kept = {id(state) for state in after}
         self.engine.delete([state for state in before if isinstance(state, Ref) and id(state) not in kept])
 
-    def _supply(self, worker: int, round_: Round) -> TaskInputs:
-        share = round_.shares[worker]
-        if all(block_pass.samples is None for block_pass in share):
-            return self._whole_blocks(share, tuple(dict.fromkeys(block_pass.block for block_pass in share)))
+    def _shard(self, inputs: TaskInputs, name: str) -> Shard:
+        epochs = (block_pass.epoch for block_pass in inputs.assignment)
+        return Shard(
+            options=self.options,
+            assignment=inputs.assignment,
+            blocks=inputs.blocks,
+            starts=inputs.starts,
+            seed=self.seed,
+            name=name,
+            pieces=inputs.pieces,
+            weighted=self.data.weighted,
+            hyperparameters=self.schedule.of(epochs) if self.schedule else {},
+        )
+
+    def _inputs(self, worker: int, round_: Round) -> TaskInputs:
+        assignment = round_.shares[worker]
+        if all(block_pass.samples is None for block_pass in assignment):
+            return self._whole_blocks(assignment, tuple(dict.fromkeys(each.block for each in assignment)))
         if self.data.mapped:
-            return TaskInputs(share, *self._everything)
+            return self._all_blocks(assignment)
         if self._cut[0] is not round_:
             self._cut = round_, self._cut_into_pieces(round_)
-        return self._cut[1].pop(worker, None) or TaskInputs(share, *self._everything)
+        return self._cut[1].pop(worker, None) or self._all_blocks(assignment)
 
-    def _whole_blocks(self, share: WorkerAssignment, numbers: tuple[int, ...]) -> TaskInputs:
+    def _whole_blocks(self, assignment: WorkerAssignment, numbers: tuple[int, ...]) -> TaskInputs:
         starts = tuple(self.data.starts[number] for number in numbers)
-        return TaskInputs(share, numbers, starts, *self.data.select(numbers))
+        x, others = self.data.select(numbers)
+        return TaskInputs(assignment=assignment, blocks=numbers, starts=starts, x=x, others=others)
+
+    def _all_blocks(self, assignment: WorkerAssignment) -> TaskInputs:
+        numbers, x, others = self._every_block
+        return TaskInputs(assignment=assignment, blocks=numbers, starts=self.data.starts, x=x, others=others)
 
     @cached_property
-    def _everything(self) -> tuple[tuple[int, ...], tuple[int, ...], Any, Any]:
+    def _every_block(self) -> tuple[tuple[int, ...], Any, Any]:
         numbers = tuple(range(len(self.data.sizes)))
-        return numbers, self.data.starts, *self.data.select(numbers)
+        return numbers, *self.data.select(numbers)
 
     def _cut_into_pieces(self, round_: Round) -> dict[int, TaskInputs]:
-        """Submit a task a block that cuts it into a piece for each worker that trains on some of its rows.
+        """Submit one task a block, which cuts it into a piece for each worker that trains on some of its rows.
 
-        Nothing is cut where workers need more than half of all samples, as they do in a round of several epochs:
-        the pieces would be many copies of the data.
+        Nothing is cut if the workers need more than half of all samples, as in a round of several epochs: the
+        pieces would be many copies of the data.
         """
         samples = {worker: needed_samples(share) for worker, share in enumerate(round_.shares) if share}
         if 2 * sum(map(len, samples.values())) > len(samples) * sum(self.data.sizes):
@@ -158,7 +145,7 @@ class WorkerGroup:
             for worker, piece in zip(parts, self._split(block, list(parts.values())), strict=True):
                 pieces[worker].append(piece)
         return {
-            worker: _of_pieces(round_.shares[worker], samples[worker], rows[worker], pieces[worker])
+            worker: _piece_inputs(round_.shares[worker], samples[worker], rows[worker], pieces[worker])
             for worker in samples
         }
 
@@ -170,14 +157,20 @@ class WorkerGroup:
         return list(made) if len(parts) > 1 else [made]
 
 
-def values_of(engine: Engine, states: States) -> list[WorkerState]:
-    """Return the states themselves, waiting for those that are still to come."""
+def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
+    """Return the states themselves, waiting for the tasks that compute them."""
     fetched = iter(engine.fetch([state for state in states if isinstance(state, Ref)]))
     return [next(fetched) if isinstance(state, Ref) else state for state in states]
 
 
-def _of_pieces(share: WorkerAssignment, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> TaskInputs:
-    """Return the supply of a worker that gets pieces instead of blocks, with its samples numbered through them."""
+def _piece_inputs(assignment: WorkerAssignment, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> TaskInputs:
+    """Return the inputs of a worker that receives pieces, with its samples renumbered across them."""
     sizes = [len(part) for part in rows if len(part)]
-    starts = tuple(accumulate(sizes[:-1], initial=0))
-    return TaskInputs(renumbered(share, samples), tuple(range(len(pieces))), starts, pieces, [], pieces=True)
+    return TaskInputs(
+        assignment=renumbered(assignment, samples),
+        blocks=tuple(range(len(pieces))),
+        starts=tuple(accumulate(sizes[:-1], initial=0)),
+        x=pieces,
+        others=[],
+        pieces=True,
+    )

@@ -180,7 +180,7 @@ def test_options_that_do_not_fit(files, options, message):
 def test_y_is_in_the_files(files, blocks):
     with pytest.raises(TypeError, match="leave y out"):
         fitted("serial", 1, (files, blocks[1]))
-    with pytest.raises(TypeError, match="give it as x, alone"):
+    with pytest.raises(TypeError, match="give it as x, without y"):
         fitted("serial", 1, (blocks[0], files))
 
 

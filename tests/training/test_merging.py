@@ -6,7 +6,7 @@ import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.model import parameters as params
-from compss_train.training.merging import tree_average
+from compss_train.training.merging.synchronous import tree_average
 from tests.engines import tasks
 from tests.helpers.models import (
     ADAM,
@@ -232,5 +232,5 @@ def test_nothing_is_left_in_the_engine_but_what_the_next_fit_needs(shared_local)
 
 def test_more_workers_than_samples_are_told_how_many_there_may_be():
     x, y = classification(samples=3)
-    with pytest.warns(UserWarning, match="have nothing to train; there are 3 samples, for as many workers at the"):
+    with pytest.warns(UserWarning, match="nothing to train; there are 3 samples, enough for as many workers at"):
         fitted("serial", 5, x, y, num_epochs=1, batch_size=1)

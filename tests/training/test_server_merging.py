@@ -201,7 +201,7 @@ def test_a_process_killed_after_its_push_is_not_counted_twice(shared_local, tmp_
     x, y = classification()
     options = {"num_epochs": 2, "batch_size": 5, "merge_every": 0, **SERVED}
     expected = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)
-    monkeypatch.setattr("compss_train.training.server_parameters.Exchange", exchange_that_dies(tmp_path / "killed"))
+    monkeypatch.setattr("compss_train.training.merging.server.Exchange", exchange_that_dies(tmp_path / "killed"))
     # In another order: where a mean lies half way between two floats, that decides which.
     assert_close(fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options), expected, 1e-6)
     assert (tmp_path / "killed").exists()

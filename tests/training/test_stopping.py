@@ -89,11 +89,11 @@ def test_the_first_reason_stays_and_the_last_round_needs_none():
 
 def test_there_is_nothing_to_stop_outside_a_fit():
     trainer, other = trainer_of(), trainer_of()
-    with pytest.raises(RuntimeError, match="while there is no fit; call it from a callback"):
+    with pytest.raises(RuntimeError, match="while no fit is running; call it from a callback"):
         trainer.stop("enough")
-    with pytest.raises(RuntimeError, match="while there is no fit"):
+    with pytest.raises(RuntimeError, match="while no fit is running"):
         fit(trainer, CallAt("round_end", lambda trainer: other.stop("enough")))
-    with pytest.raises(RuntimeError, match="while there is no fit"):
+    with pytest.raises(RuntimeError, match="while no fit is running"):
         trainer.stop("enough")
     assert trainer.stopping is None
 

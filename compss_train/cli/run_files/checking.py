@@ -13,7 +13,6 @@ from torch import nn
 from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import warn_of_other_hooks
 from compss_train.data import FileDataset
-from compss_train.data.order import Batching
 from compss_train.engines import SerialEngine
 from compss_train.exceptions import DivergedError
 from compss_train.trainer import DistributedTrainer
@@ -60,9 +59,10 @@ class _OneBatchEngine(SerialEngine):
         if function is not train:
             return super().submit(function, *args, **options)
         *before, shard, device = args
-        for block_pass in shard.share:
-            _, size = shard.batching.bounds(block_pass.size)[0]
-            one = replace(shard, share=(replace(block_pass, size=size),), batching=Batching(number=1))
+        for block_pass in shard.assignment:
+            _, size = shard.options.batching.bounds(block_pass.size)[0]
+            options = replace(shard.options, num_batches_per_worker=1, batch_size=None)
+            one = replace(shard, assignment=(replace(block_pass, size=size),), options=options)
             measured = super().submit(train, *before, one, device, **options)[-1]
             if self.peek(measured)["samples"]:
                 break

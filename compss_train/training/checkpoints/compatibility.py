@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compss_train._utils.validation import warn_user
 from compss_train.model.parameters import Parameters
 from compss_train.training.checkpoints.snapshot import Progress, Snapshot
 
@@ -50,17 +50,15 @@ def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> 
     if progress.reached.epoch < progress.first_epoch + before:
         return
     if own and num_epochs <= before:
-        warnings.warn(
+        warn_user(
             f"the fit goes on from {path}, the end of one with num_epochs={before}: nothing is left to train; a "
-            "new fit needs a folder of its own, or no resume=",
-            stacklevel=4,
+            "new fit needs a folder of its own, or no resume="
         )
     cut = progress.options["merge_unit"] == "epochs" and (before % every if every else before)
     if cut and num_epochs > before:
-        warnings.warn(
+        warn_user(
             f"the fit goes on from {path}, but not bit for bit as if it had always had {num_epochs} epochs: there "
-            f"the workers merged after {cut} of {every or num_epochs}",
-            stacklevel=4,
+            f"the workers merged after {cut} of {every or num_epochs}"
         )
 
 
@@ -68,9 +66,7 @@ def check_data(path: Path, snapshot: Snapshot, fingerprint: int | None) -> None:
     """Warn of data of the same sizes with other values, as far as a few of them tell."""
     saved = None if snapshot.progress is None else snapshot.progress.fingerprint
     if saved is not None and fingerprint is not None and saved != fingerprint:
-        warnings.warn(
-            f"the fit goes on from {path}, but its data had other values than these, or another order", stacklevel=4
-        )
+        warn_user(f"the fit goes on from {path}, but its data had other values than these, or another order")
 
 
 def check_trainer(
@@ -95,10 +91,7 @@ def check_trainer(
         *_of_workers(saved["num_workers"], setting["num_workers"]),
     ]
     if different:
-        warnings.warn(
-            f"{fit} on from {path}, but not bit for bit as without interruption: {_some(different)}",
-            stacklevel=4,
-        )
+        warn_user(f"{fit} on from {path}, but not bit for bit as without interruption: {_some(different)}")
 
 
 def _of_optimizers(saved: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:

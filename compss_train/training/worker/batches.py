@@ -1,4 +1,4 @@
-"""A shard's batches: visit by visit, through a buffer, or in a partial shuffle."""
+"""The batches of a shard: block by block, through a buffer, or in a partial shuffle."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from compss_train.samplers.mixing import mixed
 from compss_train.samplers.pools import Pools
 from compss_train.samplers.slots import SlotStore
 from compss_train.training.worker.buffered_batches import batch_sizes, buffered_batches
-from compss_train.training.worker.rows import take
 from compss_train.training.worker.shard import Shard
-from compss_train.training.worker.source import Columns, Source
+from compss_train.training.worker.source import Columns, Source, take
 
 Piece: TypeAlias = "tuple[Block, ...]"
-"""Some rows of a block of x, and the same rows of y and of weights."""
-Dated: TypeAlias = "tuple[int, Columns]"
-"""A batch with the epoch that it belongs to."""
+"""Rows of a block of x, with the same rows of y and of the weights."""
+EpochColumns: TypeAlias = "tuple[int, Columns]"
+"""The number of an epoch, and the columns of a batch in it."""
 
 
 class Batch(NamedTuple):
-    """What one loss is computed of."""
+    """The samples of one training or evaluation step."""
 
     x: torch.Tensor
     y: torch.Tensor | None = None
@@ -39,10 +38,10 @@ class Batch(NamedTuple):
 
 
 def split_rows(columns: Sequence[Block], parts: Sequence[NDArray[Any]]) -> tuple[Piece, ...] | Piece:
-    """Return a piece of a block for each array of row numbers: the task of a total shuffle where data move.
+    """Return a piece of a block for each array of row numbers; the task of a total shuffle of unmapped blocks.
 
-    ``columns`` are the block of x, and those of y and weights that go with it. One piece comes as it is, several
-    as a tuple.
+    ``columns`` are the block of x and the matching blocks of y and weights. Returns a tuple of pieces, or the piece
+    itself if there is only one.
     """
     pieces = tuple(tuple(take(block, part) for block in columns) for part in parts)
     return pieces if len(pieces) > 1 else pieces[0]
@@ -50,14 +49,14 @@ def split_rows(columns: Sequence[Block], parts: Sequence[NDArray[Any]]) -> tuple
 
 def batches(shard: Shard, source: Source, device: str) -> Iterator[Batch]:
     """Iterate over the batches of a shard, on the device, in training order."""
-    for _, in_epoch in epochs(shard, source, device):
-        yield from in_epoch
+    for _, epoch_batches in epochs(shard, source, device):
+        yield from epoch_batches
 
 
 def epochs(shard: Shard, source: Source, device: str) -> Iterator[tuple[int, Iterator[Batch]]]:
-    """Iterate over the epochs of a shard: the number of each, and its batches, to be gone through in turn."""
-    for epoch, dated in groupby(_dated_columns(shard, source, device), itemgetter(0)):
-        yield epoch, (_batch(columns, weighted=shard.weighted) for _, columns in dated)
+    """Iterate over the epochs of a shard: pairs of an epoch's number and an iterator over its batches."""
+    for epoch, group in groupby(_columns(shard, source, device), itemgetter(0)):
+        yield epoch, (_batch(columns, weighted=shard.weighted) for _, columns in group)
 
 
 def _batch(columns: Columns, *, weighted: bool) -> Batch:
@@ -66,18 +65,19 @@ def _batch(columns: Columns, *, weighted: bool) -> Batch:
     return Batch(x, others[0] if others else None, weight)
 
 
-def _dated_columns(shard: Shard, source: Source, device: str) -> Iterator[Dated]:
-    if shard.pools is not None:
-        return _partially_shuffled(shard, shard.pools, source, device)
-    if shard.buffer is not None:
-        return buffered_batches(shard, shard.buffer, source, device)
-    return _visit_by_visit(shard, source, device)
+def _columns(shard: Shard, source: Source, device: str) -> Iterator[EpochColumns]:
+    options = shard.options
+    if options.partial_shuffle is not None:
+        return _partially_shuffled(shard, options.partial_shuffle, source, device)
+    if options.buffer is not None:
+        return buffered_batches(shard, options.buffer, source, device)
+    return _block_by_block(shard, source, device)
 
 
-def _visit_by_visit(shard: Shard, source: Source, device: str) -> Iterator[Dated]:
-    with source.block_passes(shard.share) as block_passes:
-        for block_pass in shard.share:
-            rows = next(block_passes)
+def _block_by_block(shard: Shard, source: Source, device: str) -> Iterator[EpochColumns]:
+    with source.rows(shard.assignment) as columns_of_passes:
+        for block_pass in shard.assignment:
+            rows = next(columns_of_passes)
             if rows is not None:
                 rows = tuple(part.to(device) for part in rows)
                 yield from ((block_pass.epoch, batch) for batch in _cut(block_pass, shard, rows))
@@ -85,7 +85,7 @@ def _visit_by_visit(shard: Shard, source: Source, device: str) -> Iterator[Dated
 
 
 def _cut(block_pass: BlockPass, shard: Shard, rows: Columns) -> Iterator[Columns]:
-    bounds = shard.batching.bounds(block_pass.size)
+    bounds = shard.options.batching.bounds(block_pass.size)
     if shard.shuffle_seed is None or block_pass.samples is not None:
         for start, stop in bounds:
             yield tuple(own_rows(part, start, stop) for part in rows)
@@ -98,31 +98,31 @@ def _cut(block_pass: BlockPass, shard: Shard, rows: Columns) -> Iterator[Columns
 
 
 def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Return some rows as a copy: what the network does to them in place must not reach the block.
+    """Return a copy of some rows, so that in-place operations of the network do not change the block.
 
-    A copy also has the alignment of torch's own memory wherever the block's bytes came from; kernels may add up in
+    A copy also has the alignment of torch's own memory, wherever the bytes of the block are; kernels may sum in
     another order for other alignments.
     """
     return samples[start:stop].clone()
 
 
-def _visits(
+def _rows_of(
     source: Source, block_passes: WorkerAssignment, numbers: Sequence[int]
 ) -> AbstractContextManager[Iterator[Any]]:
-    return source.block_passes([block_passes[number] for number in numbers])
+    return source.rows([block_passes[number] for number in numbers])
 
 
-def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[Dated]:
-    """Mix the samples of each epoch's visits; the pools are empty at its end, and where a round ends in it."""
+def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[EpochColumns]:
+    """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside it."""
     store = SlotStore()
-    for epoch, group in groupby(shard.share, lambda block_pass: block_pass.epoch):
+    for epoch, group in groupby(shard.assignment, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
         batches = mixed(
             [block_pass.size for block_pass in block_passes],
-            partial(_visits, source, block_passes),
+            partial(_rows_of, source, block_passes),
             pools,
             partial_shuffle_generator(shard.seed, epoch, block_passes[0].block, block_passes[0].first),
-            batch_sizes(block_passes, shard.batching),
+            batch_sizes(block_passes, shard.options.batching),
             store=store,
         )
         for batch in batches:

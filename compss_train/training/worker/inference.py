@@ -16,8 +16,8 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.training.worker.batches import Batch, batches
-from compss_train.training.worker.metric_accumulator import MetricAccumulator, explained
-from compss_train.training.worker.shard import in_order
+from compss_train.training.worker.metric_accumulator import MetricAccumulator, annotate_errors
+from compss_train.training.worker.shard import unshuffled
 from compss_train.training.worker.source import source_of
 
 
@@ -30,7 +30,7 @@ def evaluate(
     device: str,
 ) -> dict[str, Any]:
     """Return what a ``Tally`` sums up over the samples of blocks or files, in evaluation mode."""
-    shard = in_order(xs, batch_size)
+    shard = unshuffled(xs, batch_size)
     source = source_of(shard, xs, ys)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
@@ -41,7 +41,7 @@ def evaluate(
 
 
 def _measure(replica: ModelReplica, batch: Batch, accumulator: MetricAccumulator) -> None:
-    with explained(batch.x, replica, batch.y, own_target=batch.y is None):
+    with annotate_errors(batch.x, replica, batch.y, own_target=batch.y is None):
         with replica.autocast():
             output, target = replica.forward(batch.x, batch.y)
             loss = replica.training_spec.loss(output, target)
@@ -61,14 +61,14 @@ def predict(
     is an output for each sample.
     """
     xs = replace(xs, skip=False) if isinstance(xs, FilePart) else xs
-    shard = in_order(xs, batch_size)
+    shard = unshuffled(xs, batch_size)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
         return [_output(replica, batch.x) for batch in batches(shard, source_of(shard, xs, []), device)]
 
 
 def _output(replica: ModelReplica, batch: torch.Tensor) -> NDArray[np.generic]:
-    with explained(batch, replica), replica.autocast():
+    with annotate_errors(batch, replica), replica.autocast():
         output, _ = replica.forward(batch, None)
     if not isinstance(output, torch.Tensor):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""What a task measures while it goes through batches, and what it says when a batch fails."""
+"""``MetricAccumulator``: losses and metrics over the batches of a task; and notes on exceptions of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compss_train.model.training_spec import ModelReplica
 
 
 class MetricAccumulator:
-    """Sums over samples of what batches measure, and states of metrics."""
+    """Sums of losses over samples, and the states of metrics."""
 
     def __init__(self, measures: Measures) -> None:
         self._samples = 0
@@ -34,7 +34,7 @@ class MetricAccumulator:
                 self._metrics.add(detached, target, samples)
 
     def skip(self) -> None:
-        """Count a batch that nothing was learnt from."""
+        """Count a batch that was not trained on."""
         self._skipped += 1
 
     @property
@@ -43,7 +43,7 @@ class MetricAccumulator:
         return self._loss.total()
 
     def sums(self) -> dict[str, Any]:
-        """Return the sums, with ``skipped_batches`` where there are any, and the states of ``metrics`` by name."""
+        """Return counts, ``skipped_batches`` if any, the sum of losses, and the states of ``metrics`` by name."""
         counts = {"samples": self._samples, "batches": self._batches}
         if self._skipped:
             counts["skipped_batches"] = self._skipped
@@ -51,10 +51,10 @@ class MetricAccumulator:
 
 
 @contextmanager
-def explained(
+def annotate_errors(
     x: torch.Tensor, replica: ModelReplica, y: torch.Tensor | None = None, *, own_target: bool = False
 ) -> Iterator[None]:
-    """Add what the batch and the network are to an exception that leaves the block."""
+    """Add notes on the batch and the network to an exception that leaves the block."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The stepper: makes steps of an optimizer, each of the gradients of one batch or of several."""
+"""``OptimizerStepper``: forward and backward passes, gradient accumulation and clipping, optimizer steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class OptimizerStepper:
 
     def __init__(self, replica: ModelReplica, optimizer: torch.optim.Optimizer) -> None:
         self._replica, self._optimizer = replica, optimizer
-        self._how = replica.training_spec.step_options
+        self._options = replica.training_spec.step_options
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._trained = [parameter for parameter in replica.training_spec.net.parameters() if id(parameter) in own]
-        self._waiting_batches = 0
-        self._waiting_samples = 0
+        self._accumulated_batches = 0
+        self._accumulated_samples = 0
 
-    def set(self, hyperparameters: Hyperparameters) -> None:
-        """Set learning rate and whatever else a schedule changes, of each of the optimizer's parameter groups."""
+    def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
+        """Set the learning rate, and other values that a schedule changes, in each parameter group."""
         for group, values in zip(self._optimizer.param_groups, hyperparameters, strict=True):
             for name, value in values.items():
                 if isinstance(group[name], torch.Tensor):
@@ -34,41 +34,43 @@ class OptimizerStepper:
                     group[name] = value
 
     def learn(self, batch: Batch, accumulator: MetricAccumulator) -> bool:
-        """Train on one batch, and add what it measures; returns whether it was learnt from, and not skipped.
+        """Train on one batch and add its measurements; return False if the batch was skipped.
 
-        The step is made when as many batches as are accumulated have been learnt from.
+        The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
-        if not self._waiting_batches:
+        if not self._accumulated_batches:
             self._optimizer.zero_grad()
-        before = _Before(self._replica.training_spec.net, self._trained) if self._how.on_nan == "skip" else None
+        backup = (
+            _StepBackup(self._replica.training_spec.net, self._trained) if self._options.on_nan == "skip" else None
+        )
         loss, output, target = self._add_gradients(batch)
-        if before is not None and not _are_finite([loss.detach(), *_gradients(self._trained)]):
-            before.put_back()
+        if backup is not None and not _are_finite([loss.detach(), *_gradients(self._trained)]):
+            backup.restore()
             accumulator.skip()
             return False
-        self._waiting_batches += 1
-        self._waiting_samples += len(batch.x)
-        if self._waiting_batches == self._how.accumulate:
+        self._accumulated_batches += 1
+        self._accumulated_samples += len(batch.x)
+        if self._accumulated_batches == self._options.accumulate:
             self.finish()
         accumulator.add(len(batch.x), loss, output, target)
         return True
 
     def finish(self) -> None:
-        """Make the step of the batches that still wait for it, if there are any."""
-        if not self._waiting_batches:
+        """Apply the gradients that are still accumulated, if any."""
+        if not self._accumulated_batches:
             return
-        if self._how.accumulate > 1:  # each loss was multiplied by its samples
+        if self._options.accumulate > 1:  # each loss was multiplied by its samples
             for gradient in _gradients(self._trained):
-                gradient.div_(self._waiting_samples)
-        if self._how.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._trained, self._how.clip_norm)
-        if self._how.clip_value is not None:
-            nn.utils.clip_grad_value_(self._trained, self._how.clip_value)
+                gradient.div_(self._accumulated_samples)
+        if self._options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._trained, self._options.clip_norm)
+        if self._options.clip_value is not None:
+            nn.utils.clip_grad_value_(self._trained, self._options.clip_value)
         self._optimizer.step()
-        self._waiting_batches = self._waiting_samples = 0
+        self._accumulated_batches = self._accumulated_samples = 0
 
     def _add_gradients(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Add a batch's gradients to those that wait; returns loss, outputs and targets."""
+        """Add the gradients of a batch to the accumulated ones; return loss, outputs and targets."""
         with self._replica.autocast():
             output, target = self._replica.forward(batch.x, batch.y)
             loss = self._replica.loss(output, target, batch.weight)
@@ -76,13 +78,13 @@ class OptimizerStepper:
             raise ValueError(
                 f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
             )
-        scaled = loss if self._how.accumulate == 1 else loss * len(batch.x)
+        scaled = loss if self._options.accumulate == 1 else loss * len(batch.x)
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss, output, target
 
 
-class _Before:
-    """What a batch changes before the step is made, as it was: buffers, and gradients that wait for the step."""
+class _StepBackup:
+    """Copies of the buffers and accumulated gradients, to undo a backward pass."""
 
     def __init__(self, net: nn.Module, trained: Sequence[nn.Parameter]) -> None:
         self._net, self._trained = net, trained
@@ -90,10 +92,10 @@ class _Before:
         self._gradients = [None if each.grad is None else each.grad.clone() for each in trained]
 
     @torch.no_grad()
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for parameter, gradient in zip(self._trained, self._gradients, strict=True):
             parameter.grad = gradient
-        buffers = dict(self._net.named_buffers())  # some networks put new tensors in place of the old ones
+        buffers = dict(self._net.named_buffers())  # some networks replace their buffers
         for name, buffer in self._buffers.items():
             buffers[name].copy_(buffer)
 
@@ -103,7 +105,7 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
 
 
 def _are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether the norms of all these are; waits for the device once."""
+    """Return whether the norms of all tensors are finite; synchronizes with the device once."""
     dense = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
     norms = [torch.linalg.vector_norm(tensor) for tensor in dense]
     return bool(torch.stack([torch.isfinite(norm) for norm in norms]).all())

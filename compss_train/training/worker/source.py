@@ -1,59 +1,119 @@
-"""Sources: where a task's samples come from, blocks that it is given or files that it reads."""
+"""The sources of a task's samples: the blocks that it receives, or the files that it reads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
-from compss_train.data.block import Block, as_tensor
+from compss_train.data.block import Block, as_tensor, rows_of_bytes
 from compss_train.data.order import row_order
 from compss_train.data.partitioning import BlockPass
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
 from compss_train.samplers.loader import FileLoader
-from compss_train.training.worker.rows import BlockPassRows, gather
 from compss_train.training.worker.shard import Shard
 
 Columns: TypeAlias = "tuple[torch.Tensor, ...]"
-"""Rows of x, and of y and of weights where there are such."""
+"""Rows of x, then of y and of weights if the data have them."""
 
-_FILE_CHUNK = 2**22  # bytes read at a time: large enough that handing them to another thread costs nothing
-_MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to be still in the core's cache when they are put
+_FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
+_MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
+
+
+def take(block: Block, rows: NDArray[Any]) -> Block:
+    """Return a copy of some rows."""
+    if isinstance(block, torch.Tensor):
+        return block.index_select(0, torch.from_numpy(rows))  # a third of the time of indexing
+    taken: NDArray[Any] = block[rows]
+    return taken
+
+
+def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]) -> torch.Tensor:
+    """Return samples by number from consecutive blocks that begin at ``starts``.
+
+    Rows are copied as bytes, block by block in ascending order, and permuted at the end: many small indexing
+    operations of torch cost far more.
+    """
+    order = np.argsort(samples, kind="stable")
+    ordered = samples[order]
+    cuts = np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist()
+    gathered = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
+    for block, start, (low, high) in zip(blocks, starts, pairwise(cuts), strict=True):
+        if low < high:
+            rows = rows_of_bytes(block)
+            np.take(rows, ordered[low:high] - start, axis=0, out=gathered[low:high], mode="clip")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    raw = torch.from_numpy(gathered).index_select(0, torch.from_numpy(places))
+    first = as_tensor(blocks[0][:1])
+    return raw.view(first.dtype).view(len(samples), *first.shape[1:])
+
+
+class BlockPassRows:
+    """The samples of one pass over a block, all columns, copied some at a time in training order."""
+
+    def __init__(self, block_pass: BlockPass, shard: Shard, sources: Sequence[Sequence[Block]]) -> None:
+        self._samples = block_pass.samples
+        self._starts = shard.starts
+        self._sources = sources
+        self._index = shard.blocks.index(block_pass.block) if block_pass.samples is None else 0
+        self._order = None
+        if block_pass.samples is None and shard.shuffle_seed is not None:
+            self._order = row_order(shard.shuffle_seed, block_pass.epoch, block_pass.block, block_pass.size)
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Bytes of a sample, all columns together."""
+        return sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self._sources)
+
+    def load(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        """Return samples ``start`` to ``stop`` of the pass, one tensor a column."""
+        return tuple(self._from(blocks, start, stop) for blocks in self._sources)
+
+    def _from(self, blocks: Sequence[Block], start: int, stop: int) -> torch.Tensor:
+        if self._samples is not None:
+            return gather(self._samples[start:stop], self._starts, blocks)
+        block = blocks[self._index]
+        if self._order is None:
+            return as_tensor(block[start:stop]).clone()
+        return as_tensor(take(block, self._order[start:stop]))
 
 
 class Source(ABC):
-    """Gives the samples of visits."""
+    """Provides the samples of passes over blocks."""
 
     @abstractmethod
-    def block_passes(self, block_passes: Sequence[BlockPass]) -> AbstractContextManager[Iterator[Columns | None]]:
-        """Return a context that gives the rows of each visit in turn, in the order in which they are stored.
+    def rows(self, block_passes: Sequence[BlockPass]) -> AbstractContextManager[Iterator[Columns | None]]:
+        """Return a context with an iterator over the rows of each pass, in the order in which they are stored.
 
-        ``None`` comes for those of a file that cannot be read and is to be left out.
+        A file that cannot be read and is skipped gives ``None``.
         """
 
     @abstractmethod
     def chunks(self, block_passes: Sequence[BlockPass]) -> AbstractContextManager[Iterable[Columns]]:
-        """Return a context that gives the rows of the visits in the order of training, some at a time."""
+        """Return a context with an iterator over the rows of all passes in training order, some at a time."""
 
     def measured(self) -> dict[str, Any]:
-        """Return what is to be told of how the samples were had."""
+        """Return measurements of the reading, for the history."""
         return {}
 
 
 def source_of(shard: Shard, xs: Sequence[Any] | FilePart, others: Sequence[Block]) -> Source:
-    """Return the source of what a training task is given: blocks of x, or pieces, or what reads files.
+    """Return the source of a task's arguments: blocks of x, or pieces, or a part of a ``FileDataset``.
 
-    ``others`` are the blocks of y, and those of weights after them, as far as there are such.
+    ``others`` are the blocks of y, followed by those of the weights, if the data have them.
     """
     if isinstance(xs, FilePart):
-        return FileSource(xs, shard.file_buffer, shard.shuffle_seed)
+        return FileSource(xs, shard.options.file_buffer, shard.shuffle_seed)
     if shard.pieces:
         return BlockSource(list(zip(*xs, strict=True)), shard)
     blocks = [*xs, *others]
@@ -61,15 +121,15 @@ def source_of(shard: Shard, xs: Sequence[Any] | FilePart, others: Sequence[Block
 
 
 class BlockSource(Source):
-    """Blocks of x, of y and of weights: in memory, or mapped files."""
+    """Blocks of x, y and weights, in memory or in mapped files."""
 
     def __init__(self, blocks: Sequence[Sequence[Block]], shard: Shard) -> None:
         self._blocks = blocks
         self._shard = shard
 
     @contextmanager
-    def block_passes(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns]]:
-        """Give the rows, of blocks in memory without copying them."""
+    def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns]]:
+        """Provide the rows; those of blocks in memory are not copied."""
         yield (tuple(self._rows(block_pass, blocks) for blocks in self._blocks) for block_pass in block_passes)
 
     def _rows(self, block_pass: BlockPass, blocks: Sequence[Block]) -> torch.Tensor:
@@ -80,10 +140,10 @@ class BlockSource(Source):
 
     @contextmanager
     def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
-        """Give the rows in chunks, read ahead in a thread where blocks are on file.
+        """Provide the rows in chunks, read ahead in a thread if blocks are files.
 
-        To copy rows that are in memory ahead of time would gain nothing, and cost a tenth of the training of a
-        small network: copies go from core to core, and threads take turns.
+        Copying rows that are in memory ahead of time would gain nothing and cost a tenth of the training of a small
+        network: copies move from core to core, and threads take turns.
         """
         if any(isinstance(block, np.memmap) for blocks in self._blocks for block in blocks):
             with ReadAhead(self._reads(block_passes, _FILE_CHUNK), _load) as chunks:
@@ -107,7 +167,7 @@ def _load(read: tuple[BlockPassRows, int, int]) -> Columns:
 
 
 class FileSource(Source):
-    """Files, read in turn and ahead."""
+    """Files, read in order and ahead."""
 
     def __init__(self, part: FilePart, file_buffer: int, shuffle_seed: int | None = None) -> None:
         self._loader = FileLoader(part, file_buffer)
@@ -115,22 +175,22 @@ class FileSource(Source):
         self._shuffle_seed = shuffle_seed
 
     @contextmanager
-    def block_passes(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns | None]]:
-        """Give the rows, ``None`` for a file that is left out."""
+    def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns | None]]:
+        """Provide the rows, ``None`` for a file that is skipped."""
         row_ranges = [
             RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.size)
             for block_pass in block_passes
         ]
         with self._loader.reading(row_ranges) as arrays:
-            yield map(self._columns, arrays)  # holds on to none while the next one is read
+            yield map(self._columns, arrays)  # holds no reference while the next file is read
 
     def _columns(self, arrays: Arrays | None) -> Columns | None:
         return None if arrays is None else tuple(as_tensor(arrays[key]) for key in self._keys)
 
     @contextmanager
     def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
-        """Give the rows file by file."""
-        with self.block_passes(block_passes) as read:
+        """Provide the rows file by file."""
+        with self.rows(block_passes) as read:
             yield filter(None, map(self._in_order, block_passes, read))
 
     def _in_order(self, block_pass: BlockPass, rows: Columns | None) -> Columns | None:
@@ -140,6 +200,6 @@ class FileSource(Source):
         return tuple(part.index_select(0, order) for part in rows)
 
     def measured(self) -> dict[str, Any]:
-        """Return what was read, and the files that were left out."""
-        left_out = {"skipped": self._loader.skipped, "left_out": self._loader.left_out}
-        return {"files": self._loader.reads.as_dict(), **left_out}
+        """Return the counts of reads, and the files and samples that were skipped."""
+        skipped = {"skipped": self._loader.skipped, "left_out": self._loader.left_out}
+        return {"files": self._loader.reads.as_dict(), **skipped}

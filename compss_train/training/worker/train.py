@@ -19,7 +19,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import epochs
-from compss_train.training.worker.metric_accumulator import MetricAccumulator, explained
+from compss_train.training.worker.metric_accumulator import MetricAccumulator, annotate_errors
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.shard import Shard
 from compss_train.training.worker.source import source_of
@@ -27,15 +27,15 @@ from compss_train.training.worker.source import source_of
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What stays with a worker from task to task: optimizer state and random state."""
+    """The state that a worker keeps from task to task: of its optimizer and of its random number generators."""
 
     optimizer: dict[str, Any] | None
     """The optimizer's state_dict; ``None`` makes a new optimizer."""
     random: RandomState | int
-    """A state, or the seed to begin with."""
+    """A state, or the seed of a new worker."""
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
-        """Return this with other options of the optimizer's groups of parameters, such as ``lr``."""
+        """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
         if self.optimizer is None:
             return self
         saved = self.optimizer["param_groups"]
@@ -43,7 +43,7 @@ class WorkerState:
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
     def on_cpu(self) -> WorkerState:
-        """Return this without the state of a GPU's random numbers."""
+        """Return this state without that of a GPU's random number generator."""
         return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
 
 
@@ -56,29 +56,29 @@ def train(
     shard: Shard,
     device: str,
 ) -> tuple[Parameters, WorkerState, dict[str, Any]]:
-    """Train a model copy on the shard's batches; a step of several batches ends with the epoch, and with the task.
+    """Train a model copy on the batches of a shard; accumulated gradients are applied at the end of each epoch.
 
-    ``xs`` are the blocks that the shard names, and ``others`` those of y and of weights, or ``xs`` is what reads
-    its files. Returns the new parameters and state and the sums of what was measured: ``samples`` and ``batches``
-    trained, ``skipped_batches`` where there are any, samples ``given``, ``loss`` (a sum over samples), states of
-    ``metrics``, ``started`` (unix seconds) and ``seconds``, and of files what the source tells.
+    ``xs`` are the blocks of x that the shard names and ``others`` the blocks of y and weights, or ``xs`` is a part
+    of a ``FileDataset``. Returns the new parameters, the new state, and the measurements: ``samples`` and
+    ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a sum over samples), states of
+    ``metrics``, ``started`` (Unix time) and ``seconds``, and counts of file reads.
     """
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = training_spec.replica(parameters, device, training=True)
-        optimizer = optimizer_of(replica, None if shard.new_optimizer else state.optimizer)
+        optimizer = optimizer_of(replica, None if shard.options.optimizer_state == "reset" else state.optimizer)
         accumulator = MetricAccumulator(replica.training_spec.measures)
         stepper = OptimizerStepper(replica, optimizer)
         source = source_of(shard, xs, others)
-        for epoch, in_epoch in epochs(shard, source, device):
+        for epoch, epoch_batches in epochs(shard, source, device):
             if epoch in shard.hyperparameters:
-                stepper.set(shard.hyperparameters[epoch])
-            for batch in in_epoch:
-                with explained(batch.x, replica, batch.y, own_target=batch.y is None):
+                stepper.set_hyperparameters(shard.hyperparameters[epoch])
+            for batch in epoch_batches:
+                with annotate_errors(batch.x, replica, batch.y, own_target=batch.y is None):
                     stepper.learn(batch, accumulator)
             stepper.finish()
         sums = {**accumulator.sums(), **source.measured()}
-        sums["given"] = sum(block_pass.size for block_pass in shard.share) - sums.get("left_out", 0)
+        sums["given"] = sum(block_pass.size for block_pass in shard.assignment) - sums.get("left_out", 0)
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
         after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.now(device))
@@ -86,7 +86,7 @@ def train(
 
 
 def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: OnNan) -> None:
-    """Raise here rather than in the coordinator, so that nothing of it is ever merged."""
+    """Raise in the task rather than in the coordinator, so that the parameters are never merged."""
     if sums.get("skipped_batches") and not sums["batches"]:
         raise DivergedError(
             f"loss or gradients were NaN or infinite in all {sums['skipped_batches']} batches of {name}, so that "
@@ -99,15 +99,15 @@ def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: 
             f"the loss became {sums['loss'] / sums['samples']} in {name}; lower the learning rate, or check the "
             "data for NaN and for values that are far too large"
         )
-    if (bad := params.first_not_finite(trained)) is not None:  # by the last step, after which there is no loss
+    if (bad := params.first_not_finite(trained)) is not None:  # by the last step, which no loss follows
         raise DivergedError(f"parameter {bad!r} became NaN or infinite in {name}; lower the learning rate")
 
 
 def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
-    """Return the replica's optimizer, in that state if there is one."""
+    """Return an optimizer of the replica's parameters, with the given state if it is not ``None``."""
     optimizer = replica.training_spec.optimizer(replica.training_spec.net.parameters())
     if state is not None:
-        # A copy: optimizers update loaded tensors in place, and a task does not change its arguments.
+        # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
         optimizer.load_state_dict(copy.deepcopy(state))
     return optimizer
 

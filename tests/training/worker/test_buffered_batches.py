@@ -1,6 +1,7 @@
 """Batches by way of a buffer: which samples, in what order, and what is held at each draw."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from compss_train.buffers import FIRO, BufferSpec
 from compss_train.data import BlockedTensor
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import Schedule
+from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import source
 from compss_train.training.worker.batches import batches
-from compss_train.training.worker.buffered_batches import in_step
+from compss_train.training.worker.buffered_batches import draw_in_step
 from compss_train.training.worker.shard import Shard
 from compss_train.training.worker.source import source_of
 from tests.training.worker.assignments import DEALT
@@ -36,7 +38,14 @@ def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=
     for round_ in Schedule(x.sizes, workers, epochs, 4, shuffle, merge_every=epochs).rounds():
         for share in round_.shares:
             numbers = tuple(range(len(x.sizes)))
-            yield Shard(share, numbers, starts, batching, shuffle_seed, buffer=spec, seed=4)
+            options = FitOptions(
+                num_epochs=epochs,
+                num_batches_per_worker=batching.number,
+                batch_size=batching.size,
+                shuffle_block_data=shuffle_seed is not None,
+                buffer=spec,
+            )
+            yield Shard(options=options, assignment=share, blocks=numbers, starts=starts, seed=4)
 
 
 def trained(shard, x, y):
@@ -74,17 +83,17 @@ def test_queues_give_each_sample_once_an_epoch(
 
 
 def check_sizes(shard, sizes):
-    for epoch in sorted({block_pass.epoch for block_pass in shard.share}):
-        block_passes = [block_pass for block_pass in shard.share if block_pass.epoch == epoch]
+    for epoch in sorted({block_pass.epoch for block_pass in shard.assignment}):
+        block_passes = [block_pass for block_pass in shard.assignment if block_pass.epoch == epoch]
         expected = sum(block_pass.size for block_pass in block_passes)
         number = next(n for n in range(len(sizes) + 1) if sum(sizes[:n]) == expected)
         own, sizes = sizes[:number], sizes[number:]
         assert max(own) - min(own) <= 1
-        if shard.batching.size:
-            assert max(own) <= shard.batching.size
-            assert number == -(-expected // shard.batching.size)
+        if shard.options.batching.size:
+            assert max(own) <= shard.options.batching.size
+            assert number == -(-expected // shard.options.batching.size)
         else:
-            assert number == min(expected, shard.batching.number * len(block_passes))
+            assert number == min(expected, shard.options.batching.number * len(block_passes))
     assert not sizes
 
 
@@ -99,7 +108,7 @@ def test_reservoirs_give_every_sample(kind, shuffle):
 
 
 def shard_without_buffer(shard):
-    return Shard(shard.share, shard.blocks, shard.starts, shard.batching, shard.shuffle_seed)
+    return replace(shard, options=replace(shard.options, buffer=None))
 
 
 def test_a_fifo_only_moves_the_borders_of_batches():
@@ -143,7 +152,7 @@ def test_a_chunk_counts_the_bytes_of_x_and_y(monkeypatch):
     y = BlockedTensor.from_array(np.zeros((40, 9), np.uint8), (2, 1))
     (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIFO", 20))
     monkeypatch.setattr(source, "_MEMORY_CHUNK", 50)
-    with source_of(shard, list(x.blocks()), list(y.blocks())).chunks(shard.share) as chunks:
+    with source_of(shard, list(x.blocks()), list(y.blocks())).chunks(shard.assignment) as chunks:
         assert [len(rows) for rows, _ in chunks] == [5] * 8
 
 
@@ -178,7 +187,7 @@ def test_draws_begin_at_the_threshold_and_the_buffer_then_fills_up(size, number,
     total, capacity = size * number, threshold + size + more
     chunks = [(torch.arange(start, min(start + chunk, total)),) for start in range(0, total, chunk)]
     buffer = Spying(capacity, threshold, seed=0)
-    got = torch.cat([batch[0] for batch in in_step(buffer, chunks, [size] * number, threshold)])
+    got = torch.cat([batch[0] for batch in draw_in_step(buffer, chunks, [size] * number, threshold)])
     assert sorted(got.tolist()) == list(range(total))
     # At each draw one batch more is held than at the one before, as far as there is room and there are samples.
     assert buffer.held == [min(threshold + size * (n + 1), capacity, total - size * n) for n in range(number)]

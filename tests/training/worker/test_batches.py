@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data import BlockedTensor
-from compss_train.data.order import Batching
 from compss_train.data.partitioning import Schedule
+from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.batches import batches
 from compss_train.training.worker.shard import Shard
 from compss_train.training.worker.source import source_of
@@ -26,7 +26,8 @@ def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, work
     seen = []
     for round_ in Schedule(x.sizes, workers, 1, 4, shuffle).rounds():
         for share in round_.shares:
-            shard = Shard(share, tuple(range(blocks)), starts, Batching(size=size), shuffle_seed)
+            options = FitOptions(num_epochs=1, batch_size=size, shuffle_block_data=shuffle_seed is not None)
+            shard = Shard(options=options, assignment=share, blocks=tuple(range(blocks)), starts=starts, seed=4)
             for batch_x, batch_y, weight in batches(
                 shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu"
             ):

@@ -1,0 +1,169 @@
+"""``FittingTrainer``: plans a fit from its arguments, checks it, and runs its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from compss_train.data import FileDataset
+from compss_train.data.partitioning import BlockPass, Schedule
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
+from compss_train.model.loss_weights import check_weightable
+from compss_train.training.callback import CallbackList
+from compss_train.training.data_source import DataSource, as_data_source
+from compss_train.training.fit_options import FitOptions
+from compss_train.training.fit_state import ActiveFit, FitProgress
+from compss_train.training.inference import EVALUATION_BATCH
+from compss_train.training.merging import make_merge
+from compss_train.training.resuming import Checkpoint, ResumableTrainer
+from compss_train.training.rounds import Record, RoundRunner
+from compss_train.training.session import Session
+from compss_train.training.stopping import Stopping
+from compss_train.training.worker import Shard, WorkerState, train
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitPlan:
+    """The arguments of a fit after their checks."""
+
+    options: FitOptions
+    data: DataSource
+    validation: DataSource | None
+    callbacks: CallbackList
+    stopping: Stopping
+    checkpoint: Checkpoint | None
+    """The checkpoint that the fit resumes from."""
+    progress: FitProgress
+    """Where the fit starts."""
+
+
+class FittingTrainer(ResumableTrainer):
+    """A trainer that runs the rounds of fits; ``DistributedTrainer.fit`` documents their options."""
+
+    def _plan_fit(
+        self,
+        x: Any,
+        y: Any,
+        options: FitOptions,
+        *,
+        callbacks: CallbackList,
+        validation_data: Any,
+        resume: Any,
+        max_time: float | timedelta | None,
+        sample_weight: Any,
+    ) -> FitPlan:
+        """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing."""
+        built = self._require_built()
+        stopping = Stopping(max_time, self._clock)
+        checkpoint = self._find_checkpoint(resume, callbacks)
+        data = as_data_source(x, y, self._number_blocks(checkpoint)).weighted(sample_weight)
+        if data.has_weights:
+            check_weightable(built.training_spec.loss)
+        validation = None if validation_data is None else self._validation_source(validation_data)
+        options.check_blocks(data.sizes, in_files=isinstance(x, FileDataset))
+        progress = self._progress(checkpoint, options, data)
+        params.check_finite(self._parameters if checkpoint is None else checkpoint[1].parameters)
+        data.warn_of_idle_workers(self.num_workers, options.shuffle)
+        return FitPlan(
+            options=options,
+            data=data,
+            validation=validation,
+            callbacks=callbacks,
+            stopping=stopping,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+
+    def _validation_source(self, validation_data: Any) -> DataSource:
+        pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
+                "own target, or a FileDataset"
+            )
+        return as_data_source(pair[0], pair[1], self.num_workers)
+
+    def _train_first_batch(self, data: DataSource, options: FitOptions) -> None:
+        """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""
+        spec = self._require_built().training_spec
+        skipped_errors = [DivergedError] if spec.step_options.on_nan == "skip" else []
+        plain = replace(options, shuffle=None, shuffle_block_data=False, shuffle_buffer=None, pools=1, buffer=None)
+        one_batch = replace(plain, num_batches_per_worker=1, batch_size=None, file_buffer=1)
+        for number, rows in enumerate(data.sizes):
+            _, size = options.batching.bounds(rows)[0]
+            shard = Shard(
+                options=one_batch,
+                assignment=(BlockPass(number, 0, size),),
+                blocks=(number,),
+                starts=(0,),
+                name="the first batch",
+                weighted=data.has_weights,
+            )
+            with suppress(*skipped_errors):
+                state = WorkerState(None, self.seed)
+                measured = train(spec, self._parameters, state, *data.load(number), shard, "cpu")[-1]
+                if not measured["samples"]:
+                    continue  # a file that cannot be read and is skipped
+            return
+
+    def _schedule(self, progress: FitProgress) -> Schedule:
+        return progress.options.schedule(
+            progress.data.sizes,
+            self.num_workers,
+            self.seed,
+            progress.first_epoch,
+            len(self.history),
+            progress.reached,
+        )
+
+    def _run_rounds(self, session: Session, plan: FitPlan, active: ActiveFit, schedule: Schedule) -> None:
+        """Run the rounds of a fit, and set parameters, ``stopped`` and the history."""
+        built = self._require_built()
+        workers = session.worker_group(plan.data, plan.options, self.seed, built.lr_schedule)
+        validation = None if plan.validation is None else session.inference(plan.validation, EVALUATION_BATCH)
+        merge = make_merge(
+            plan.options,
+            engine=session.engine,
+            initial=self._parameters,
+            num_workers=self.num_workers,
+            buffers=session.buffer_names,
+        )
+        rounds = RoundRunner(
+            engine=session.engine,
+            workers=workers,
+            merge=merge,
+            measures=built.training_spec.measures,
+            validation=validation,
+            progress=plan.progress,
+            stopping=plan.stopping,
+            callbacks=plan.callbacks,
+            on_record=self._recorder(plan.callbacks),
+        )
+        active.running = rounds
+        try:
+            self._parameters = params.copy_of(rounds.run(schedule.rounds()) or self._parameters)
+            self.stopped = rounds.stopped
+        except BaseException:
+            self._parameters = params.copy_of(rounds.newest() or self._parameters)
+            raise
+        finally:
+            active.running = None
+            merge.stop()
+        merge.close()
+        workers.data.delete()
+        if validation is not None:
+            validation.data.delete()
+
+    def _recorder(self, callbacks: CallbackList) -> Callable[[Record], None]:
+        """Return the function that adds a record to the history and passes it to the callbacks."""
+
+        def record_round(record: Record) -> None:
+            self.history.append(record)
+            self._epochs = record["epoch"]
+            callbacks.round_end(record)
+
+        return record_round

@@ -1,0 +1,69 @@
+"""``Merge``: the interface of all ways to merge. A merge works on references; it waits only where it says so."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compss_train.data.partitioning import Round
+from compss_train.engines import Ref
+from compss_train.model.parameters import Parameters
+from compss_train.training.fit_options import MergeName
+from compss_train.training.task_submission import States, WorkerGroup
+
+
+@dataclass(frozen=True)
+class SubmittedRound:
+    """A round whose tasks have been submitted."""
+
+    round: Round
+    measured: dict[int, Ref]
+    """The measurements of each worker that has samples."""
+    parameters: Ref
+    """The global parameters after the round."""
+    states: States
+    """Each worker's state after the round."""
+
+
+class Merge(ABC):
+    """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
+
+    name: ClassVar[MergeName]
+    parameters: Ref
+    """The global parameters after the last round that was submitted."""
+    rounds_ahead: ClassVar[int] = 1
+    """Rounds submitted beyond the one whose measurements are awaited, so that no worker idles."""
+    by_rounds: ClassVar[bool] = False
+    """Whether the parameters of a round never contain contributions of later rounds."""
+
+    @abstractmethod
+    def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
+        """Submit the training and merging of a round."""
+
+    @abstractmethod
+    def current(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after a complete round; waits for its merge if necessary."""
+
+    @abstractmethod
+    def settled(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after a round; no later round was submitted, or later ones do not count."""
+
+    def go_back(self, submitted: SubmittedRound | None) -> None:
+        """Discard the rounds submitted after this one; ``None`` stands for the start of the fit.
+
+        The caller passes each discarded round to ``retire`` afterwards.
+        """
+        return
+
+    @abstractmethod
+    def retire(self, submitted: SubmittedRound) -> None:
+        """Free the parameters of a round, once those of a later round are available."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the remaining references after the last round."""
+
+    def stop(self) -> None:
+        """End the processes beside the tasks; called at the end of every fit, and before ``close``."""
+        return

@@ -1,0 +1,106 @@
+"""Merging through a parameter server: workers push their changes to it, and the parameters bypass the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from compss_train import parameter_server
+from compss_train._utils.closing import Closable
+from compss_train.data.partitioning import Round
+from compss_train.engines import Engine, Ref
+from compss_train.model.parameters import Parameters
+from compss_train.parameter_server.subprocess_server import serve_apart
+from compss_train.training.merging.base import Merge, SubmittedRound
+from compss_train.training.merging.commutative import ROUNDS_AHEAD
+from compss_train.training.task_submission import WorkerGroup
+from compss_train.training.worker.server_exchange import Exchange, Served, read, train_and_exchange
+
+
+class GlobalParameters(Closable):
+    """Serves parameters to the tasks of an engine, starting from ``initial``, for ``num_workers`` workers.
+
+    ``buffers`` names the network's buffers. Raises ``ModuleNotFoundError`` without ZeroMQ (the extra ``server``).
+    """
+
+    def __init__(self, engine: Engine, initial: Parameters, num_workers: int, buffers: Collection[str]) -> None:
+        exchange = Exchange.of(initial, buffers, num_workers)
+        serve = serve_apart if engine.waiting_stops_threads else parameter_server.serve
+        self._serving = serve(f"tcp://{engine.host()}:*")
+        self.served = Served(self._serving.address, self._serving.token, exchange)
+        """The address, token and layout that tasks need to connect."""
+        try:
+            with self.served.connect() as server:
+                exchange.publish(server, initial)
+        except BaseException:
+            self.close()
+            raise
+
+    def pull(self, timeout: float = 60.0) -> Parameters:
+        """Return the current parameters; raise ``TimeoutError`` after ``timeout`` seconds."""
+        with self.served.connect(timeout=timeout) as server:
+            return self.served.exchange.pull(server)
+
+    def close(self) -> None:
+        """End the server; workers that connect later get no reply."""
+        self._serving.close()
+
+
+class ServerMerge(Merge):
+    """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls."""
+
+    name = "parameter_server"
+    rounds_ahead = ROUNDS_AHEAD
+
+    def __init__(self, engine: Engine, initial: Parameters, num_workers: int, buffers: Collection[str]) -> None:
+        self._engine = engine
+        self._global = GlobalParameters(engine, initial, num_workers, buffers)
+        try:
+            self._served = engine.publish(self._global.served)
+            self.parameters = self._initial = engine.publish(initial)
+        except BaseException:
+            self.stop()
+            raise
+        self._bases = [self._initial] * num_workers
+
+    def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
+        """Train each worker from its own base and exchange parameters, then read the server's."""
+        counts = round_.counts
+        measured = {}
+        for worker, count in enumerate(counts):
+            if count:
+                base = self._bases[worker]
+                more = self._served, worker, sum(counts)
+                self._bases[worker], measured[worker] = workers.train(
+                    worker, round_, base, train_and_exchange, *more
+                )
+                self._free([base])
+        name = f"round {round_.number}"
+        self.parameters = self._engine.submit(read, self._served, list(measured.values()), name, priority=True)
+        return SubmittedRound(round_, measured, self.parameters, tuple(workers.states))
+
+    def current(self, submitted: SubmittedRound) -> Parameters:
+        """Return the parameters that were read after all workers had pushed that round's changes."""
+        value: Parameters = self._engine.fetch([submitted.parameters])[0]
+        return value
+
+    settled = current
+
+    def go_back(self, submitted: SubmittedRound | None) -> None:
+        """Keep the parameters that were read after that round."""
+        self.parameters = self._initial if submitted is None else submitted.parameters
+
+    def retire(self, submitted: SubmittedRound) -> None:
+        """Free the parameters that were read after that round."""
+        self._free([submitted.parameters])
+
+    def stop(self) -> None:
+        """End the server."""
+        self._global.close()
+
+    def close(self) -> None:
+        """Free the parameters that were read last, and the bases of the workers."""
+        self._free({*self._bases, self.parameters})
+        self._engine.delete([self._initial, self._served])
+
+    def _free(self, refs: Iterable[Ref]) -> None:
+        self._engine.delete([ref for ref in refs if ref is not self._initial])
