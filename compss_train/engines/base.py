@@ -1,7 +1,7 @@
-"""What an engine is: it runs functions somewhere and hands back references to their results.
+"""Abstract class of engines: they run functions as tasks and return references to the results.
 
-The coordinator holds references, never the values behind them, until it asks with ``fetch``. Parameters go
-from task to task this way without passing through the coordinator.
+The coordinator holds references, and gets the values behind them by ``fetch`` only. So parameters go from task to
+task without passing through the coordinator. Also here: what a task occupies, and a task's failure.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from compss_train.exceptions import WorkerTraceback
 
 
 class Ref:
-    """A handle to a value that an engine holds, or will hold once a task has run. Its content is the engine's."""
+    """A reference to a value that an engine holds, or will hold once a task has run. Its content is private."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a task occupies while it runs."""
+    """Resources of a task while it runs."""
 
     cpus: int = 1
-    """Computing units, and the intra-op threads that torch uses in the task."""
+    """Computing units, which are also the intra-op threads that torch uses in the task."""
     gpus: int = 0
-    """GPUs; several tasks may share one where the engine places them on the same device."""
+    """GPUs; several tasks may share one if the engine places them on the same device."""
 
 
 ONE_CPU = Resources()
@@ -41,8 +41,8 @@ ONE_CPU = Resources()
 def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, ...]:
     """Return a task's arguments with every reference replaced by ``function(reference)``.
 
-    References are looked for where every engine finds them: as arguments, and in lists that are arguments.
-    Raises ``TypeError`` for one that is anywhere else in tuples, lists or dicts.
+    References may be arguments, or items of lists that are arguments. Raises ``TypeError`` for a reference at any
+    other place in tuples, lists or dicts.
     """
     return tuple(
         [_map_ref(item, function) for item in argument]
@@ -72,37 +72,38 @@ def _holds_ref(value: Any) -> bool:
 
 
 class Engine(ABC):
-    """Runs plain module-level functions as tasks.
+    """Run plain module-level functions as tasks.
 
-    A task is a pure function: it does not change its arguments, and run again it gives the same results, so
-    that an engine may run it again after a fault. Arguments are plain values, references, or lists that hold
-    references (not deeper); a task starts when every reference it takes has its value. One thread drives an engine.
+    A task is a pure function: it does not change its arguments, and returns the same results when it is run again,
+    so that an engine may repeat it after a fault. Arguments are plain values, references, or lists that hold
+    references (not deeper); a task starts when the values of all its references are available. An engine is used by
+    one thread.
 
-    A task's exception is raised by ``fetch`` of anything that depends on it (by ``submit`` where tasks run at
-    once), with the worker's traceback. After ``shutdown`` every call raises ``EngineClosedError``.
+    A task's exception is raised by ``fetch`` of any result that depends on it (by ``submit`` if tasks run
+    immediately), with the worker's traceback. After ``shutdown`` every call raises ``EngineClosedError``.
     """
 
     name: ClassVar[str]
     asynchronous: ClassVar[bool] = True
-    """Whether ``submit`` returns before the task has run, so that submitting ahead keeps workers busy."""
+    """Whether ``submit`` returns before the task has run, so that tasks can be submitted ahead."""
 
     shared_memory: ClassVar[bool] = False
-    """Whether tasks map what is published, so that taking a large value costs nothing by itself."""
+    """Whether tasks map published values, so that a large argument is not copied."""
 
     replaces_processes: ClassVar[bool] = True
-    """Whether a task whose process dies is run again in another one, and no other task with it."""
+    """Whether a task whose process dies is run again in another process, without other tasks."""
 
     waiting_stops_threads: ClassVar[bool] = False
-    """Whether no other thread of this process runs while it waits for tasks."""
+    """Whether waiting for tasks blocks all other threads of this process."""
 
     threads: int | None = None
-    """Intra-op threads that tasks have where the user names none; ``None`` for a share of the cores."""
+    """Default number of intra-op threads of a task; ``None`` for a share of the cores."""
 
     @abstractmethod
     def publish(self, value: object) -> Ref:
-        """Put a value where every task can read it, once; called for blocks and for what all tasks share.
+        """Store a value once for all tasks that read it, such as a block or what all tasks share.
 
-        Each call makes a value of its own, even for the same object.
+        Each call makes a separate value, even for the same object.
         """
 
     @abstractmethod
@@ -117,93 +118,93 @@ class Engine(ABC):
         """Run ``function(*args)`` as a task.
 
         Returns a reference to its result, or with ``returns=n`` a list of n references to the items of the
-        tuple that it returns. A task with ``priority`` overtakes all that wait to run.
+        tuple that it returns. A task with ``priority`` runs before all waiting tasks without.
         """
 
     @abstractmethod
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Update the value behind ``target`` to ``function(value, *args)``.
+        """Update the value behind ``target`` to ``function(value, *args)``, in any order with other updates.
 
-        Updates of one target run one at a time, in whatever order their arguments are ready. What takes
-        ``target`` afterwards sees every update submitted so far. Returns a reference to the value that this
-        very update made.
+        Updates of one target run one at a time, in the order in which their arguments become available. Whoever
+        reads ``target`` afterwards sees every update submitted so far. Returns a reference to the value after this
+        update.
         """
 
     @abstractmethod
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
-        """Wait for the values and return them; raises when it comes to one that has failed, or sooner.
+        """Wait for the values and return them. Raises the exception of a task that failed.
 
-        ``small`` says that they are a few hundred bytes each: an engine may bring many of them together.
+        ``small`` means that they have a few hundred bytes each: an engine may transfer many of them together.
         """
 
     @abstractmethod
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the newest value behind the reference, or ``None`` where none came within ``timeout`` seconds.
+        """Return the newest value behind the reference, or ``None`` if there is none within ``timeout`` seconds.
 
-        Unlike ``fetch`` it does not wait for commutative updates that are still to come. An engine that cannot
-        look at values without waiting may always return ``None``.
+        Unlike ``fetch`` it does not wait for unfinished commutative updates. An engine that cannot read values
+        without waiting may always return ``None``.
         """
 
     @abstractmethod
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Wait until all values are there or one has failed; ``False`` where that took more than so many seconds.
+        """Wait until all values are available or one has failed; return ``False`` after ``timeout`` seconds.
 
-        An engine that can only wait for as long as it takes returns ``True`` at once; ``fetch`` waits then.
+        An engine that cannot wait with a timeout returns ``True`` immediately; ``fetch`` waits then.
         """
 
     @abstractmethod
     def ended(self, ref: Ref) -> bool | None:
-        """Tell whether the value is there or has failed, without waiting; ``None`` where that cannot be known."""
+        """Return whether the value is available or has failed, without waiting; ``None`` if that is unknown."""
 
     @abstractmethod
     def delete(self, refs: Sequence[Ref]) -> None:
-        """Free the values once the tasks already submitted have read them. The references are void from now."""
+        """Free the values once all submitted tasks have read them. The references are invalid from now on."""
 
     @abstractmethod
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Make sure that all these tasks can run at the same time: for tasks that wait for each other.
 
-        Raises ``ValueError`` where they never could. What else is submitted may still stand in their way.
+        Raises ``ValueError`` if they cannot. Other submitted tasks may still delay them.
         """
 
     @abstractmethod
     def host(self) -> str:
-        """Return the address of this machine at which tasks can reach it."""
+        """Return the address at which tasks can reach this machine."""
 
     @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:
-        """End the engine and free all it holds; with ``kill`` without waiting for running tasks."""
+        """End the engine and free all its values; ``kill`` ends running tasks instead of waiting for them."""
 
     @classmethod
     @abstractmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
         """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time.
 
-        ``preload`` names the modules that tasks need. An engine that starts processes imports them there ahead of
-        the first task; elsewhere a task's function brings its module.
+        ``preload`` names modules that tasks need. An engine that starts processes imports them there before the
+        first task; for other engines the function of a task names its module.
         """
 
     @classmethod
     @abstractmethod
     def thread_share(cls, num_workers: int) -> int:
-        """Return the intra-op threads that a task has where nobody says how many."""
+        """Return the default number of intra-op threads of a task."""
 
     @classmethod
     @abstractmethod
     def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the torch device that the worker's tasks use where ``num_gpu`` GPUs serve all workers."""
+        """Return the torch device of a worker's tasks if all workers share ``num_gpu`` GPUs."""
 
     @classmethod
     @abstractmethod
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
-        """Raise ``ValueError`` unless that many GPUs can be had."""
+        """Raise ``ValueError`` unless so many GPUs are available."""
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return the engine itself: it stands for what runs, of which a copy of its owner is another user."""
+        """Return the engine itself: a copy of its owner uses the same processes."""
         return self
 
     def __reduce__(self) -> NoReturn:
-        """Raise ``TypeError``: what runs is this process's."""
+        """Raise ``TypeError``: an engine belongs to its process."""
         raise TypeError(f"a {type(self).__name__} cannot be pickled; name the engine instead: {self.name!r}")
 
     def __enter__(self) -> Self:
@@ -220,14 +221,14 @@ class Engine(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a task, made safe to send: one that cannot be pickled becomes a ``RuntimeError``."""
+    """An exception of a task in a form that can be sent; one that cannot be pickled becomes a ``RuntimeError``."""
 
     pickled: bytes
     text: str
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Describe the exception that is being handled."""
+        """Return the failure for an exception that is being handled."""
         text = "".join(traceback.format_exception(error))
         try:
             pickled = cloudpickle.dumps(error)

@@ -4,7 +4,7 @@ Layout: the number of parts and each part's length as unsigned 64-bit integers, 
 multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are the buffers that it left out of band:
 numpy arrays and CPU tensors. Decoding yields arrays that are views of the bytes.
 
-A ``numpy.memmap`` is encoded as the name of its file and its place in it, so that only a path travels.
+A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LENGTH = np.dtype("<u8")
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle (functions and classes of ``__main__`` work) that also leaves tensors out of band."""
+    """Cloudpickle, which pickles functions and classes of ``__main__``; tensors are left out of band, too."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and _is_plain(obj):
@@ -48,15 +48,15 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_on_file(array: object) -> bool:
-    """Return whether the array travels as its file's path: it is all of that file's, as it is now."""
+    """Return whether the array is encoded as its file's path: the file holds the array's present content."""
     if type(array) is not np.memmap:
         return False
-    # Mode "c" keeps changes in this process's memory, so the file does not hold what the array does.
+    # In mode "c" changes stay in this process's memory and the file lacks them.
     return array.filename is not None and array.mode != "c" and bool(array.flags.c_contiguous)
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Keep the tensor's layout in memory (channels_last, say): fused optimizers rely on it."""
+    """Keep the tensor's memory format (channels_last, for example): fused optimizers rely on it."""
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     dense = tensor.permute(order)
     if not dense.is_contiguous():
@@ -73,7 +73,7 @@ def _rebuild_tensor(raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], orde
 
 def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:
     if array.mode != "r":
-        array.flush()  # a process elsewhere reads the file
+        array.flush()  # another process reads the file
     whole = array
     while isinstance(whole.base, np.memmap):
         whole = whole.base
@@ -89,17 +89,18 @@ def _open_memmap(path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, 
 def map_file(path: str | os.PathLike[str]) -> Bytes:
     """Map a file copy-on-write: pages are shared with other processes until they are written to.
 
-    ``torch.from_file`` because, unlike ``mmap.mmap``, it keeps no file descriptor open a mapping.
+    Uses ``torch.from_file``, which, unlike ``mmap.mmap``, keeps no file descriptor open for each mapping. Raises
+    ``FileNotFoundError`` for a file that was removed.
     """
     size = os.stat(path).st_size
     try:
         return torch.from_file(os.fspath(path), shared=False, size=size, dtype=torch.uint8).numpy()
-    except RuntimeError as error:  # removed since
+    except RuntimeError as error:  # removed after stat
         raise FileNotFoundError(os.fspath(path)) from error
 
 
 def dumps(value: object) -> tuple[memoryview, list[memoryview]]:
-    """Return a pickle of the value and the buffers left out of it, which share the value's memory."""
+    """Return a pickle of the value and its out-of-band buffers, which share the value's memory."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -107,7 +108,7 @@ def dumps(value: object) -> tuple[memoryview, list[memoryview]]:
 
 
 def encode(value: object) -> list[memoryview]:
-    """Return the chunks whose concatenation holds the value; array chunks share the value's memory."""
+    """Return chunks whose concatenation encodes the value; chunks of arrays share the value's memory."""
     data, buffers = dumps(value)
     parts = [data, *buffers]
     header = np.array([len(parts), *(part.nbytes for part in parts)], _LENGTH).tobytes()
@@ -120,7 +121,7 @@ def encode(value: object) -> list[memoryview]:
 
 
 def decode(data: Bytes) -> Any:
-    """Return the value; its arrays are views of ``data``."""
+    """Return the encoded value; its arrays are views of ``data``."""
     count = int(data[: _LENGTH.itemsize].view(_LENGTH)[0])
     lengths = data[_LENGTH.itemsize : (count + 1) * _LENGTH.itemsize].view(_LENGTH).tolist()
     end = (count + 1) * _LENGTH.itemsize

@@ -1,4 +1,4 @@
-"""Which engine a name stands for, and which one ``auto`` is."""
+"""Choice of an engine by its name, and what ``auto`` means."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from compss_train.exceptions import ScriptLoadingError
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (SerialEngine, LocalEngine, CompssEngine)}
 ENGINE_VARIABLE = "COMPSS_TRAIN_ENGINE"
-"""Environment variable that says which engine ``auto`` is."""
+"""Environment variable with the name of the engine that ``auto`` stands for."""
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Return the engine of that name.
+    """Return the class of the engine with this name.
 
-    ``auto`` is the one that the environment variable names, else ``compss`` in an application of COMPSs, else
-    ``local``.
+    ``auto`` is the engine named by the environment variable ``COMPSS_TRAIN_ENGINE``; by default ``compss`` in an
+    application of COMPSs, ``local`` elsewhere.
 
-    Raises ``ValueError`` for an unknown name, listing the known ones; ``ScriptLoadingError`` for that of COMPSs
-    where PyCOMPSs is only importing the script.
+    Raises ``ValueError`` for an unknown name, and ``ScriptLoadingError`` for ``compss`` while PyCOMPSs only imports
+    the script.
     """
     source = f"engine={name!r}"
     if name == "auto":
@@ -31,10 +31,10 @@ def engine_class(name: str) -> type[Engine]:
         if name in ("", "auto"):
             name = CompssEngine.name if under_compss() else LocalEngine.name
     if name not in ENGINES:
-        raise ValueError(f"{source} is no engine; choose one of auto, {', '.join(ENGINES)}, or give an Engine")
+        raise ValueError(f"{source} is not an engine; choose one of auto, {', '.join(ENGINES)}, or give an Engine")
     if name == CompssEngine.name and is_loading():
         raise ScriptLoadingError(
-            "PyCOMPSs imports a script before it runs it, and nothing can be trained then. Where this is told, the "
-            'script has caught it: put what it does below  if __name__ == "__main__":'
+            "PyCOMPSs imports a script before it runs it, and nothing can be trained during the import. The script "
+            'has caught this error: move its code below  if __name__ == "__main__":'
         )
     return ENGINES[name]

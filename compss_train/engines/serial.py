@@ -1,4 +1,4 @@
-"""The serial engine: every task runs at once in this process. For debugging, and the reference for the others."""
+"""The serial engine: runs each task in this process when it is submitted. For debugging, and the reference."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
-from compss_train.engines.machine import LOOPBACK, ThisMachineEngine, intra_op_threads
+from compss_train.engines.machine import LOOPBACK, SingleMachineEngine, intra_op_threads
 from compss_train.exceptions import EngineClosedError
 
 
-class _Value(Ref):
+class _SerialRef(Ref):
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
-class SerialEngine(ThisMachineEngine):
-    """Runs a task when it is submitted; exceptions come as they are, and a debugger stops in the task."""
+class SerialEngine(SingleMachineEngine):
+    """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the task."""
 
     name: ClassVar[str] = "serial"
     asynchronous: ClassVar[bool] = False
@@ -29,13 +29,13 @@ class SerialEngine(ThisMachineEngine):
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
-        """Return a serial engine; there is nothing to size."""
+        """Return a serial engine; the arguments are not used."""
         return cls()
 
     def publish(self, value: object) -> Ref:
-        """Hold the value itself."""
+        """Keep the value itself."""
         self._check_open()
-        return _Value(value)
+        return _SerialRef(value)
 
     def submit(
         self,
@@ -45,38 +45,38 @@ class SerialEngine(ThisMachineEngine):
         resources: Resources = ONE_CPU,
         priority: bool = False,
     ) -> Any:
-        """Run the task now."""
+        """Run the task immediately."""
         self._check_open()
         with intra_op_threads(resources.cpus):
-            result = function(*map_refs(args, lambda ref: _value(ref).value))
+            result = function(*map_refs(args, lambda ref: _serial(ref).value))
         if returns == 1:
-            return _Value(result)
+            return _SerialRef(result)
         if len(result) != returns:
-            raise ValueError(f"{function.__name__} returned {len(result)} results where {returns} were announced")
-        return [_Value(item) for item in result]
+            raise ValueError(f"{function.__name__} returned {len(result)} results, but returns={returns}")
+        return [_SerialRef(item) for item in result]
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Update now: the order of submission is the order of updates."""
-        _value(target).value = self.submit(function, target, *args).value
-        return _Value(_value(target).value)
+        """Update immediately, in the order of submission."""
+        _serial(target).value = self.submit(function, target, *args).value
+        return _SerialRef(_serial(target).value)
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
-        """Return the values, which are all there."""
+        """Return the values, which are all available."""
         self._check_open()
-        return [_value(ref).value for ref in refs]
+        return [_serial(ref).value for ref in refs]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value."""
         self._check_open()
-        return _value(ref).value
+        return _serial(ref).value
 
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Tasks have all run."""
+        """Return ``True``: all tasks have run."""
         self._check_open()
         return True
 
     def ended(self, ref: Ref) -> bool:
-        """Tasks have all run."""
+        """Return ``True``: all tasks have run."""
         self._check_open()
         return True
 
@@ -84,13 +84,13 @@ class SerialEngine(ThisMachineEngine):
         """Forget the values."""
         self._check_open()
         for ref in refs:
-            _value(ref).value = None
+            _serial(ref).value = None
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError``: not even two tasks run at the same time, nor one beside its coordinator."""
+        """Raise ``ValueError``: tasks never run at the same time, nor together with their coordinator."""
         self._check_open()
         raise ValueError(
-            f"{len(tasks)} tasks are to run at the same time, and the serial engine runs one at a time while the "
+            f"{len(tasks)} tasks are to run at the same time, but the serial engine runs one at a time while the "
             "coordinator waits; use engine='local'"
         )
 
@@ -108,7 +108,7 @@ class SerialEngine(ThisMachineEngine):
             raise EngineClosedError("this serial engine was shut down; make a new one")
 
 
-def _value(ref: Ref) -> _Value:
-    if not isinstance(ref, _Value):
+def _serial(ref: Ref) -> _SerialRef:
+    if not isinstance(ref, _SerialRef):
         raise TypeError(f"{ref!r} is not a reference of the serial engine")
     return ref

@@ -10,7 +10,7 @@ import pytest
 from compss_train._utils import locking as temporary
 from compss_train._utils.locking import TemporaryFolder, remove_abandoned
 from compss_train.engines.local import store as folders
-from compss_train.engines.local.store import Folders
+from compss_train.engines.local.store import StoreFolders
 from compss_train.online.workers import Checkpoints
 
 HOLDER = """
@@ -43,15 +43,15 @@ def created(folder):
 
 
 def stored():
-    folders = Folders()
-    folders.make()
+    folders = StoreFolders()
+    folders.create()
     return folders
 
 
 @pytest.mark.parametrize(
     ("new", "remove"),
     [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (Checkpoints, "close")],
-    ids=["TemporaryFolder", "Folders", "Checkpoints"],
+    ids=["TemporaryFolder", "StoreFolders", "Checkpoints"],
 )
 def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, new, remove):
     left, first = abandoned(parent), new()
@@ -75,11 +75,11 @@ def test_what_was_interrupted_while_it_was_made_is_removed(parent, monkeypatch, 
             raise KeyboardInterrupt
         return done
 
-    folders = Folders()
+    folders = StoreFolders()
     with monkeypatch.context() as patched:
         patched.setattr(temporary.os, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            folders.make()
+            folders.create()
     assert os.listdir(parent) != []
     folders.remove()
     assert os.listdir(parent) == []

@@ -7,7 +7,7 @@ import pytest
 from tests.compss.conftest import INSIDE
 from tests.helpers.documents import ROOT
 
-# The whole of tests/test_trainer.py and tests/test_merging.py passes too, in seven minutes.
+# All of tests/trainer/test_trainer.py and tests/training/test_merging.py pass, too, in seven minutes.
 TRAINER = (
     "test_every_fit_learns",
     "test_a_second_fit_goes_on_as_if_there_had_been_one",
@@ -25,6 +25,6 @@ def passed(done):
 
 @pytest.mark.timeout(200)
 def test_the_laws_hold_and_the_tests_for_every_engine_pass(run):
-    trainer = ROOT / "tests" / "test_trainer.py"
+    trainer = ROOT / "tests" / "trainer" / "test_trainer.py"
     tests = [ROOT / "tests/engines/test_conformance.py", INSIDE / "laws.py", *(f"{trainer}::{n}" for n in TRAINER)]
     assert passed(run("run_tests.py", *tests, seconds=180)) > 50

@@ -186,7 +186,7 @@ def test_an_exception_in_an_update_comes_from_the_value(engine):
         run()
 
 
-def test_an_exception_that_cannot_travel_is_told_all_the_same(engine):
+def test_an_exception_that_cannot_be_pickled_is_raised_with_its_message(engine):
     with pytest.raises(Exception, match="cannot travel"):
         fetch(engine, engine.submit(tasks.fail_strangely))
 

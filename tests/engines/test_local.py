@@ -1,4 +1,4 @@
-"""What is the local engine's own: processes, shared memory, faults, order."""
+"""Tests of the local engine alone: processes, shared memory, faults, order."""
 
 import errno
 import gc
@@ -16,7 +16,7 @@ from compss_train import LocalEngine, WorkerLostError
 from compss_train.engines import Resources
 from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local import scheduler
-from compss_train.engines.local.store import Folders, store
+from compss_train.engines.local.store import StoreFolders, store
 from compss_train.exceptions import EngineClosedError, WorkerTraceback
 from tests.engines import tasks
 
@@ -33,7 +33,7 @@ def files(engine: LocalEngine) -> set[str]:
 
 
 def workers(engine: LocalEngine) -> list[int]:
-    return [pid for lane in engine._pool.lanes for pid in list(lane._executor._processes)]
+    return [pid for process in engine._pool.processes for pid in list(process._executor._processes)]
 
 
 def is_gone(pid: int) -> bool:
@@ -113,8 +113,8 @@ def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monke
 
 
 def test_folders_are_removed_once():
-    folders = Folders()
-    folders.make()
+    folders = StoreFolders()
+    folders.create()
     paths = list(folders.paths)
     assert all(map(os.path.isdir, paths))
     folders.remove()
@@ -164,7 +164,7 @@ def test_an_exception_carries_the_workers_traceback(local):
     assert "raise KeyError(message)" in str(caught.value.__cause__)
 
 
-def test_a_failure_is_told_before_slower_tasks_end(local, tmp_path):
+def test_a_failure_is_raised_before_slower_tasks_end(local, tmp_path):
     slow = local.submit(tasks.wait_for, tmp_path / "never", 0)
     with pytest.raises(KeyError):
         local.fetch([slow, local.submit(tasks.fail, "at once")])
@@ -180,8 +180,8 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again_and_none_beside_it
     values = local.fetch(refs)
     assert values[0].sum() == 10_000
     assert values[1:] == [2 * n for n in range(10)]
-    told = "compss_train: a worker process died (SIGKILL(-9)); its task 'die_once' runs again\n"
-    assert capsys.readouterr().err == told
+    message = "compss_train: a worker process died (SIGKILL(-9)); its task 'die_once' runs again\n"
+    assert capsys.readouterr().err == message
     (tmp_path / "gate").touch()
     survivor = local.fetch([beside])[0]
     assert runs.read_text().split() == [str(survivor)]
@@ -273,8 +273,8 @@ def _plus_but_die_once(value, other, flag):
 
 
 def test_a_task_that_always_kills_its_process_is_an_error(shared_local, monkeypatch):
-    assert scheduler.RUNS == 4
-    monkeypatch.setattr(scheduler, "RUNS", 2)
+    assert scheduler.MAX_RUNS == 4
+    monkeypatch.setattr(scheduler, "MAX_RUNS", 2)
     with pytest.raises(
         WorkerLostError, match=r"task 'die' was running 2 times .* with SIGKILL.* memory most likely ran out"
     ):

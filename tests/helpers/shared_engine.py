@@ -8,10 +8,7 @@ import pytest
 from loky import ProcessPoolExecutor
 
 from compss_train import LocalEngine
-from compss_train.engines.local import engine as local
-from compss_train.engines.local import worker_main as remote
-from compss_train.engines.local import worker_process as lane
-from compss_train.engines.local import worker_process as pool
+from compss_train.engines.local import engine, worker_main, worker_process
 
 IMPORTED = ["compss_train.training.worker", "torch._dynamo"]
 """What the process that the others are forked from has imported."""
@@ -20,7 +17,7 @@ preparation_data = spawn.get_preparation_data
 
 def begin() -> None:
     """Begin as a process of users does, and end with the one that this one was forked from."""
-    remote.start(os.getppid(), [])
+    worker_main.start(os.getppid(), [])
 
 
 def without_main(name: str) -> dict:
@@ -28,7 +25,7 @@ def without_main(name: str) -> dict:
     return {key: told for key, told in preparation_data(name).items() if not key.startswith("init_main")}
 
 
-class ForkedLane(lane.Lane):
+class ForkedProcess(worker_process.WorkerProcess):
     """A process that is forked from one that has imported what tasks need: to start it anew takes two seconds."""
 
     def _new_executor(self) -> ProcessPoolExecutor:
@@ -40,12 +37,12 @@ class ForkedLane(lane.Lane):
             super().start()
 
 
-class ForkedPool(pool.Pool):
-    """Has lanes that start within a moment."""
+class ForkedPool(worker_process.WorkerPool):
+    """A pool of such processes."""
 
-    def add(self, count: int) -> list[lane.Lane]:
+    def add(self, count: int) -> list[worker_process.WorkerProcess]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "Lane", ForkedLane)
+            patch.setattr(worker_process, "WorkerProcess", ForkedProcess)
             return super().add(count)
 
 
@@ -55,7 +52,7 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
     Nothing else differs from what users have; tests of how processes start do without this.
     """
     multiprocessing.set_forkserver_preload(IMPORTED)
-    patch.setattr(local, "Pool", ForkedPool)
+    patch.setattr(engine, "WorkerPool", ForkedPool)
 
 
 class SharedEngine(LocalEngine):

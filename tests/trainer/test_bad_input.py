@@ -96,10 +96,10 @@ def test_seed_and_threads(argument):
 
 
 def test_engines(monkeypatch):
-    with pytest.raises(ValueError, match="engine='ray' is no engine; choose one of auto, serial, local"):
+    with pytest.raises(ValueError, match="engine='ray' is not an engine; choose one of auto, serial, local"):
         DistributedTrainer(2, engine="ray")
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "dask")
-    with pytest.raises(ValueError, match="COMPSS_TRAIN_ENGINE=dask is no engine"):
+    with pytest.raises(ValueError, match="COMPSS_TRAIN_ENGINE=dask is not an engine"):
         DistributedTrainer(2)
     assert DistributedTrainer(2, engine="serial")._engine_class is SerialEngine
     for unset in ("", "auto"):

@@ -21,7 +21,7 @@ from compss_train.engines.compss.context import (
     under_compss,
 )
 from compss_train.engines.compss.perform import Call, Packed, Slot, lost
-from compss_train.engines.machine import LOOPBACK, ThisMachineEngine
+from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
 from compss_train.exceptions import EngineClosedError
 
 FEW = 4
@@ -78,7 +78,7 @@ class CompssEngine(Engine):
     def thread_share(cls, num_workers: int) -> int:
         """Return ``ComputingUnits`` where that is set, else a worker's share of its node's computing units."""
         if not under_compss():
-            return ThisMachineEngine.thread_share(num_workers)
+            return SingleMachineEngine.thread_share(num_workers)
         return thread_share(num_workers, declared_nodes())
 
     @classmethod
@@ -90,7 +90,7 @@ class CompssEngine(Engine):
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
         """Raise ``ValueError`` where the nodes have fewer GPUs: COMPSs would wait for more for ever."""
         if not under_compss():
-            ThisMachineEngine.check_gpus(num_gpu, num_nodes)
+            SingleMachineEngine.check_gpus(num_gpu, num_nodes)
             return
         nodes = declared_nodes()
         available = sum(node.gpus for node in nodes)

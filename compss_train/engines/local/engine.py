@@ -11,25 +11,39 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
-from compss_train.engines.local.scheduler import Handle, Scheduler, Task, Updates, Value
-from compss_train.engines.local.store import Folders, store
-from compss_train.engines.local.worker_process import Pool
-from compss_train.engines.machine import LOOPBACK, ThisMachineEngine, cores
+from compss_train.engines.local.scheduler import Scheduler
+from compss_train.engines.local.store import StoreFolders, store
+from compss_train.engines.local.task_graph import Task, TaskGraph, Updates, Value
+from compss_train.engines.local.worker_process import WorkerPool
+from compss_train.engines.machine import LOOPBACK, SingleMachineEngine, cores
 from compss_train.exceptions import EngineClosedError
 
-CHECK_SECONDS = 1.0
-"""How often a wait makes sure that there is still something to wait for."""
+_CHECK_SECONDS = 1.0
+"""How often a waiting ``fetch`` checks that the scheduler still runs."""
 
 
-class LocalEngine(ThisMachineEngine):
-    """``processes`` worker processes, started by loky, with ``threads`` intra-op threads each.
+class _LocalRef(Ref):
+    """The local engine's reference: its present value, and the updates that will replace it."""
 
-    Values are files in shared memory that workers map, so that a block exists once however many tasks read
-    it. A process that dies is replaced and its task runs again, 4 times in all; other tasks go on. The processes
-    are no main script's children to import: models from notebooks and from ``__main__`` work without a main guard.
-    Processes import the modules that ``preload`` names when they start, rather than in their first task.
-    The end of the program waits for tasks that still run; ``shutdown(kill=True)`` does not. A process takes 7
-    file descriptors of the coordinator: for hundreds of them ``ulimit -n`` has to allow more than the usual 1024.
+    __slots__ = ("updates", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.updates: Updates | None = None
+
+
+class LocalEngine(SingleMachineEngine):
+    """Run tasks on ``processes`` worker processes, started by loky, with ``threads`` intra-op threads each.
+
+    Values are files in shared memory that workers map, so that a block exists once however many tasks read it. A
+    process that dies is replaced and its task runs again, up to 4 times in all; other tasks continue. Processes do
+    not import the main script: models from notebooks and from ``__main__`` work without a main guard. Processes
+    import the modules in ``preload`` when they start instead of in their first task.
+
+    At the end of the program the engine waits for running tasks; ``shutdown(kill=True)`` does not. Each process
+    takes 7 file descriptors of the coordinator: for hundreds of processes ``ulimit -n`` must exceed the usual 1024.
+
+    Raises ``ValueError`` for fewer than one process or thread.
     """
 
     name: ClassVar[str] = "local"
@@ -42,11 +56,11 @@ class LocalEngine(ThisMachineEngine):
         self.threads = threads
         self.cpus = 0
         self._numbers = itertools.count()
-        with contextlib.ExitStack() as undo:  # of a start that is interrupted
-            self._folders = Folders()
+        with contextlib.ExitStack() as undo:  # if the start is interrupted
+            self._folders = StoreFolders()
             undo.callback(self._folders.remove)
-            self._folders.make()
-            self._pool = Pool(threads, self._folders.paths, preload)
+            self._folders.create()
+            self._pool = WorkerPool(threads, self._folders.paths, preload)
             self._scheduler = Scheduler(self._folders.paths)
             self._close = weakref.finalize(
                 self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
@@ -57,11 +71,11 @@ class LocalEngine(ThisMachineEngine):
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
-        """Start as many processes as there are workers and cores for."""
+        """Start a process for each worker, at most as many as the cores allow."""
         return cls(max(1, min(num_workers, cores() // threads)), threads, preload)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Start the processes that are missing, for as long as the engine lasts; it never gets smaller."""
+        """Start the processes that are missing. They stay: an engine never shrinks."""
         self._check_open()
         self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
 
@@ -71,13 +85,13 @@ class LocalEngine(ThisMachineEngine):
         return LOOPBACK
 
     def publish(self, value: object) -> Ref:
-        """Write the value to shared memory; a memory-mapped array's path is all that is kept."""
+        """Write the value to shared memory; of a memory-mapped array only the path is stored."""
         self._check_open()
         published = Value()
         stored = store(value, f"{next(self._numbers)}-published", self._folders.paths)
         published.future.set_result(stored)
-        self._scheduler.post(self._scheduler.hold, published, stored)
-        return Handle(published)
+        self._post(self._graph.hold, published, stored)
+        return _LocalRef(published)
 
     def submit(
         self,
@@ -89,94 +103,112 @@ class LocalEngine(ThisMachineEngine):
     ) -> Any:
         """Run the task in a worker process.
 
-        Raises ``ValueError`` where it asks for more CPUs than all processes have, as it could never run.
+        Raises ``ValueError`` if it needs more CPUs than all processes have, since it could never run.
         """
         self._check_open()
         if resources.cpus > self.cpus:
             raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
-        outputs = [Value() for _ in range(returns)]
-        arguments = map_refs(args, self._read)
-        task = Task(next(self._numbers), function, arguments, outputs, resources.cpus, priority)
-        self._scheduler.post(self._scheduler.admit, task)
-        handles = [Handle(value) for value in outputs]
-        return handles[0] if returns == 1 else handles
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=map_refs(args, self._read),
+            outputs=[Value() for _ in range(returns)],
+            cpus=resources.cpus,
+            priority=priority,
+        )
+        self._post(self._graph.add, task)
+        refs = [_LocalRef(value) for value in task.outputs]
+        return refs[0] if returns == 1 else refs
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Update in a worker process, before waiting tasks."""
+        """Update in a worker process, with priority."""
         self._check_open()
-        handle = _handle(target)
-        if handle.updates is None:
-            handle.updates = Updates(handle.value)
-        output, updates = Value(), handle.updates
-        arguments = (updates, *map_refs(args, self._read))
-        task = Task(next(self._numbers), function, arguments, [output], 1, True, updates)
-        self._scheduler.post(self._scheduler.admit, task)
-        return Handle(output)
+        ref = _local(target)
+        if ref.updates is None:
+            ref.updates = Updates(ref.value)
+        updates = ref.updates
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=(updates, *map_refs(args, self._read)),
+            outputs=[Value()],
+            priority=True,
+            updates=updates,
+        )
+        self._post(self._graph.add, task)
+        return _LocalRef(task.outputs[0])
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
-        """Wait, raise as soon as any has failed; large arrays are mapped from shared memory, not copied."""
+        """Wait, and raise as soon as any has failed; large arrays are mapped from shared memory, not copied."""
         self._check_open()
         futures = [self._read(ref).future for ref in refs]
-        while (state := wait(futures, CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
+        while (state := wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
             _raise_first(state.done)
             self._check_open()
         _raise_first(state.done)
         return [future.result().load() for future in futures]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return what is there; of a value under commutative update, the newest."""
+        """Return the value; of one under commutative update, the newest."""
         self._check_open()
-        handle = _handle(ref)
-        while handle.updates is not None and (newest := handle.updates.current) is not None:
+        local = _local(ref)
+        while local.updates is not None and (newest := local.updates.current) is not None:
             with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
                 return newest.load()
-        future = handle.value.future
+        future = local.value.future
         wait([future], timeout)
         return future.result().load() if future.done() and future.exception() is None else None
 
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Wait for tasks to run."""
+        """Wait for the tasks."""
         self._check_open()
         done, missing = wait([self._read(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
         return not missing or any(future.exception() is not None for future in done)
 
     def ended(self, ref: Ref) -> bool:
-        """Look whether the task has run; of a value under commutative update, whether the first one was there."""
+        """Return whether the task has ended; for a value under commutative update, the task of its first value."""
         self._check_open()
-        return _handle(ref).value.future.done()
+        return _local(ref).value.future.done()
 
     def delete(self, refs: Sequence[Ref]) -> None:
-        """Remove the values' files once no submitted task has to read them."""
+        """Remove the values' files once all submitted tasks have read them."""
         self._check_open()
         for ref in refs:
-            self._scheduler.post(self._scheduler.delete, self._read(ref))
+            self._post(self._graph.delete, self._read(ref))
 
     def shutdown(self, *, kill: bool = False) -> None:
-        """End the processes and remove everything from shared memory; a second call does nothing."""
+        """End the processes and remove all files from shared memory; further calls do nothing."""
         if self._close.alive and not kill:
             self._scheduler.finish_running()
         self._close()
 
+    @property
+    def _graph(self) -> TaskGraph:
+        return self._scheduler.graph
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        self._scheduler.post(function, *args)
+
     def _grow(self, processes: int, cpus: int) -> None:
-        """Have so many more of each; less than none is none."""
-        lanes, cpus = self._pool.add(processes), max(0, cpus)
-        self.processes += len(lanes)
+        """Add processes and CPUs; negative numbers add none."""
+        added, cpus = self._pool.add(processes), max(0, cpus)
+        self.processes += len(added)
         self.cpus += cpus
-        self._scheduler.post(self._scheduler.grow, lanes, cpus)
+        self._post(self._scheduler.add_workers, added, cpus)
 
     def _check_open(self) -> None:
         if not (self._close.alive and self._scheduler.alive):
             raise EngineClosedError("this local engine was shut down; make a new one")
 
     def _read(self, ref: Ref) -> Value:
-        """Return the value that a reader sees from now on: after all updates submitted so far."""
-        handle = _handle(ref)
-        if handle.updates is not None:
-            updates, handle.updates = handle.updates, None
-            self._scheduler.post(self._scheduler.delete, handle.value)
-            handle.value = updates.result
-            self._scheduler.post(self._scheduler.close, updates)
-        return handle.value
+        """Return the value that readers get from now on: after all updates submitted so far."""
+        local = _local(ref)
+        if local.updates is not None:
+            updates, local.updates = local.updates, None
+            self._post(self._graph.delete, local.value)
+            local.value = updates.result
+            self._post(self._graph.close, updates)
+        return local.value
 
 
 def _raise_first(futures: Iterable[Future[Any]]) -> None:
@@ -185,14 +217,14 @@ def _raise_first(futures: Iterable[Future[Any]]) -> None:
             raise error
 
 
-def _handle(ref: Ref) -> Handle:
-    if not isinstance(ref, Handle):
+def _local(ref: Ref) -> _LocalRef:
+    if not isinstance(ref, _LocalRef):
         raise TypeError(f"{ref!r} is not a reference of the local engine")
     return ref
 
 
-def _shut_down(scheduler: Scheduler, pool: Pool, folders: Folders, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child of the program forgets its copy of the engine
+def _shut_down(scheduler: Scheduler, pool: WorkerPool, folders: StoreFolders, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
         return
     try:
         scheduler.stop()

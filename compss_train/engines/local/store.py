@@ -1,4 +1,4 @@
-"""The local engine's store: one file a value in shared memory, written once and mapped by whoever reads it."""
+"""The local engine's store: a file in shared memory for each large value, written once and mapped by readers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from loky.backend import resource_tracker
 from compss_train._utils.locking import TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
-INLINE = 32 * 1024
-"""Bytes up to which a value travels in messages instead of in a file."""
+MAX_INLINE_BYTES = 32 * 1024
+"""Values up to this size travel in messages instead of in files."""
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a value is: in a file, or here if it is small."""
+class StoredValue:
+    """An encoded value: the path of its file, or its bytes if it is small."""
 
     path: str | None
     inline: bytes | None = None
@@ -34,11 +35,14 @@ class Stored:
         return decode(np.frombuffer(bytearray(self.inline or b""), np.uint8))
 
 
-def store(value: object, name: str, folders: Sequence[str]) -> Stored:
-    """Write a value to the first of the folders that has room for it, or keep it inline if it is small."""
+def store(value: object, name: str, folders: Sequence[str]) -> StoredValue:
+    """Write a value to the first of the folders with enough space, or keep it inline if it is small.
+
+    Raises ``OSError`` if no folder has enough space.
+    """
     chunks = encode(value)
-    if sum(chunk.nbytes for chunk in chunks) <= INLINE:
-        return Stored(None, b"".join(chunks))
+    if sum(chunk.nbytes for chunk in chunks) <= MAX_INLINE_BYTES:
+        return StoredValue(None, b"".join(chunks))
     for folder in folders[:-1]:
         try:
             return _write(chunks, os.path.join(folder, name))
@@ -49,11 +53,11 @@ def store(value: object, name: str, folders: Sequence[str]) -> Stored:
         return _write(chunks, os.path.join(folders[-1], name))
     except OSError as error:
         needed = sum(chunk.nbytes for chunk in chunks)
-        error.add_note(f"{needed:,} bytes had to be written to one of {', '.join(folders)}; make room there")
+        error.add_note(f"{needed:,} bytes had to be written to one of {', '.join(folders)}; free some space there")
         raise
 
 
-def _write(chunks: Sequence[memoryview], path: str) -> Stored:
+def _write(chunks: Sequence[memoryview], path: str) -> StoredValue:
     try:
         with open(path, "wb", buffering=0) as file:
             for chunk in chunks:
@@ -61,7 +65,7 @@ def _write(chunks: Sequence[memoryview], path: str) -> Stored:
     except BaseException:
         discard(path)
         raise
-    return Stored(path)
+    return StoredValue(path)
 
 
 def _write_all(descriptor: int, chunk: memoryview) -> None:
@@ -71,33 +75,30 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
 
 
 def discard(path: str | None) -> None:
-    """Remove a file if it is there; whoever has mapped it keeps the contents."""
+    """Remove a file if it exists; processes that have mapped it keep its contents."""
     if path is not None:
         Path(path).unlink(missing_ok=True)
 
 
 def discard_all(names: Sequence[str], folders: Sequence[str]) -> None:
-    """Remove what a task that did not end well has stored so far."""
+    """Remove what a failed task has stored."""
     for folder in folders:
         for name in names:
             discard(os.path.join(folder, name))
 
 
-SHARED_MEMORY = Path("/dev/shm")
+class StoreFolders:
+    """The folders that values are written to: shared memory first, the temporary folder if that is full.
 
-
-class Folders:
-    """The folders that values are written to: shared memory first, the temporary folder where that is full.
-
-    Loky's resource tracker, a process of its own, removes them if this process is killed. Where that is killed with
-    it, the next program removes them: the system gives up the lock on a folder with the process that held it.
+    Loky's resource tracker, a separate process, removes them if this process is killed. If the tracker is killed as
+    well, the next program removes them: the system releases the lock on a folder with the process that held it.
     """
 
     def __init__(self) -> None:
         self._folders: list[TemporaryFolder] = []
 
-    def make(self) -> None:
-        """Make the folders; ``remove`` may be called whenever this has been interrupted."""
+    def create(self) -> None:
+        """Create the folders; ``remove`` may be called even if this was interrupted."""
         parents = [str(SHARED_MEMORY)] if os.access(SHARED_MEMORY, os.W_OK) else []
         for parent in [*parents, tempfile.gettempdir()]:
             folder = TemporaryFolder(parent)
@@ -107,11 +108,11 @@ class Folders:
 
     @property
     def paths(self) -> list[str]:
-        """Where the folders are, in the order of preference; none once they are removed."""
+        """The paths of the folders in the order of preference; empty after ``remove``."""
         return [folder.path for folder in self._folders]
 
     def remove(self) -> None:
-        """Remove the folders and all in them; a second call does nothing."""
+        """Remove the folders and their contents; further calls do nothing."""
         for folder in self._folders:
             folder.remove()
             resource_tracker.unregister(folder.path, "folder")

@@ -1,4 +1,4 @@
-"""The worker process's side of the local engine: load a task's arguments, run it, store its results."""
+"""The local engine in a worker process: load a task's arguments, run it, and store its results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from loky import process_executor
 
 from compss_train.engines.base import Failure
-from compss_train.engines.local.store import Stored, discard_all, store
+from compss_train.engines.local.store import StoredValue, discard_all, store
 from compss_train.engines.machine import intra_op_threads, prepare_process
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A task as it is sent to a worker process; ``Stored`` arguments are loaded there."""
+    """A task as it is sent to a worker process, which loads the stored values among the arguments."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -29,8 +29,8 @@ class Call:
     cpus: int
 
 
-def run(call: Call, folders: Sequence[str]) -> list[Stored] | Failure:
-    """Run a task; whatever it raises comes back as a ``Failure``."""
+def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | Failure:
+    """Run a task and return its stored results, or a ``Failure`` for any exception."""
     try:
         with intra_op_threads(call.cpus):
             result = call.function(*map(_load, call.args))
@@ -42,7 +42,7 @@ def run(call: Call, folders: Sequence[str]) -> list[Stored] | Failure:
 
 
 def _load(argument: Any) -> Any:
-    if isinstance(argument, Stored):
+    if isinstance(argument, StoredValue):
         return argument.load()
     if isinstance(argument, list):
         return [_load(item) for item in argument]
@@ -50,18 +50,18 @@ def _load(argument: Any) -> Any:
 
 
 def start(parent: int, preload: Sequence[str]) -> None:
-    """Prepare a new worker process: import what tasks need, and end with the coordinator."""
-    # From now on even if the program handles Ctrl-C itself and goes on: it alone decides when to end.
+    """Initialize a new worker process: import what tasks need, and end it when its parent ends."""
+    # Ignored even if the main program handles Ctrl-C and continues: only the main program ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare_process(preload)
-    # After a task loky weighs the process by psutil, or collects garbage, to restart one that grew by 300 MB. That
-    # is tens of milliseconds in which the next task waits, and growth here is mapped blocks and models in use.
+    # After a task loky measures the process by psutil or collects garbage, to restart one that grew by 300 MB. That
+    # delays the next task by tens of milliseconds, and growth here is mapped blocks and models in use.
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
-    """End this process once its parent is gone: killed, it cannot tell its workers to."""
+    """End this process when its parent has ended: a killed parent cannot stop its workers."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

@@ -48,7 +48,7 @@ def test_dry_run_checks_tells_and_leaves_nothing(run_file, command, tmp_path):
             "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no mpl; did you mean mlp?",
         ),
         ("network.input=3", "[network]: tests.helpers.models:mlp has no argument input; did you mean inputs?"),
-        ("trainer.engine=cloud", "[trainer]: engine='cloud' is no engine; choose one of auto"),
+        ("trainer.engine=cloud", "[trainer]: engine='cloud' is not an engine; choose one of auto"),
         ("trainer.num_workers=0", "[trainer]: num_workers=0: give an integer of at least 1"),
         ("validation.fraction=2", "[validation]: fraction = 2: give a number between 0 and 1"),
         ("validation.seed=2", "[validation] seed: there is no such key"),

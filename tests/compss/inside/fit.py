@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pycompss.runtime.management import synchronization
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
@@ -39,6 +38,8 @@ def network(hidden):
 
 def note_what_comes_here():
     """Return a list that gets the size of every file that PyCOMPSs reads in this program."""
+    from pycompss.runtime.management import synchronization  # not installed where the serial engine's fit runs
+
     sizes = []
     read = synchronization.deserialize_from_file
 
@@ -57,7 +58,7 @@ def digest(parameters):
 def main():
     chosen = {**OURS, **options()}
     own = {name: chosen.pop(name) for name in OURS}
-    fetched = note_what_comes_here()
+    fetched = [] if own["engine"] == "serial" else note_what_comes_here()
     trainer = DistributedTrainer(own["workers"], engine=own["engine"], seed=0, threads=1)
     trainer.build(network(own["hidden"]), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy")
     x, y = data(own["samples"], own["blocks"])
