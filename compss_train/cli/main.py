@@ -1,4 +1,4 @@
-"""The command ``compss-train``: what reads its arguments and runs the subcommand that they name."""
+"""The command ``compss-train``: parses its arguments and runs the subcommand that they name."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 
 from compss_train._utils.version import __version__
 from compss_train.cli.commands import COMMANDS, Command
-from compss_train.cli.run_files.problems import text_of
+from compss_train.cli.run_files.errors import exception_message
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
+"""Exit code after Ctrl-C, as in shells: 128 and the signal's number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the subcommand that the arguments name (by default those of this process); return its exit code."""
+    """Run the subcommand that the arguments name, by default those of this process, and return its exit code."""
     options = make_parser().parse_args(arguments)
     try:
-        with _warnings_of(options.command):
-            return int(options.perform(options))
+        with _print_warnings(options.command):
+            return int(options.run_command(options))
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         if getattr(options, "traceback", False):
             traceback.print_exc()
-        print(f"compss-train {options.command}: {text_of(error)}", file=sys.stderr)
+        print(f"compss-train {options.command}: {exception_message(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"compss-train {options.command}: interrupted", file=sys.stderr)
@@ -36,10 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _warnings_of(command: str) -> Iterator[None]:
-    """Have warnings printed as the command's other messages are, without where in the code they come from."""
+def _print_warnings(command: str) -> Iterator[None]:
+    """Print warnings in the same format as the command's other messages, without their place in the code."""
 
-    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"compss-train {command}: {message}", file=sys.stderr)
 
     before, warnings.showwarning = warnings.showwarning, show
@@ -50,21 +50,21 @@ def _warnings_of(command: str) -> Iterator[None]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all subcommands."""
+    """Return the parser of all subcommands; parsed options hold it as ``parser``."""
     parser = argparse.ArgumentParser(
         prog="compss-train",
-        description="Train PyTorch models with many workers, on this machine or on a cluster of COMPSs.",
-        epilog="compss-train COMMAND --help tells more of each. To begin with: compss-train fit --example",
+        description="Train PyTorch models with many workers, on this machine or on a COMPSs cluster.",
+        epilog="compss-train COMMAND --help describes a command. To start: compss-train fit --example",
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        _add(subparsers, command)
+        _add_command(subparsers, command)
     parser.set_defaults(parser=parser)
     return parser
 
 
-def _add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
+def _add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: Command) -> None:
     parser = subparsers.add_parser(
         command.name,
         help=command.help,
@@ -73,4 +73,4 @@ def _add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], comman
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    parser.set_defaults(perform=command.run)
+    parser.set_defaults(run_command=command.run)

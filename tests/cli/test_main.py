@@ -36,7 +36,7 @@ def test_ctrl_c_ends_with_the_code_that_shells_have(monkeypatch, capsys):
     assert capsys.readouterr().err == "compss-train configure: interrupted\n"
 
 
-def test_warnings_are_told_as_the_commands_own_while_it_runs(monkeypatch, capsys):
+def test_warnings_are_printed_as_messages_of_the_command(monkeypatch, capsys):
     def warn(*arguments, **options):
         warnings.warn("few units", stacklevel=1)
         raise ValueError("no units")

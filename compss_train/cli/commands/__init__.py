@@ -1,35 +1,28 @@
-"""The subcommands of ``compss-train``, one module each; those that need torch import it when they run."""
+"""The subcommands of ``compss-train``. Modules that need torch are imported when a command runs."""
 
 from __future__ import annotations
 
-from compss_train.cli.commands import (
-    completion,
-    configure,
-    doctor,
-    evaluate,
-    export,
-    fit,
-    plot,
-    predict,
-    report,
-    send,
-    shard,
-)
 from compss_train.cli.commands.base import Command
+from compss_train.cli.commands.completion import COMPLETION
+from compss_train.cli.commands.compss_setup import CONFIGURE, DOCTOR
+from compss_train.cli.commands.data import SEND, SHARD
+from compss_train.cli.commands.fit import FIT
+from compss_train.cli.commands.inference import EVALUATE, EXPORT, PREDICT
+from compss_train.cli.commands.reports import PLOT, REPORT
 
 __all__ = ["COMMANDS", "Command"]
 
 COMMANDS: tuple[Command, ...] = (
-    fit.COMMAND,
-    evaluate.COMMAND,
-    predict.COMMAND,
-    report.COMMAND,
-    plot.COMMAND,
-    export.COMMAND,
-    shard.COMMAND,
-    send.COMMAND,
-    doctor.COMMAND,
-    configure.COMMAND,
-    completion.COMMAND,
+    FIT,
+    EVALUATE,
+    PREDICT,
+    REPORT,
+    PLOT,
+    EXPORT,
+    SHARD,
+    SEND,
+    DOCTOR,
+    CONFIGURE,
+    COMPLETION,
 )
 """In the order of ``compss-train --help``."""

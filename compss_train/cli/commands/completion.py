@@ -1,4 +1,4 @@
-"""``compss-train completion``: what makes a shell complete commands, options and names of files."""
+"""``compss-train completion``: scripts that complete commands, options and file names in a shell."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from compss_train.cli.commands.base import Command
 SHELLS = ("bash", "zsh", "tcsh")
 FILES = ("FILE", "RUN", "INPUT")
 FOLDERS = ("FOLDER",)
-"""What stands in ``--help`` for arguments that are names of files and folders."""
+"""Metavars of arguments that are names of files and folders."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("shell", choices=SHELLS, help="the shell to write it for")
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="the shell that runs the script")
 
 
-def run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Print the script."""
     shtab = import_optional("shtab", extra="completion", needed_by="completion")
     _mark_files(options.parser, shtab)
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _mark_files(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    """Have names of files and folders completed, in all subcommands."""
+    """Mark the arguments of all subcommands that are names of files or folders."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for subparser in action.choices.values():
@@ -39,11 +38,11 @@ def _mark_files(parser: argparse.ArgumentParser, shtab: Any) -> None:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
 
 
-COMMAND = Command(
-    "completion",
-    "print a script that lets the shell complete this command",
-    add_arguments,
-    run,
+COMPLETION = Command(
+    name="completion",
+    help="print a script that lets the shell complete this command",
+    add_arguments=_add_arguments,
+    run=_run,
     examples="""\
   bash:  compss-train completion bash > ~/.local/share/bash-completion/completions/compss-train
   zsh:   compss-train completion zsh > ~/.zsh/completions/_compss-train    (a folder in $fpath)

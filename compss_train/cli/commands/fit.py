@@ -1,128 +1,123 @@
-"""``compss-train fit``: a training run that a TOML file describes."""
+"""``compss-train fit``: a training run described by a TOML file."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import traceback
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compss_train.cli.commands.base import Command, add_run_settings, settings_of
+from compss_train.cli.commands.base import Command, add_setting_arguments, get_settings
 
 if TYPE_CHECKING:
-    from compss_train.cli.run_files.training import Training
+    from compss_train.cli.run_files.training import TrainingRun
 
 FAILED = 1
-"""Exit code where training fails after it has begun."""
+"""Exit code if training fails after it has started."""
 UNFINISHED = 75
-"""Exit code where ``max_time`` has ended it, that of sysexits.h for what is to be tried again later."""
+"""Exit code after ``max_time``: EX_TEMPFAIL of sysexits.h, for what should be tried again later."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    file = "a TOML file, or the folder of a run"
-    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help=file)
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run")
     parser.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
-    parser.add_argument("--keys", action="store_true", help="print the keys of the sections, with their defaults")
-    add_run_settings(parser)
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="for the run's files (output.folder)")
+    parser.add_argument("--keys", action="store_true", help="print the keys of all sections, with their defaults")
+    add_setting_arguments(parser)
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder of the run's files (output.folder)")
     again = parser.add_mutually_exclusive_group()
-    again.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the run in the folder, where there is one, from its checkpoint",
-    )
-    again.add_argument("--overwrite", action="store_true", help="remove a run that is in the folder")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check everything, train on one batch in this process, say what would be done",
-    )
+    resume = "continue the run in the folder from its last checkpoint; start one if there is none"
+    again.add_argument("--resume", action="store_true", help=resume)
+    again.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
+    dry_run = "check everything, train on one batch in this process, print the plan"
+    parser.add_argument("--dry-run", action="store_true", help=dry_run)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Train; return 0 when that is done, 1 where it has failed, 75 where ``max_time`` has ended it."""
-    if options.example:
-        print(files("compss_train.cli.run_files").joinpath("example.toml").read_text(encoding="utf-8"), end="")
-        return 0
-    if options.keys:
-        return _show_keys()
+def _run(options: argparse.Namespace) -> int:
+    """Train; return 0 when done, 1 if training failed, 75 after ``max_time``."""
+    if options.example or options.keys:
+        return _print_example() if options.example else _print_keys()
     if options.file is None:
-        raise ValueError("name a TOML file; compss-train fit --example prints one to begin with")
-    from compss_train.cli.run_files.file import read_run_file
-    from compss_train.cli.run_files.training import read_training
+        raise ValueError("name a TOML file; compss-train fit --example prints one to start with")
+    from compss_train.cli.run_files.run_file import read_run_file
+    from compss_train.cli.run_files.training import prepare_run
 
     hint = "compss-train fit --example prints one"
-    run_file = read_run_file(options.file, settings_of(options), hint)
+    run_file = read_run_file(options.file, get_settings(options), hint)
     if options.output is not None:
         run_file = run_file.with_value("output", "folder", str(options.output.absolute()))
-    with run_file.at_home():
-        training = read_training(run_file, resume=options.resume, overwrite=options.overwrite)
-        return _show(training) if options.dry_run else _train(training, options)
+    with run_file.working_directory():
+        run = prepare_run(run_file, resume=options.resume, overwrite=options.overwrite)
+        return _dry_run(run) if options.dry_run else _train(run, options)
 
 
-def _show_keys() -> int:
-    from compss_train.cli.run_files.keys import told_keys  # it needs torch, which other commands do without
+def _print_example() -> int:
+    from compss_train.cli.run_files.example import EXAMPLE
 
-    print(told_keys())
+    print(EXAMPLE, end="")
     return 0
 
 
-def _show(training: Training) -> int:
-    from compss_train.cli.run_files.checking import try_a_batch, warn_as_fit
-    from compss_train.cli.run_files.messages import planned
-    from compss_train.cli.run_files.problems import describe, with_notes
+def _print_keys() -> int:
+    from compss_train.cli.run_files.messages import format_keys
 
-    plan = planned(training)
-    model = training.model
+    print(format_keys())
+    return 0
+
+
+def _dry_run(run: TrainingRun) -> int:
+    from compss_train.cli.run_files.checking import try_a_batch, warn_as_fit
+    from compss_train.cli.run_files.errors import append_notes, format_exception
+    from compss_train.cli.run_files.messages import format_plan
+
+    plan = format_plan(run)
+    model = run.model
     if not model.build.get("num_gpu"):
         try:
-            try_a_batch(model.net, model.build, training.data, training.fit)
+            try_a_batch(model.net, model.build, run.data, run.fit)
         except Exception as error:
-            told = with_notes(f"the first batch cannot be trained on: {describe(error)}", error)
-            print(f"compss-train fit: {told}", file=sys.stderr)
+            message = append_notes(f"training on the first batch failed: {format_exception(error)}", error)
+            print(f"compss-train fit: {message}", file=sys.stderr)
             return 2
-    warn_as_fit(model.num_workers, training.blocks, training.data, training.fit)
+    warn_as_fit(model.num_workers, run.blocks, run.data, run.fit)
     print(plan)
     return 0
 
 
-def _train(training: Training, options: argparse.Namespace) -> int:
-    from compss_train.cli.run_files.messages import left, reached
-    from compss_train.cli.run_files.problems import RunFileError, describe, with_notes
+def _train(run: TrainingRun, options: argparse.Namespace) -> int:
+    from compss_train.cli.run_files.errors import RunFileError, append_notes, format_exception
+    from compss_train.cli.run_files.messages import format_interrupted, format_result
     from compss_train.cli.run_files.training import train
 
     try:
-        trainer = train(training)
+        trainer = train(run)
     except RunFileError:
         raise
     except (KeyboardInterrupt, SystemExit):
-        print(f"compss-train fit: {left(training.folder)}", file=sys.stderr)
+        print(f"compss-train fit: {format_interrupted(run.folder)}", file=sys.stderr)
         raise
     except Exception as error:
         if options.traceback:
             traceback.print_exc()
-        hint = left(training.folder) + ("" if options.traceback else "; --traceback shows where it failed")
-        told = with_notes(describe(error), error, *_where_workers_look(error, training), hint)
-        print(f"compss-train fit: training failed: {told}", file=sys.stderr)
+        hint = format_interrupted(run.folder) + ("" if options.traceback else "; --traceback shows where it failed")
+        message = append_notes(format_exception(error), error, *_python_path_hint(error, run), hint)
+        print(f"compss-train fit: training failed: {message}", file=sys.stderr)
         return FAILED
-    print(reached(trainer, training.folder))
+    print(format_result(trainer, run.folder))
     return UNFINISHED if trainer.stopped == "max_time" else 0
 
 
-def _where_workers_look(error: Exception, training: Training) -> list[str]:
+def _python_path_hint(error: Exception, run: TrainingRun) -> list[str]:
     if not isinstance(error, ModuleNotFoundError):
         return []
-    return [f"Workers of COMPSs need to be told of modules: runcompss --pythonpath={training.file.home}"]
+    return [f"Workers of COMPSs find modules by a flag: runcompss --pythonpath={run.file.home}"]
 
 
-COMMAND = Command(
-    "fit",
-    "train a network as a TOML file says",
-    add_arguments,
-    run,
+FIT = Command(
+    name="fit",
+    help="train a network as described by a TOML file",
+    add_arguments=_add_arguments,
+    run=_run,
     examples="""\
   compss-train fit --example > spirals.toml
   compss-train fit spirals.toml
@@ -130,6 +125,6 @@ COMMAND = Command(
   compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set build.optimizer.lr=0.003 --output runs/b
   compss-train fit spirals.toml --resume
 
-Exit codes: 0 done, 1 training has failed, 2 something is wrong with what was given, 75 stopped by max_time,
-130 after Ctrl-C, 143 after SIGTERM. After 1, 75, 130 and 143, --resume goes on from the last checkpoint.""",
+Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 130 after Ctrl-C, 143 after SIGTERM.
+After 1, 75, 130 and 143, --resume continues from the last checkpoint.""",
 )

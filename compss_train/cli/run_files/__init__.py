@@ -1,1 +1,1 @@
-"""Training runs that a TOML file describes: the command ``compss-train fit`` and those that use what it leaves."""
+"""Training runs described by TOML files: what ``compss-train fit`` reads and writes, and other commands use."""

@@ -20,7 +20,7 @@ from compss_train.training.data_source import as_data_source
 from compss_train.training.worker import train
 
 if TYPE_CHECKING:
-    from compss_train.cli.run_files.data import Samples
+    from compss_train.cli.run_files.data import Dataset
 
 
 class _WouldBeginError(Exception):
@@ -35,7 +35,7 @@ class _Before(Callback):
         raise _WouldBeginError
 
 
-def check_fit(blocks: int, samples: Samples, held_out: Samples | None, options: Mapping[str, Any]) -> None:
+def check_fit(blocks: int, samples: Dataset, held_out: Dataset | None, options: Mapping[str, Any]) -> None:
     """Raise what ``fit`` raises for these options and data, arrays in so many blocks; the network has no part."""
     trainer = DistributedTrainer(blocks, engine="serial", seed=0, threads=1)
     trainer.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 1.0}, "mse")
@@ -69,7 +69,7 @@ class _OneBatchEngine(SerialEngine):
         raise _EnoughError
 
 
-def try_a_batch(net: nn.Module, build: Mapping[str, Any], samples: Samples, options: Mapping[str, Any]) -> None:
+def try_a_batch(net: nn.Module, build: Mapping[str, Any], samples: Dataset, options: Mapping[str, Any]) -> None:
     """Raise what a fit raises for the first batch, in the CPU of this process: that its loss is NaN, too."""
     few = {name: options[name] for name in ("batch_size", "num_batches_per_worker") if name in options}
     few |= {"num_epochs": 1, "shuffle": None, "shuffle_block_data": False, "file_buffer": 1, "progress": False}
@@ -81,14 +81,14 @@ def try_a_batch(net: nn.Module, build: Mapping[str, Any], samples: Samples, opti
             fit(trainer, samples, None, few)
 
 
-def warn_as_fit(num_workers: int, blocks: int, samples: Samples, options: Mapping[str, Any]) -> None:
+def warn_as_fit(num_workers: int, blocks: int, samples: Dataset, options: Mapping[str, Any]) -> None:
     """Warn of callbacks and idle workers as ``fit`` does; arrays are in so many blocks."""
     warn_of_other_hooks(options["callbacks"])
     as_data_source(samples.x, samples.y, blocks).warn_of_idle_workers(num_workers, options.get("shuffle", "blocks"))
 
 
 def fit(
-    trainer: DistributedTrainer, samples: Samples, held_out: Samples | None, options: Mapping[str, Any]
+    trainer: DistributedTrainer, samples: Dataset, held_out: Dataset | None, options: Mapping[str, Any]
 ) -> None:
     """Fit a trainer to samples, evaluating those that are held out."""
     options = dict(options)

@@ -1,121 +1,231 @@
-"""The sections ``[data]`` and ``[validation]``: what is trained and evaluated on."""
+"""The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their split."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from inspect import Parameter
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from compss_train.cli.run_files import objects
-from compss_train.cli.run_files.options import NONE, Option, options_of, read_options
-from compss_train.cli.run_files.problems import Problems, WrongValueError, unknown
+from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, unknown_name
+from compss_train.cli.run_files.objects import CALL, PREFIX, call_object, resolve
+from compss_train.cli.run_files.options import NONE, Option, parse_options, signature_options
+from compss_train.cli.run_files.run_file import RunFile
 from compss_train.data import BlockedTensor, FileDataset
+from compss_train.data.block import as_block
 from compss_train.data.files import read_whole
 from compss_train.data.readers import as_reader
+from compss_train.training.data_source import as_data_source
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
+FRACTION = "fraction"
+"""The key of ``[validation]`` that takes a part of the samples of ``[data]``."""
 
 
-class Samples(NamedTuple):
-    """What is trained or evaluated on."""
+class Dataset(NamedTuple):
+    """Samples to train or evaluate on.
+
+    ``x`` is an array, a blocked tensor, or a ``FileDataset``, which holds y, too. ``weight`` holds the weights of
+    the samples in the training loss.
+    """
 
     x: Any
-    """Arrays, blocked tensors, or files, which hold the others, too."""
     y: Any = None
     weight: Any = None
-    """Of each sample in the loss that is trained on."""
 
 
 def array_options() -> dict[str, Option]:
-    """Return the keys of a section that names arrays: a file, a file and the name in it, or an object each."""
+    """Return the keys of a section that names arrays: each a file, a table of file and key, or an object."""
     others = {role: Option(role, str | dict | None, None) for role in ("y", "weight")}
     return {"x": Option("x", str | dict, Parameter.empty), **others, **block_options()}
 
 
 def block_options() -> dict[str, Option]:
-    """Return the key that says how x, y and weights are cut, which those in files are not."""
+    """Return the key ``blocks``, the grid that x, y and weights are cut into unless they are in files."""
     return {"blocks": Option("blocks", int | list | None, None)}
 
 
-def make_data(where: str, table: Mapping[str, Any], problems: Problems) -> Samples | None:
-    """Return what a section names, or ``None`` after noting what is wrong with it."""
-    before = len(problems)
-    samples = None
-    with problems.noting(where):
+def fraction_options() -> dict[str, Option]:
+    """Return the key of a ``[validation]`` that takes a part of ``[data]``."""
+    return {FRACTION: Option(FRACTION, float, Parameter.empty)}
+
+
+def read_data(
+    run_file: RunFile, errors: ErrorCollector, *, num_workers: int, seed: int
+) -> tuple[Dataset, Dataset | None] | None:
+    """Return training data and validation data, or ``None`` after collecting errors."""
+    before = len(errors)
+    data = read_section("[data]", run_file.section("data"), errors)
+    section = run_file.section("validation")
+    validation_data = None
+    if FRACTION in section:
+        data, validation_data = _split_section(data, section, seed, errors)
+    elif section:
+        validation_data = read_section("[validation]", section, errors)
+    for where, dataset in (("[data]", data), ("[validation]", validation_data)):
+        if dataset is not None:
+            with errors.catch(where):
+                as_data_source(dataset.x, dataset.y, num_workers)
+    return (data, validation_data) if data is not None and len(errors) == before else None
+
+
+def read_validation_data(
+    run_file: RunFile, errors: ErrorCollector, *, num_workers: int, seed: int
+) -> Dataset | None:
+    """Return the validation data, or ``None`` after collecting errors; reads training data only to split them."""
+    section = run_file.section("validation")
+    if not section:
+        errors.add("[validation]", "the run has no validation data to evaluate on; give --data")
+        return None
+    if FRACTION in section:
+        return (read_data(run_file, errors, num_workers=num_workers, seed=seed) or (None, None))[1]
+    return read_section("[validation]", section, errors)
+
+
+def read_section(where: str, table: Mapping[str, Any], errors: ErrorCollector) -> Dataset | None:
+    """Return the samples that a section names, or ``None`` after collecting errors."""
+    before = len(errors)
+    dataset = None
+    with errors.catch(where):
         if "files" in table:
-            options = read_options(where, table, options_of(FileDataset), problems)
-            samples = Samples(FileDataset(**options)) if len(problems) == before else None
-        elif objects.CALLED in table:
-            own = {key: value for key, value in table.items() if key != "blocks"}
-            samples = _in_blocks(_as_samples(objects.make(own), table[objects.CALLED]), table.get("blocks"))
+            options = parse_options(where, table, signature_options(FileDataset), errors)
+            dataset = Dataset(FileDataset(**options)) if len(errors) == before else None
+        elif CALL in table:
+            call = {key: value for key, value in table.items() if key != "blocks"}
+            dataset = _cut(_as_dataset(call_object(call), table[CALL]), table.get("blocks"))
         elif "x" in table:
-            samples = _arrays(where, table, problems)
+            dataset = _read_arrays(where, table, errors)
         else:
-            raise WrongValueError(f"it names no samples; {FORMS}")
-    return samples if len(problems) == before else None
+            raise InvalidValueError(f"it names no samples; {FORMS}")
+    return dataset if len(errors) == before else None
 
 
-def _as_samples(made: Any, name: str) -> Samples:
-    """Return x, y and weights of what a function has returned."""
-    if not isinstance(made, tuple | list):
-        return Samples(made)
-    if len(made) not in (2, 3):
-        raise WrongValueError(f"{name} returned {len(made)} values; give x and y, x alone, or x, y and weights")
-    return Samples(*made)
+def _as_dataset(returned: Any, name: str) -> Dataset:
+    """Return what a function has returned as x, y and weights."""
+    if not isinstance(returned, tuple | list):
+        return Dataset(returned)
+    if len(returned) not in (2, 3):
+        count = len(returned)
+        raise InvalidValueError(f"{name} returned {count} values; give x and y, x alone, or x, y and weights")
+    return Dataset(*returned)
 
 
-def _arrays(where: str, table: Mapping[str, Any], problems: Problems) -> Samples | None:
-    before = len(problems)
+def _read_arrays(where: str, table: Mapping[str, Any], errors: ErrorCollector) -> Dataset | None:
+    before = len(errors)
     keys = array_options()
     for key in table:
         if key not in keys:
-            problems.add(f"{where} {key}", unknown(key, keys))
-    loaded = {}
-    for role in Samples._fields:
+            errors.add(f"{where} {key}", unknown_name(key, keys))
+    arrays = {}
+    for role in Dataset._fields:
         if role in table and (role == "x" or table[role] != NONE):
-            with problems.noting(f"{where} {role}"):
-                loaded[role] = load_array(table[role], role)
-    if len(problems) > before:
+            with errors.catch(f"{where} {role}"):
+                arrays[role] = load_array(table[role], role)
+    if len(errors) > before:
         return None
-    with problems.noting(f"{where} blocks"):
-        return _in_blocks(Samples(**loaded), table.get("blocks"))
+    with errors.catch(f"{where} blocks"):
+        return _cut(Dataset(**arrays), table.get("blocks"))
     return None
 
 
 def load_array(value: Any, role: str) -> Any:
     """Return the array that ``value`` names: a file, ``{ file = ..., key = ... }``, or an object.
 
-    A ``.npy`` file is mapped. Of files with several arrays it is the one called ``key``, by default ``role``.
+    A ``.npy`` file is memory-mapped. ``key``, by default ``role``, selects one of several arrays in a file.
     """
-    if isinstance(value, dict) and "file" in value and objects.CALLED not in value:
-        if wrong := [key for key in value if key not in ("file", "key")]:
-            raise WrongValueError(unknown(wrong[0], ("file", "key")))
-        return _read(value["file"], value.get("key", role))
-    if isinstance(value, str) and not value.startswith(objects.PREFIX):
-        return _read(value, role)
-    return objects.resolve(value)
+    if isinstance(value, dict) and "file" in value and CALL not in value:
+        if unknown := [key for key in value if key not in ("file", "key")]:
+            raise InvalidValueError(unknown_name(unknown[0], ("file", "key")))
+        return _read_file(value["file"], value.get("key", role))
+    if isinstance(value, str) and not value.startswith(PREFIX):
+        return _read_file(value, role)
+    return resolve(value)
 
 
-def _read(name: Any, key: str) -> Any:
+def _read_file(name: Any, key: str) -> Any:
     if not isinstance(name, str):
-        raise WrongValueError(f"{name!r} names no file; give a text")
+        raise InvalidValueError(f"{name!r} is no file name; give a string")
     if name.endswith(".npy"):
         return np.load(name, mmap_mode="r", allow_pickle=False)
     names = list(as_reader(None, [name]).describe(name).layout or ())
     return read_whole([name], names[0] if len(names) == 1 else key)[0]
 
 
-def _in_blocks(samples: Samples, blocks: Any) -> Samples:
-    """Return all cut into a grid of blocks, where the file gives one."""
+def _cut(dataset: Dataset, blocks: Any) -> Dataset:
+    """Return the arrays as blocked tensors if the section has ``blocks``."""
     if blocks in (None, NONE):
-        return samples
-    if any(isinstance(part, FileDataset | BlockedTensor) for part in samples):
-        raise WrongValueError("these samples are in blocks or files already; leave blocks out")
-    return in_grid(samples, (blocks, 1) if isinstance(blocks, int) else blocks)
+        return dataset
+    if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
+        raise InvalidValueError("these samples are in blocks or files already; leave blocks out")
+    return _in_grid(dataset, (blocks, 1) if isinstance(blocks, int) else blocks)
 
 
-def in_grid(samples: Samples, grid: tuple[int, int]) -> Samples:
-    """Return arrays cut into a grid of blocks."""
-    return Samples(*(None if part is None else BlockedTensor.from_array(part, grid) for part in samples))
+def _in_grid(dataset: Dataset, grid: tuple[int, int]) -> Dataset:
+    return Dataset(*(None if part is None else BlockedTensor.from_array(part, grid) for part in dataset))
+
+
+def _split_section(
+    data: Dataset | None, section: Mapping[str, Any], seed: int, errors: ErrorCollector
+) -> tuple[Dataset | None, Dataset | None]:
+    for key in section:
+        if key != FRACTION:
+            errors.add(f"[validation] {key}", f"{unknown_name(key, (FRACTION,))}, which takes from [data]")
+    if data is not None:
+        with errors.catch("[validation]"):
+            return split_validation(data, section[FRACTION], seed)
+    return data, None
+
+
+def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
+    """Return training data and validation data, a fraction of random samples, or of whole files.
+
+    The same seed chooses the same samples. Raises ``InvalidValueError`` for a fraction that leaves either empty.
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise InvalidValueError(f"fraction = {fraction!r}: give a number between 0 and 1")
+    x = dataset.x
+    if isinstance(x, FileDataset):
+        validation, training = _draw(len(x.files), fraction, seed, "files")
+        return Dataset(_select_files(x, training)), Dataset(_select_files(x, validation))
+    arrays = Dataset(*(None if part is None else _as_array(part) for part in dataset))
+    _check_lengths(arrays)
+    validation, training = _draw(len(arrays.x), fraction, seed, "samples")
+    training_data = _select_rows(arrays, training)
+    if isinstance(x, BlockedTensor):
+        training_data = _in_grid(training_data, x.shape)
+    return training_data, _select_rows(arrays, validation)
+
+
+def _draw(number: int, fraction: float, seed: int, unit: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the sorted indices of a random fraction, and those of the rest."""
+    count = round(number * fraction)
+    if not 0 < count < number:
+        raise InvalidValueError(f"fraction = {fraction} of {number} {unit} is {count}; give another fraction")
+    order = np.random.default_rng(seed).permutation(number)
+    return np.sort(order[:count]), np.sort(order[count:])
+
+
+def _as_array(part: Any) -> Any:
+    return part.collect() if isinstance(part, BlockedTensor) else as_block(part)
+
+
+def _check_lengths(dataset: Dataset) -> None:
+    lengths = {name: len(part) for name, part in dataset._asdict().items() if part is not None}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise InvalidValueError(f"x, y and weights have different lengths: {listed}")
+
+
+def _select_rows(dataset: Dataset, rows: NDArray[np.intp]) -> Dataset:
+    return Dataset(*(None if part is None else part[rows] for part in dataset))
+
+
+def _select_files(dataset: FileDataset, indices: NDArray[np.intp]) -> FileDataset:
+    """Return a data set of some of the files, with the same options."""
+    selected = copy.copy(dataset)
+    selected.files = [dataset.files[index] for index in indices]
+    selected.files_len = {name: dataset.files_len[name] for name in selected.files}
+    return selected

@@ -1,4 +1,4 @@
-"""The sections ``[trainer]``, ``[network]`` and ``[build]``: a trainer with its network."""
+"""The sections ``[trainer]``, ``[network]`` and ``[build]``: the arguments of a trainer, and its network."""
 
 from __future__ import annotations
 
@@ -10,78 +10,91 @@ from typing import Any
 import torch
 from torch import nn
 
-from compss_train.cli.run_files import objects
-from compss_train.cli.run_files.file import RunFile
-from compss_train.cli.run_files.keys import build_options, trainer_options
-from compss_train.cli.run_files.options import read_options
-from compss_train.cli.run_files.problems import Problems, WrongValueError
+from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError
+from compss_train.cli.run_files.objects import CALL, call_object
+from compss_train.cli.run_files.options import Option, parse_options, signature_options
+from compss_train.cli.run_files.run_file import RunFile
 from compss_train.trainer import DistributedTrainer
 
 
 @dataclass(frozen=True)
-class Model:
-    """What is needed for a trainer that is built."""
+class ModelSpec:
+    """The network, and arguments of ``DistributedTrainer`` (with ``num_workers`` and ``seed``) and ``build``."""
 
     trainer: dict[str, Any]
-    """Arguments of ``DistributedTrainer``; ``num_workers`` and ``seed`` are among them."""
     net: nn.Module
     build: dict[str, Any]
-    """Arguments of ``build`` besides the network."""
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return int(self.trainer["num_workers"])
 
-    def check(self, problems: Problems) -> tuple[str, ...] | None:
-        """Return the names of what records will measure, or ``None`` after noting what the trainer finds wrong."""
-        with problems.noting("[build]"):
-            return self.built().measures
+    @property
+    def seed(self) -> int:
+        """The seed of the trainer and of the validation split."""
+        return int(self.trainer["seed"])
+
+    def measures(self, errors: ErrorCollector) -> tuple[str, ...] | None:
+        """Return the names of loss and metrics in records, or ``None`` after collecting an error of ``build``."""
+        with errors.catch("[build]"):
+            return self.build_trainer().measures
         return None
 
-    def built(self) -> DistributedTrainer:
-        """Return a trainer; starts nothing."""
+    def build_trainer(self) -> DistributedTrainer:
+        """Return a trainer that is built; starts no processes."""
         trainer = DistributedTrainer(**self.trainer)
         trainer.build(self.net, **self.build)
         return trainer
 
 
-def read_model(run_file: RunFile, problems: Problems) -> Model | None:
-    """Return what three sections say, or ``None`` after noting what is wrong with them.
+def trainer_options() -> dict[str, Option]:
+    """Return the keys of ``[trainer]``."""
+    return signature_options(DistributedTrainer)
 
-    The seed, drawn where the file has none, is torch's before the network is made: initial weights follow from it.
+
+def build_options() -> dict[str, Option]:
+    """Return the keys of ``[build]``."""
+    return signature_options(DistributedTrainer.build, exclude=("net",))
+
+
+def read_model(run_file: RunFile, errors: ErrorCollector) -> ModelSpec | None:
+    """Return the contents of the three sections, or ``None`` after collecting errors.
+
+    torch's seed is set to the trainer's, drawn if the file has none, before the network is made: it fixes the
+    initial weights.
     """
-    before = len(problems)
-    options = read_options("[trainer]", run_file.section("trainer"), trainer_options(), problems)
-    options.setdefault("seed", secrets.randbits(32))
-    build = read_options("[build]", run_file.section("build"), build_options(), problems)
-    with problems.noting("[build] optimizer"):
+    before = len(errors)
+    trainer = parse_options("[trainer]", run_file.section("trainer"), trainer_options(), errors)
+    trainer.setdefault("seed", secrets.randbits(32))
+    build = parse_options("[build]", run_file.section("build"), build_options(), errors)
+    with errors.catch("[build] optimizer"):
         _check_optimizer(build.get("optimizer"))
-    net = _network(run_file.section("network"), options["seed"], problems)
-    if len(problems) > before:
+    net = _make_network(run_file.section("network"), trainer["seed"], errors)
+    if len(errors) > before:
         return None
-    with problems.noting("[trainer]"):
-        options["num_workers"] = DistributedTrainer(**options).num_workers
-        return Model(options, net, build)
+    with errors.catch("[trainer]"):
+        trainer["num_workers"] = DistributedTrainer(**trainer).num_workers
+        return ModelSpec(trainer, net, build)
     return None
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Raise ``WrongValueError`` for a name alone, of which the trainer would speak in Python's terms."""
+    """Raise ``InvalidValueError`` for a name alone: the trainer's own message is in terms of Python."""
     if isinstance(optimizer, str):
-        raise WrongValueError(
-            f'"{optimizer}" is a text; give a table, for example {{ optimizer = "adam", lr = 0.001 }}'
+        raise InvalidValueError(
+            f'"{optimizer}" is a string; give a table, for example {{ optimizer = "adam", lr = 0.001 }}'
         )
 
 
-def _network(table: Mapping[str, Any], seed: Any, problems: Problems) -> Any:
-    with problems.noting("[network]"):
-        if objects.CALLED not in table:
-            raise WrongValueError(
+def _make_network(table: Mapping[str, Any], seed: Any, errors: ErrorCollector) -> Any:
+    with errors.catch("[network]"):
+        if CALL not in table:
+            raise InvalidValueError(
                 'import is missing; give import = "module:name", a class or function that makes the network, and '
                 "its arguments as other keys"
             )
         if isinstance(seed, int):
             torch.manual_seed(seed)
-        return objects.make(table)
+        return call_object(table)
     return None

@@ -1,4 +1,4 @@
-"""The section ``[output]``, and ``early_stopping``: the callbacks of a run, and where their files go."""
+"""The section ``[output]`` and the key ``early_stopping``: callbacks of a run that write files or stop it."""
 
 from __future__ import annotations
 
@@ -8,95 +8,100 @@ from typing import Any
 
 from compss_train import callbacks
 from compss_train.callbacks import Callback, JsonLines
-from compss_train.cli.run_files.annotations import described, fits
-from compss_train.cli.run_files.folder import RunFolder
-from compss_train.cli.run_files.options import Option, options_of, read_options
-from compss_train.cli.run_files.problems import Problems, WrongValueError, unknown
+from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, unknown_name
+from compss_train.cli.run_files.options import (
+    Option,
+    describe_annotation,
+    matches,
+    parse_options,
+    signature_options,
+)
+from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.training.callback import TrainerProtocol
 
-_FILES = {
+_CALLBACKS = {
     "checkpoint": ("Checkpoint", "checkpoints"),
-    "csv": ("Csv", "table"),
+    "csv": ("Csv", "csv"),
     "report": ("Report", "report"),
     "tensorboard": ("TensorBoard", "tensorboard"),
 }
-"""Keys, the callbacks that they stand for, and where in a run's folder these write."""
+"""Keys of ``[output]``, the callbacks they add, and the attributes of ``RunFolder`` that these write to."""
 
-_ALWAYS = ("checkpoint", "report")
-"""Those that are there unless the file says otherwise."""
+_ENABLED = ("checkpoint", "report")
+"""Keys that are true by default."""
 
 
 class HistoryFile(JsonLines):
-    """The history as lines of JSON: the trainer's, whatever has been in the file of a run's folder."""
+    """Writes the trainer's history to the run's folder as JSON lines, replacing an earlier file."""
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Write the rounds that the trainer has had."""
+        """Write the rounds that the trainer has completed before."""
         self.path.write_text("", encoding="utf-8")
         for record in trainer.history:
             self.on_round_end(trainer, record)
 
 
 def read_output(
-    table: Mapping[str, Any], folder: RunFolder, problems: Problems, *, validated: bool
+    table: Mapping[str, Any], folder: RunFolder, errors: ErrorCollector, *, has_validation: bool
 ) -> list[Callback]:
-    """Return what writes the files that the section asks for, noting what is wrong with it.
+    """Return the callbacks that write the run's files; collects errors of the section.
 
-    There are checkpoints and a report unless the file says otherwise; the best checkpoint by ``val_loss`` is kept
-    where there are ``validated`` data, unless the table of checkpoints names another ``best``.
+    Checkpoints and the report are written by default. With validation data the best checkpoint by ``val_loss`` is
+    kept, unless the table of checkpoints sets ``best``.
     """
-    made: list[Callback] = [HistoryFile(folder.history)]
-    usual = {"checkpoint": {"best": "val_loss"}} if validated else {}
+    writers: list[Callback] = [HistoryFile(folder.history)]
+    defaults = {"checkpoint": {"best": "val_loss"}} if has_validation else {}
     keys = output_options()
     for key in table:
         if key not in keys:
-            problems.add(f"[output] {key}", unknown(key, keys))
+            errors.add(f"[output] {key}", unknown_name(key, keys))
     if not isinstance(table.get("folder", ""), str):
-        problems.add("[output] folder", f"{table['folder']!r} is no text")
-    for key, (name, place) in _FILES.items():
-        value = table.get(key, key in _ALWAYS)
-        if key in usual and (value is True or isinstance(value, dict)):
-            value = {**usual[key], **({} if value is True else value)}
-        with problems.noting(f"[output] {key}"):
-            made += _callback(f"[output] {key}", name, value, [getattr(folder, place)], problems)
-    return made
+        errors.add("[output] folder", f"{table['folder']!r} is not a string")
+    for key, (name, path) in _CALLBACKS.items():
+        value = table.get(key, key in _ENABLED)
+        if key in defaults and (value is True or isinstance(value, dict)):
+            value = {**defaults[key], **({} if value is True else value)}
+        with errors.catch(f"[output] {key}"):
+            writers += _make_callback(f"[output] {key}", name, value, [getattr(folder, path)], errors)
+    return writers
 
 
 def output_options() -> dict[str, Option]:
     """Return the keys of ``[output]``."""
-    written = {key: Option(key, bool | dict, key in _ALWAYS) for key in _FILES}
-    return {"folder": Option("folder", str, "runs/NAME"), **written}
+    writers = {key: Option(key, bool | dict, key in _ENABLED) for key in _CALLBACKS}
+    return {"folder": Option("folder", str, "runs/NAME"), **writers}
 
 
-def tables() -> dict[str, dict[str, Option]]:
-    """Return the keys of the tables that callbacks may have instead of true, by where those are."""
-    places = {f"[output] {key}": name for key, (name, _) in _FILES.items()}
-    places["[fit] early_stopping"] = "EarlyStopping"
-    return {where: _table_options(getattr(callbacks, name)) for where, name in places.items()}
+def callback_tables() -> dict[str, dict[str, Option]]:
+    """Return the keys of the tables that may stand for true, by the section and key of each callback."""
+    names = {f"[output] {key}": name for key, (name, _) in _CALLBACKS.items()}
+    names["[fit] early_stopping"] = "EarlyStopping"
+    return {where: _callback_options(getattr(callbacks, name)) for where, name in names.items()}
 
 
-def _table_options(kind: type[Callback]) -> dict[str, Option]:
-    return options_of(kind, leave_out=("folder", "path"))
+def _callback_options(kind: type[Callback]) -> dict[str, Option]:
+    return signature_options(kind, exclude=("folder", "path"))
 
 
 def stopping_options() -> dict[str, Option]:
-    """Return the key of ``[fit]`` that is no argument of ``fit``."""
+    """Return the key of ``[fit]`` that is not an argument of ``fit``."""
     return {"early_stopping": Option("early_stopping", bool | dict, False)}
 
 
-def early_stopping(value: Any, problems: Problems) -> list[Callback]:
-    """Return the callback that the key ``early_stopping`` asks for, noting what is wrong with it."""
-    with problems.noting("[fit] early_stopping"):
-        return _callback("[fit] early_stopping", "EarlyStopping", value, [], problems)
+def read_early_stopping(value: Any, errors: ErrorCollector) -> list[Callback]:
+    """Return the callback of the key ``early_stopping``, if any; collects errors of its value."""
+    with errors.catch("[fit] early_stopping"):
+        return _make_callback("[fit] early_stopping", "EarlyStopping", value, [], errors)
     return []
 
 
-def _callback(where: str, name: str, value: Any, places: list[Path], problems: Problems) -> list[Callback]:
-    """Return the callback of this name, with its defaults for true, or a table's options; none for false."""
-    if not fits(value, bool | dict):
-        raise WrongValueError(f"{value!r} does not fit; give {described(bool | dict)}")
+def _make_callback(where: str, name: str, value: Any, paths: list[Path], errors: ErrorCollector) -> list[Callback]:
+    """Return a callback with its defaults for true, with a table's options, or none for false."""
+    if not matches(value, bool | dict):
+        raise InvalidValueError(f"{value!r} is not accepted; give {describe_annotation(bool | dict)}")
     if value is False:
         return []
     kind = getattr(callbacks, name)
-    before = len(problems)
-    options = read_options(where, {} if value is True else value, _table_options(kind), problems)
-    return [kind(*places, **options)] if len(problems) == before else []
+    before = len(errors)
+    options = parse_options(where, {} if value is True else value, _callback_options(kind), errors)
+    return [kind(*paths, **options)] if len(errors) == before else []

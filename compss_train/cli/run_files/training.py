@@ -1,4 +1,4 @@
-"""A run: all that its file says, made and checked, and the fit itself."""
+"""``TrainingRun``: a run that is ready to start, with everything its file describes, and its training."""
 
 from __future__ import annotations
 
@@ -13,198 +13,224 @@ from compss_train._utils.files import replacing, write_whole
 from compss_train._utils.locking import FolderLock
 from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks, check_watched
-from compss_train.cli.run_files import toml
 from compss_train.cli.run_files.checking import check_fit, fit
-from compss_train.cli.run_files.data import Samples
-from compss_train.cli.run_files.file import HOME, RunFile, read_run_file
-from compss_train.cli.run_files.folder import RunFolder
-from compss_train.cli.run_files.keys import fit_options
-from compss_train.cli.run_files.model import Model, read_model
-from compss_train.cli.run_files.options import read_options
-from compss_train.cli.run_files.output import early_stopping, read_output
-from compss_train.cli.run_files.problems import Problems, RunFileError, WrongValueError, describe, made
-from compss_train.cli.run_files.samples import read_data
+from compss_train.cli.run_files.data import Dataset, read_data
+from compss_train.cli.run_files.errors import (
+    ErrorCollector,
+    InvalidValueError,
+    RunFileError,
+    format_exception,
+    require,
+)
+from compss_train.cli.run_files.model import ModelSpec, read_model
+from compss_train.cli.run_files.options import Option, parse_options, signature_options
+from compss_train.cli.run_files.output import read_early_stopping, read_output, stopping_options
+from compss_train.cli.run_files.run_file import HOME, RunFile, read_run_file, read_toml
+from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
+from compss_train.training.callback import TrainerProtocol
 from compss_train.training.checkpoints import checkpoints, newest
 
 
-@dataclass(frozen=True)
-class Training:
-    """A run that can begin."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """A run that is ready to start.
+
+    ``fit`` holds the keywords of ``DistributedTrainer.fit``, with all callbacks; ``blocks`` is the number of blocks
+    that arrays are cut into.
+    """
 
     file: RunFile
-    model: Model
-    data: Samples
-    held_out: Samples | None
+    model: ModelSpec
+    data: Dataset
+    validation_data: Dataset | None
     fit: dict[str, Any]
-    """Options of ``fit``, the callbacks among them."""
     folder: RunFolder
     resume: bool
     blocks: int
-    """How many arrays are cut into."""
 
 
-def read_training(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> Training:
-    """Return the run that a file describes; raise ``RunFileError`` that tells all that is wrong with it.
+_OTHER_SECTIONS = ("x", "y", "validation_data", "sample_weight", "resume")
+"""Arguments of ``fit`` that other sections, or the command line, give."""
 
-    A folder that holds a run is refused unless that one is to be resumed or overwritten; so are files with the
-    names of a run's that are none. Starts nothing.
+
+def fit_options() -> dict[str, Option]:
+    """Return the keys of ``[fit]``: keywords of ``fit``, and one that adds a callback."""
+    return {**signature_options(DistributedTrainer.fit, exclude=_OTHER_SECTIONS), **stopping_options()}
+
+
+def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> TrainingRun:
+    """Return the run that a file describes without starting it; raise ``RunFileError`` with all errors.
+
+    A folder that holds a run is an error unless that run is resumed or overwritten, and so are other files with the
+    names of a run's files.
     """
-    problems = Problems(str(run_file.path))
-    run_file.check_sections(problems)
+    errors = ErrorCollector(str(run_file.path))
+    run_file.check_sections(errors)
     folder = RunFolder(run_file.output)
-    with problems.noting("[output] folder"):
+    with errors.catch("[output] folder"):
         _check_folder(folder, resume=resume, overwrite=overwrite)
     if resume:
-        run_file = _with_seed_of(folder, run_file)
-    model = read_model(run_file, problems)
-    blocks = 0 if model is None else _blocks(folder, model, resume=resume)
-    data = read_data(run_file, model, problems)
-    options = _read_fit(run_file, folder, problems)
+        run_file = _with_saved_seed(folder, run_file)
+    model = read_model(run_file, errors)
+    blocks = 0 if model is None else _number_of_blocks(folder, model, resume=resume)
+    workers, seed = (1, 0) if model is None else (model.num_workers, model.seed)
+    data = read_data(run_file, errors, num_workers=workers, seed=seed)
+    options = _read_fit(run_file, folder, errors)
     if model is not None:
-        measures = model.check(problems)
+        measures = model.measures(errors)
         if measures is not None and options is not None:
-            with problems.noting("[fit]"):
-                check_watched(options["callbacks"], measures, validated=run_file.is_validated)
+            with errors.catch("[fit]"):
+                check_watched(options["callbacks"], measures, validated=run_file.has_validation)
     if model is not None and data is not None and options is not None:
-        with problems.noting("[fit]"):
+        with errors.catch("[fit]"):
             check_fit(blocks, *data, options)
-    problems.check()
-    train_on, held_out = made(data)
-    return Training(run_file, made(model), train_on, held_out, made(options), folder, resume, blocks)
+    errors.raise_errors()
+    training_data, validation_data = require(data)
+    return TrainingRun(
+        file=run_file,
+        model=require(model),
+        data=training_data,
+        validation_data=validation_data,
+        fit=require(options),
+        folder=folder,
+        resume=resume,
+        blocks=blocks,
+    )
 
 
 def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Raise ``WrongValueError`` where the files of a run would take the place of others."""
-    first = next(place for place in (folder.path, *folder.path.absolute().parents) if place.exists())
-    if not (first.is_dir() and os.access(first, os.W_OK)):
-        raise WrongValueError(f"{folder.path}: {first} is no folder that can be written to")
-    begun = folder.configuration.exists()
-    if begun and not _is_of_run(folder.configuration):
-        raise WrongValueError(
-            f"{folder.configuration} is no run's, and a run writes a file of this name; --output names another "
+    """Raise ``InvalidValueError`` if the run cannot write to the folder, or would replace files of others."""
+    parent = next(path for path in (folder.path, *folder.path.absolute().parents) if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise InvalidValueError(f"{folder.path}: {parent} is not a writable folder")
+    begun = folder.run_file.exists()
+    if begun and not _is_saved_run_file(folder.run_file):
+        raise InvalidValueError(
+            f"{folder.run_file} was not written by a run, and this run would replace it; --output names another "
             "folder"
         )
     if resume and folder.parameters.exists() and not checkpoints(folder.checkpoints):
-        raise WrongValueError(
-            f"{folder.path} holds a run that has ended and no checkpoint to go on from; --overwrite begins anew, "
-            "--output names another folder"
+        raise InvalidValueError(
+            f"{folder.path} holds a run that has ended, and no checkpoint to resume it from; --overwrite starts "
+            "anew, --output names another folder"
         )
-    free = not (resume or overwrite)
-    if free and folder.holds_run:
-        hint = "--resume goes on with it, --overwrite removes it, --output names another"
-        raise WrongValueError(f"{folder.path} holds a run: {hint}")
-    if free and not begun and (there := folder.existing()):
-        hint = "--overwrite removes what has such names, --output names another folder"
-        raise WrongValueError(f"{there[0]} is in the way of a run's: {hint}")
+    if resume or overwrite:
+        return
+    if folder.has_results:
+        hint = "--resume continues it, --overwrite removes it, --output names another folder"
+        raise InvalidValueError(f"{folder.path} holds a run: {hint}")
+    if not begun and (existing := folder.existing_files()):
+        hint = "--overwrite removes all such files, --output names another folder"
+        raise InvalidValueError(f"{existing[0]} exists, and this run would replace it: {hint}")
 
 
-def _blocks(folder: RunFolder, model: Model, *, resume: bool) -> int:
-    """Return how many blocks arrays are cut into: one a worker, or as many as when the run began."""
+def _number_of_blocks(folder: RunFolder, model: ModelSpec, *, resume: bool) -> int:
+    """Return how many blocks arrays are cut into: one per worker, or as many as when the run started."""
     with suppress(FileNotFoundError, BadCheckpointError):
         if resume and (progress := newest(folder.checkpoints)[1]["progress"]) is not None:
             return len(progress["sizes"])
     return model.num_workers
 
 
-def _is_of_run(configuration: Path) -> bool:
+def _is_saved_run_file(path: Path) -> bool:
     try:
-        return HOME in toml.read(configuration)
+        return HOME in read_toml(path)
     except RunFileError:
         return False
 
 
-def _with_seed_of(folder: RunFolder, run_file: RunFile) -> RunFile:
-    """Return the file with the seed that an earlier run has drawn, where it has none itself."""
-    if "seed" in run_file.section("trainer") or not folder.configuration.exists():
+def _with_saved_seed(folder: RunFolder, run_file: RunFile) -> RunFile:
+    """Return the file, with the seed that the run in the folder has drawn if the file has none."""
+    if "seed" in run_file.section("trainer") or not folder.run_file.exists():
         return run_file
-    seed = read_run_file(folder.configuration).section("trainer").get("seed")
+    seed = read_run_file(folder.run_file).section("trainer").get("seed")
     return run_file.with_value("trainer", "seed", seed)
 
 
-def _read_fit(run_file: RunFile, folder: RunFolder, problems: Problems) -> dict[str, Any] | None:
-    """Return the options of ``fit`` with all callbacks, or ``None`` after noting what is wrong with them."""
-    before = len(problems)
+def _read_fit(run_file: RunFile, folder: RunFolder, errors: ErrorCollector) -> dict[str, Any] | None:
+    """Return the keywords of ``fit`` with all callbacks, or ``None`` after collecting errors."""
+    before = len(errors)
     section = run_file.section("fit")
-    stopping = early_stopping(section.pop("early_stopping", False), problems)
-    options = read_options("[fit]", section, fit_options(), problems)
-    written = read_output(run_file.section("output"), folder, problems, validated=run_file.is_validated)
-    own: list[Callback] = []
-    with problems.noting("[fit]"):
-        own = check_callbacks(options.get("callbacks", ()))
-    options["callbacks"] = [*own, *written, *stopping]  # what they add to records is written and watched
-    return options if len(problems) == before else None
+    stopping = read_early_stopping(section.pop("early_stopping", False), errors)
+    options = parse_options("[fit]", section, fit_options(), errors)
+    writers = read_output(run_file.section("output"), folder, errors, has_validation=run_file.has_validation)
+    user_callbacks: list[Callback] = []
+    with errors.catch("[fit]"):
+        user_callbacks = check_callbacks(options.get("callbacks", ()))
+    # The user's callbacks first: the numbers that they add to records can be written and watched.
+    options["callbacks"] = [*user_callbacks, *writers, *stopping]
+    return options if len(errors) == before else None
 
 
-def train(training: Training) -> DistributedTrainer:
-    """Train, and return the trainer with its history; the files are in the folder then, whatever ends the fit.
+def train(run: TrainingRun) -> DistributedTrainer:
+    """Train and return the trainer with its history; the run's files are written even if the fit is interrupted.
 
-    Raises ``RunFileError`` for what the fit itself finds wrong before it begins.
+    Raises ``RunFileError`` for an error that the fit finds before its first round.
     """
-    begun = _Begun(training)
-    with ExitStack() as stack, training.model.built() as trainer:
-        stack.callback(begun.lock.release)
-        callbacks = [begun, *training.fit["callbacks"], begun.last]
-        resume = {"resume": True} if training.resume else {}
+    setup = _FolderSetup(run)
+    with ExitStack() as stack, run.model.build_trainer() as trainer:
+        stack.callback(setup.lock.release)
+        callbacks = [setup, *run.fit["callbacks"], setup.start]
+        resume = {"resume": True} if run.resume else {}
         try:
-            fit(trainer, training.data, training.held_out, {**training.fit, **resume, "callbacks": callbacks})
+            fit(trainer, run.data, run.validation_data, {**run.fit, **resume, "callbacks": callbacks})
         except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
-            if begun.last.told:
+            if setup.start.reached:
                 raise
-            raise RunFileError(f"{training.file.path}: {describe(error)}") from error
+            raise RunFileError(f"{run.file.path}: {format_exception(error)}") from error
         finally:
-            if begun.last.told and trainer.history:
-                save(training.folder, trainer)
+            if setup.start.reached and trainer.history:
+                _save_parameters(run.folder, trainer)
     return trainer
 
 
-def save(folder: RunFolder, trainer: DistributedTrainer) -> None:
-    """Write the parameters into a run's folder."""
+def _save_parameters(folder: RunFolder, trainer: DistributedTrainer) -> None:
     with replacing(folder.parameters) as path:
         parameters.save(path, trainer.get_parameters())
 
 
-class _Begun(Callback):
-    """Prepares the folder of a run when a fit begins, which is when all has been found to be right."""
+class _FolderSetup(Callback):
+    """Prepares the run's folder when the fit starts, as all arguments have been checked then."""
 
-    keeps_state = True  # so that it is told before Checkpoint, whose folder it may have to empty
+    keeps_state = True  # called before Checkpoint, whose folder it may have to empty
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self.last = _Last(training)
-        self.lock = FolderLock(training.folder.path)
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self.start = _FitStart(run)
+        self.lock = FolderLock(run.folder.path)
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Make the folder; what is there of another run goes unless that is resumed."""
-        folder = self._training.folder
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+        """Make and lock the folder; remove the files of an earlier run unless it is resumed."""
+        folder = self._run.folder
         folder.path.mkdir(parents=True, exist_ok=True)
         self.lock.acquire()
-        if not self._training.resume:
+        if not self._run.resume:
             _clear(folder)
-        if not folder.configuration.exists():
-            _describe(self._training, trainer)
+        if not folder.run_file.exists():
+            _write_configuration(self._run, trainer)
 
 
-class _Last(Callback):
-    """Knows that a fit has begun, as no callback before it has found anything wrong."""
+class _FitStart(Callback):
+    """The last callback: records in ``reached`` that no other callback has refused to start."""
 
-    told = False
+    reached = False
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Take note; describe a run that is resumed, whose parameters are now those of its checkpoints."""
-        if self._training.resume:
-            _describe(self._training, trainer)
-            self._training.folder.parameters.unlink(missing_ok=True)
-        self.told = True
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+        """Record the start; for a resumed run, write its configuration and remove its outdated parameters."""
+        if self._run.resume:
+            _write_configuration(self._run, trainer)
+            self._run.folder.parameters.unlink(missing_ok=True)
+        self.reached = True
 
 
 def _clear(folder: RunFolder) -> None:
-    """Remove what an earlier run has left; raise ``BlockingIOError`` where a script is writing its checkpoints."""
+    """Remove the files of an earlier run; raise ``BlockingIOError`` if another program writes its checkpoints."""
     if folder.checkpoints.is_dir():
         lock = FolderLock(folder.checkpoints)
         lock.acquire()
@@ -212,6 +238,6 @@ def _clear(folder: RunFolder) -> None:
     folder.clear()
 
 
-def _describe(training: Training, trainer: DistributedTrainer) -> None:
-    write_whole(training.folder.configuration, toml.dumps(training.file.as_kept(trainer.seed)))
-    write_whole(training.folder.described, json.dumps(trainer.configuration, indent=1))
+def _write_configuration(run: TrainingRun, trainer: TrainerProtocol) -> None:
+    write_whole(run.folder.run_file, run.file.dumps(trainer.seed))
+    write_whole(run.folder.configuration, json.dumps(trainer.configuration, indent=1))

@@ -1,4 +1,4 @@
-"""A small run file, and the command in this process."""
+"""A small run file, a run of it, and the command called in this process."""
 
 import re
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 
 from compss_train.cli.main import main
 
-TEXT = """
+RUN_FILE = """
 [trainer]
 num_workers = 2
 engine = "serial"
@@ -18,7 +18,7 @@ seed = 3
 import = "tests.helpers.models:mlp"
 
 [data]
-import = "tests.cli.commands.parts:data"
+import = "tests.cli.commands.user_objects:data"
 blocks = 4
 
 [validation]
@@ -39,13 +39,13 @@ batch_size = 8
 def run_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
-    path.write_text(TEXT)
+    path.write_text(RUN_FILE)
     return path
 
 
 @pytest.fixture
 def command(capsys):
-    """Run the command; return its exit code and what it has printed."""
+    """Run the command, check its exit code and return its output."""
 
     def run(*arguments, code=0):
         capsys.readouterr()
@@ -62,6 +62,6 @@ def command(capsys):
 
 @pytest.fixture
 def fitted(run_file, command):
-    """The folder of a run that has ended."""
+    """The folder of a completed run."""
     command("fit", run_file, "--set", "fit.progress=false")
     return run_file.parent / "runs" / "small"

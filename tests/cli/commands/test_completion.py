@@ -28,11 +28,11 @@ def test_bash_completes_commands_options_choices_and_files(command, tmp_path, mo
 
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
-def test_other_shells_know_every_command(command, shell):
+def test_other_shells_complete_every_command(command, shell):
     script = command("completion", shell).out
     assert all(command.name in script for command in COMMANDS)
 
 
-def test_it_needs_its_extra(command, monkeypatch):
+def test_completion_requires_its_extra(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert "pip install 'compss_train[completion]'" in command("completion", "bash", code=2).err

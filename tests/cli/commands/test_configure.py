@@ -2,7 +2,7 @@ from compss_train.cli.main import main
 from compss_train.engines.compss.configuration import read_project, read_resources
 
 
-def test_configure(tmp_path, capsys):
+def test_configure_writes_both_files(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     assert main(["configure", "--nodes", "2", "--units", "3", "--folder", str(folder)]) == 0
     assert len(read_project(folder / "project.xml")) == 2
@@ -11,7 +11,7 @@ def test_configure(tmp_path, capsys):
     assert [*read_resources(folder / "resources.xml")] == ["n1", "n2"]
 
 
-def test_configure_says_what_is_wrong(tmp_path, capsys):
+def test_configure_prints_errors(tmp_path, capsys):
     assert main(["configure", "--units", "-1", "--folder", str(tmp_path)]) == 2
     assert "compss-train configure: units=-1 for localhost" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The example of docs/command-line.md, as it is there."""
+"""The example in docs/command-line.md."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ def block(text, language):
     return re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1]
 
 
-def test_the_example_works_as_it_is_written(command, tmp_path, monkeypatch):
+def test_the_example_works(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "serial")
     example = DOCS.read_text().partition("## An example")[2].partition("## The file")[0]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compss_train import write_files
-from tests.cli.commands.parts import data
+from tests.cli.commands.user_objects import data
 
 
 def measured(done):
@@ -16,14 +16,14 @@ def last_record(folder):
     return json.loads((folder / "history.jsonl").read_text().splitlines()[-1])
 
 
-def test_validation_data_are_those_of_the_run(fitted, command):
+def test_the_default_data_are_the_runs_validation_data(fitted, command):
     result = measured(command("evaluate", fitted, "--json"))
     record = last_record(fitted)
     assert result == {name: record[f"val_{name}"] for name in ("loss", "accuracy")}
     assert command("evaluate", fitted).out == f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.4f}\n"
 
 
-def test_other_data_are_files(fitted, command, tmp_path):
+def test_other_data_are_read_from_files(fitted, command, tmp_path):
     x, y = data(40)
     np.save("x.npy", x)
     np.save("y.npy", y)
@@ -38,17 +38,17 @@ def test_other_data_are_files(fitted, command, tmp_path):
         assert result == pytest.approx(results[0], abs=1e-6)
 
 
-def test_names_of_arrays_are_those_of_the_data_that_were_trained_on(run_file, command, tmp_path):
+def test_array_names_in_files_are_those_of_the_training_data(run_file, command, tmp_path):
     x, y = data(40)
     np.savez("both.npz", a=x, b=y)
-    text = run_file.read_text().replace('import = "tests.cli.commands.parts:data"\nblocks = 4', "FILES")
+    text = run_file.read_text().replace('import = "tests.cli.commands.user_objects:data"\nblocks = 4', "FILES")
     run_file.write_text(
         text.replace("FILES", 'files = ["both.npz"]\nx = "a"\ny = "b"').replace("fraction = 0.25", "")
     )
     command("fit", run_file, "--workers", 1)
     assert command("evaluate", "runs/small", "--data", "both.npz").out.startswith("loss ")
-    told = command("evaluate", "runs/small", code=2).err
-    assert "[validation]: the run has none, so there is nothing to evaluate on; give --data" in told
+    output = command("evaluate", "runs/small", code=2).err
+    assert "[validation]: the run has no validation data to evaluate on; give --data" in output
 
 
 ARRAYS = """x = { file = "train.npz", key = "images" }
@@ -56,49 +56,51 @@ y = { file = "train.npz", key = "labels" }"""
 
 
 @pytest.fixture
-def of_arrays(run_file, command):
-    """The folder of a run whose arrays have names of their own; test.npz holds such, both.npz others."""
+def fitted_arrays(run_file, command):
+    """The folder of a run with named arrays; test.npz has the same names, both.npz others."""
     x, y = data(40)
     np.savez("train.npz", images=x, labels=y)
     np.savez("test.npz", images=x, labels=y)
     np.savez("both.npz", a=x, b=y)
     np.savez("alone.npz", x)
     np.save("x.npy", x)
-    run_file.write_text(run_file.read_text().replace('import = "tests.cli.commands.parts:data"', ARRAYS))
+    run_file.write_text(run_file.read_text().replace('import = "tests.cli.commands.user_objects:data"', ARRAYS))
     command("fit", run_file)
     return run_file.parent / "runs" / "small"
 
 
-def test_names_of_arrays_are_the_keys_of_the_data_that_were_trained_on(of_arrays, command):
-    trained = measured(command("evaluate", of_arrays, "--json", "--data", "test.npz"))
+def test_array_names_are_the_keys_of_the_training_data(fitted_arrays, command):
+    trained = measured(command("evaluate", fitted_arrays, "--json", "--data", "test.npz"))
     others = ("--set", "data.x.key=a", "--set", "data.y.key=b")
-    assert trained == measured(command("evaluate", of_arrays, "--json", "--data", "both.npz", *others))
+    assert trained == measured(command("evaluate", fitted_arrays, "--json", "--data", "both.npz", *others))
     for samples in ("test.npz", "alone.npz", "x.npy"):
-        command("predict", of_arrays, "--input", samples, "--output", f"of-{samples}.npy")
+        command("predict", fitted_arrays, "--input", samples, "--output", f"of-{samples}.npy")
         assert np.array_equal(np.load(f"of-{samples}.npy"), np.load("of-test.npz.npy"))
 
 
-def test_an_array_that_is_not_there_is_told_in_terms_of_the_run_file(of_arrays, command):
-    told = command("evaluate", of_arrays, "--data", "both.npz", code=2).err
-    assert "both.npz has no array 'images' for x, it has 'a', 'b'; --set data.x.key=NAME names another one" in told
-    told = command("evaluate", of_arrays, "--data", "alone.npz", code=2).err
-    assert "alone.npz has no array 'images' for x" in told
+def test_a_missing_array_is_an_error_with_the_setting_that_names_it(fitted_arrays, command):
+    output = command("evaluate", fitted_arrays, "--data", "both.npz", code=2).err
+    assert (
+        "both.npz has no array 'images' for x, it has 'a', 'b'; --set data.x.key=NAME sets another name" in output
+    )
+    output = command("evaluate", fitted_arrays, "--data", "alone.npz", code=2).err
+    assert "alone.npz has no array 'images' for x" in output
 
 
-def test_names_that_the_run_file_does_not_have_are_x_and_y(fitted, command):
+def test_default_array_names_are_x_and_y(fitted, command):
     x, y = data(40)
     np.savez("both.npz", x=x, b=y)
-    told = command("evaluate", fitted, "--data", "both.npz", code=2).err
-    assert "both.npz has no array 'y' for y, it has 'x', 'b'; files are read by the names x and y" in told
+    output = command("evaluate", fitted, "--data", "both.npz", code=2).err
+    assert "both.npz has no array 'y' for y, it has 'x', 'b'; files are read by the names x and y" in output
 
 
-def test_x_alone_is_told_unless_it_is_its_own_target(run_file, fitted, command):
+def test_x_alone_is_an_error_unless_it_is_its_own_target(run_file, fitted, command):
     x, _ = data(40)
     np.save("x.npy", x)
-    told = command("evaluate", fitted, "--data", "x.npy", code=2).err
-    assert "x.npy is x alone: name a second .npy file, y" in told
-    text = run_file.read_text().replace('import = "tests.cli.commands.parts:data"', 'x = "x.npy"')
-    text = text.replace("tests.helpers.models:mlp", "tests.cli.commands.parts:same").replace(
+    output = command("evaluate", fitted, "--data", "x.npy", code=2).err
+    assert "x.npy is x alone: name a second .npy file, y" in output
+    text = run_file.read_text().replace('import = "tests.cli.commands.user_objects:data"', 'x = "x.npy"')
+    text = text.replace("tests.helpers.models:mlp", "tests.cli.commands.user_objects:same").replace(
         'metric = "accuracy"', ""
     )
     run_file.write_text(text.replace("cross_entropy", "mse"))
@@ -107,7 +109,7 @@ def test_x_alone_is_told_unless_it_is_its_own_target(run_file, fitted, command):
     assert alone == command("evaluate", fitted, "--data", "x.npy", "x.npy").out
 
 
-def test_the_best_round_is_not_the_last_where_training_got_worse(run_file, command, tmp_path):
+def test_best_is_not_the_last_round_after_divergence(run_file, command, tmp_path):
     command("fit", run_file, "--set", "build.optimizer.lr=5.0", "--set", "fit.num_epochs=4")
     folder = tmp_path / "runs" / "small"
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
@@ -115,15 +117,15 @@ def test_the_best_round_is_not_the_last_where_training_got_worse(run_file, comma
     assert best["loss"] == min(record["val_loss"] for record in records) < records[-1]["val_loss"]
 
 
-def test_a_run_that_was_killed_has_its_last_checkpoint(fitted, command):
+def test_a_killed_run_uses_its_last_checkpoint(fitted, command):
     before = command("evaluate", fitted).out
     (fitted / "parameters.safetensors").unlink()
     assert command("evaluate", fitted).out == before
 
 
-def test_what_is_no_run_is_told(run_file, fitted, command, tmp_path):
-    told = command("evaluate", "nowhere", code=2).err
-    assert "nowhere: No such file or directory; give the folder that compss-train fit has named" in told
+def test_a_folder_without_a_run_is_an_error(run_file, fitted, command, tmp_path):
+    output = command("evaluate", "nowhere", code=2).err
+    assert "nowhere: No such file or directory; give the folder that compss-train fit printed" in output
     for path in (fitted / "parameters.safetensors", *(fitted / "checkpoints").glob("*/*")):
         path.unlink()
     assert "checkpoint" in command("evaluate", fitted, code=2).err
@@ -138,10 +140,10 @@ def test_what_is_no_run_is_told(run_file, fitted, command, tmp_path):
         (np.zeros((4, 5), np.float32), "shapes cannot be multiplied"),
     ],
 )
-def test_samples_that_the_network_does_not_take_are_told_in_short(fitted, command, x, why):
+def test_samples_that_do_not_fit_the_network_are_a_short_error(fitted, command, x, why):
     np.save("x.npy", x)
     np.save("y.npy", np.zeros(4, np.int64))
-    told = command("evaluate", fitted, "--data", "x.npy", "y.npy", code=2).err
-    assert told.startswith("compss-train evaluate: these samples cannot be evaluated: ")
-    assert why in told
-    assert "Traceback" not in told
+    output = command("evaluate", fitted, "--data", "x.npy", "y.npy", code=2).err
+    assert output.startswith("compss-train evaluate: these samples cannot be evaluated: ")
+    assert why in output
+    assert "Traceback" not in output

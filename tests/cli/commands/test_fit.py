@@ -1,4 +1,4 @@
-"""The subcommand fit: runs, their folders and how they go on."""
+"""The subcommand fit: runs, their folders, and resuming."""
 
 import json
 import os
@@ -12,11 +12,10 @@ import pytest
 
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train._utils.locking import FolderLock
-from compss_train.cli.run_files.data import Samples
-from compss_train.cli.run_files.split import split
+from compss_train.cli.run_files.data import Dataset, split_validation
 from compss_train.model import parameters
 from compss_train.training import checkpoints
-from tests.cli.commands.parts import PARTS, data, history, weighted
+from tests.cli.commands.user_objects import USER_OBJECTS, data, history, weighted
 from tests.helpers.models import SGD, assert_same_bits, mlp
 
 NETWORK = """
@@ -37,16 +36,18 @@ def saved(folder):
     return {name: arrays[name] for name in sorted(arrays)}
 
 
-def test_a_run_is_what_the_same_calls_of_the_library_are(run_file, command):
+def test_a_run_equals_the_same_calls_of_the_library(run_file, command):
     done = command("fit", run_file)
     folder = run_file.parent / "runs" / "small"
     x, y = (BlockedTensor.from_array(part, (4, 1)) for part in data())
-    train, held_out = split(Samples(x, y), 0.25, seed=3)
+    training, validation = split_validation(Dataset(x, y), 0.25, seed=3)
     with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
-        trainer.fit(train.x, train.y, num_epochs=3, batch_size=8, validation_data=held_out[:2], progress=False)
+        trainer.fit(
+            training.x, training.y, num_epochs=3, batch_size=8, validation_data=validation[:2], progress=False
+        )
         expected = trainer.get_parameters()
-        measured = trainer.evaluate(*held_out[:2])
+        measured = trainer.evaluate(*validation[:2])
     assert_same_bits(saved(folder), {name: expected[name] for name in sorted(expected)})
     records = history(folder)
     assert [record["round"] for record in records] == [0, 1, 2]
@@ -57,18 +58,22 @@ def test_a_run_is_what_the_same_calls_of_the_library_are(run_file, command):
     assert done.err.count("round ") == 3
 
 
-def test_weights_of_samples_are_trained_with_and_split_with_them(run_file, command, tmp_path):
-    weights = ("--set", f"data.import={PARTS}:weighted", "--set", "build.class_weight=[1, 2, 0.5]")
+def test_sample_weights_are_split_with_the_samples_and_used(run_file, command, tmp_path):
+    weights = ("--set", f"data.import={USER_OBJECTS}:weighted", "--set", "build.class_weight=[1, 2, 0.5]")
     command("fit", run_file, *weights)
-    train, _ = split(Samples(*(BlockedTensor.from_array(part, (4, 1)) for part in weighted())), 0.25, seed=3)
+    training, _ = split_validation(
+        Dataset(*(BlockedTensor.from_array(part, (4, 1)) for part in weighted())), 0.25, seed=3
+    )
     with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy", class_weight=[1, 2, 0.5])
-        trainer.fit(train.x, train.y, num_epochs=3, batch_size=8, sample_weight=train.weight, progress=False)
+        trainer.fit(
+            training.x, training.y, num_epochs=3, batch_size=8, sample_weight=training.weight, progress=False
+        )
         expected = trainer.get_parameters()
     assert_same_bits(saved(tmp_path / "runs" / "small"), {name: expected[name] for name in sorted(expected)})
 
 
-def test_the_run_file_in_the_folder_makes_the_same_run_from_anywhere(run_file, command, tmp_path, monkeypatch):
+def test_the_saved_run_file_repeats_the_run_from_any_folder(run_file, command, tmp_path, monkeypatch):
     command("fit", run_file, "--set", "fit.num_epochs=2", "--set", "build.optimizer.lr=0.1", "--workers", 1)
     folder = tmp_path / "runs" / "small"
     table = tomllib.loads((folder / "config.toml").read_text())
@@ -82,7 +87,7 @@ def test_the_run_file_in_the_folder_makes_the_same_run_from_anywhere(run_file, c
     assert_same_bits(saved(elsewhere / "again"), saved(folder))
 
 
-def test_a_run_goes_on_in_its_folder_wherever_that_is_now(run_file, command, tmp_path):
+def test_a_run_resumes_in_a_folder_that_was_moved(run_file, command, tmp_path):
     command("fit", run_file, "--set", "fit.num_epochs=2", "--output", "first")
     (tmp_path / "first").rename(tmp_path / "moved")
     assert "moved holds a run" in command("fit", "moved", code=2).err
@@ -91,10 +96,10 @@ def test_a_run_goes_on_in_its_folder_wherever_that_is_now(run_file, command, tmp
     assert not (tmp_path / "first").exists()
     config = tmp_path / "moved" / "config.toml"
     config.write_text(config.read_text().replace(f'home = "{tmp_path}"', 'home = "/nowhere/at/all"'))
-    assert "there is no folder /nowhere/at/all" in command("fit", "moved", "--resume", code=2).err
+    assert "its home folder /nowhere/at/all does not exist" in command("fit", "moved", "--resume", code=2).err
 
 
-def test_a_seed_that_was_drawn_is_written_down(run_file, command, tmp_path):
+def test_a_drawn_seed_is_saved(run_file, command, tmp_path):
     run_file.write_text(run_file.read_text().replace("seed = 3\n", ""))
     command("fit", run_file)
     seed = tomllib.loads((tmp_path / "runs" / "small" / "config.toml").read_text())["trainer"]["seed"]
@@ -110,20 +115,20 @@ def test_modules_and_files_next_to_the_run_file_are_found(run_file, command, tmp
     np.save("y.npy", y)
     Path(f"network_of_{engine}.py").write_text(NETWORK)
     text = run_file.read_text().replace("tests.helpers.models:mlp", f"network_of_{engine}:Net")
-    run_file.write_text(text.replace(f'import = "{PARTS}:data"', 'x = "x.npy"\ny = "y.npy"'))
+    run_file.write_text(text.replace(f'import = "{USER_OBJECTS}:data"', 'x = "x.npy"\ny = "y.npy"'))
     monkeypatch.chdir("/")
     command("fit", run_file, "--engine", engine, "--workers", 1)
     assert (tmp_path / "runs" / "small" / "parameters.safetensors").exists()
     assert Path.cwd() == Path("/")
 
 
-def test_every_option_of_build_and_fit_can_be_given(run_file, command):
+def test_options_of_build_and_fit_can_be_set(run_file, command):
     command(
         *("fit", run_file),
-        *("--set", "data.double=true", "--set", f"build.transform=import:{PARTS}:to_float"),
+        *("--set", "data.double=true", "--set", f"build.transform=import:{USER_OBJECTS}:to_float"),
         *("--set", "build.loss={import='torch.nn:CrossEntropyLoss', label_smoothing=0.1}"),
         *("--set", "build.optimizer={optimizer='import:torch.optim:AdamW', lr=0.01}"),
-        *("--set", f"build.metric=import:{PARTS}:half", "--set", "fit.shuffle=none"),
+        *("--set", f"build.metric=import:{USER_OBJECTS}:half", "--set", "fit.shuffle=none"),
         *("--set", "fit.buffer={type='FIRO', size=40}", "--set", "fit.merge=commutative"),
         *("--set", "output.folder=other", "--set", "output.checkpoint=false"),
     )
@@ -131,22 +136,22 @@ def test_every_option_of_build_and_fit_can_be_given(run_file, command):
     assert not Path("other/checkpoints").exists()
 
 
-def test_tables_and_tensorboard_are_written_where_they_are_asked_for(run_file, command, tmp_path):
+def test_csv_and_tensorboard_are_written_if_enabled(run_file, command, tmp_path):
     pytest.importorskip("tensorboard")
-    told = command("fit", run_file, "--set", "output.csv=true", "--set", "output.tensorboard=true").out
+    output = command("fit", run_file, "--set", "output.csv=true", "--set", "output.tensorboard=true").out
     folder = tmp_path / "runs" / "small"
-    assert "history.csv" in told
+    assert "history.csv" in output
     assert len((folder / "history.csv").read_text().splitlines()) == 4
     assert len(list((folder / "tensorboard").iterdir())) == 1
 
 
-def test_best_checkpoints_are_kept_where_there_is_validation(fitted):
+def test_best_checkpoints_are_kept_with_validation_data(fitted):
     path, _ = checkpoints.newest(fitted / "checkpoints")
     assert path.name == "round-000002"
     assert len(list((fitted / "checkpoints").glob("round-*"))) in (2, 3)
 
 
-def test_early_stopping_is_told(run_file, command):
+def test_early_stopping_is_printed(run_file, command):
     stop = "fit.early_stopping={patience=1, min_delta=100}"
     done = command("fit", run_file, "--set", "fit.num_epochs=9", "--set", stop)
     assert "stopped: val_loss has not improved for 1 rounds" in done.out
@@ -154,48 +159,51 @@ def test_early_stopping_is_told(run_file, command):
 
 
 @pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("interrupt", 130)])
-def test_a_run_that_is_ended_goes_on_as_if_it_had_not_been(run_file, command, how, code, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(run_file, command, how, code, tmp_path):
     command("fit", run_file, "--output", "whole")
-    end = f"fit.callbacks=[{{import='{PARTS}:Terminate', after=1, how='{how}'}}]"
-    told = command("fit", run_file, "--output", "ended", "--set", end, code=code)
-    assert "ended has what was reached; --resume goes on" in told.err
+    end = f"fit.callbacks=[{{import='{USER_OBJECTS}:Terminate', after=1, how='{how}'}}]"
+    output = command("fit", run_file, "--output", "ended", "--set", end, code=code)
+    assert "ended has the results so far; --resume continues" in output.err
     assert len(history(tmp_path / "ended")) < 3
     command("fit", run_file, "--output", "ended", "--resume")
     assert [record["round"] for record in history(tmp_path / "ended")] == [0, 1, 2]
     assert_same_bits(saved(tmp_path / "ended"), saved(tmp_path / "whole"))
 
 
-def test_resume_begins_where_there_is_nothing_and_goes_further_than_before(run_file, command, tmp_path):
+def test_resume_starts_a_run_or_trains_for_more_epochs(run_file, command, tmp_path):
     command("fit", run_file, "--resume", "--set", "fit.num_epochs=2")
     command("fit", run_file, "--resume")
     command("fit", run_file, "--output", "whole")
     assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
 
 
-def test_resume_leaves_a_run_that_has_ended_alone_where_its_checkpoints_are_gone(run_file, fitted, command):
+def test_resume_keeps_an_ended_run_without_checkpoints(run_file, fitted, command):
     before = saved(fitted)
     shutil.rmtree(fitted / "checkpoints")
-    told = command("fit", run_file, "--resume", code=2).err
-    assert "runs/small holds a run that has ended and no checkpoint to go on from; --overwrite begins anew" in told
+    output = command("fit", run_file, "--resume", code=2).err
+    assert (
+        "runs/small holds a run that has ended, and no checkpoint to resume it from; --overwrite starts anew"
+        in output
+    )
     assert_same_bits(saved(fitted), before)
 
 
-def test_max_time_has_an_exit_code_of_its_own(run_file, command, tmp_path):
+def test_max_time_has_its_own_exit_code(run_file, command, tmp_path):
     command("fit", run_file, "--output", "whole")
-    told = command("fit", run_file, "--set", "fit.max_time=0.001", code=75).out
-    assert "stopped: max_time" in told
+    output = command("fit", run_file, "--set", "fit.max_time=0.001", code=75).out
+    assert "stopped: max_time" in output
     command("fit", run_file, "--resume")
     assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("place", ["", "/checkpoints"])
 @pytest.mark.parametrize("how", ["--overwrite", "--resume"])
-def test_a_folder_that_another_program_writes_to_is_left_alone(run_file, fitted, command, how, place):
+def test_a_folder_that_another_program_locks_is_unchanged(run_file, fitted, command, how, place):
     before = saved(fitted), history(fitted), (fitted / "config.toml").read_text()
     lock = FolderLock(Path(f"{fitted}{place}"))
     lock.acquire()
-    told = command("fit", run_file, how, "--set", "fit.num_epochs=9", code=2).err
-    assert re.search(rf"runs/small{place}: process {os.getpid()} on \S+ is writing to this folder", told)
+    output = command("fit", run_file, how, "--set", "fit.num_epochs=9", code=2).err
+    assert re.search(rf"runs/small{place}: process {os.getpid()} on \S+ is writing to this folder", output)
     assert_same_bits(saved(fitted), before[0])
     assert history(fitted) == before[1]
     assert (fitted / "config.toml").read_text() == before[2]
@@ -205,11 +213,11 @@ def test_a_folder_that_another_program_writes_to_is_left_alone(run_file, fitted,
     assert not (fitted / ".lock").exists()
 
 
-def test_a_run_is_not_replaced_unless_that_is_asked_for(run_file, fitted, command):
+def test_a_run_is_replaced_only_with_overwrite(run_file, fitted, command):
     before = saved(fitted)
     (fitted / "notes.txt").write_text("mine")
-    told = command("fit", run_file, "--set", "trainer.seed=4", code=2)
-    assert "runs/small holds a run: --resume goes on with it, --overwrite removes it" in told.err
+    output = command("fit", run_file, "--set", "trainer.seed=4", code=2)
+    assert "runs/small holds a run: --resume continues it, --overwrite removes it" in output.err
     assert_same_bits(saved(fitted), before)
     command("fit", run_file, "--set", "trainer.seed=4", "--overwrite")
     assert any((saved(fitted)[name] != before[name]).any() for name in before)
@@ -217,19 +225,19 @@ def test_a_run_is_not_replaced_unless_that_is_asked_for(run_file, fitted, comman
     assert (fitted / "notes.txt").read_text() == "mine"
 
 
-def test_all_keys_are_shown_with_their_defaults(command):
-    told = command("fit", "--keys").out
+def test_all_keys_are_printed_with_their_defaults(command):
+    output = command("fit", "--keys").out
     for line in (
-        "  num_epochs (needed) ",
+        "  num_epochs (required) ",
         '  merge = "synchronous" ',
         '  precision = "fp32" ',
         "  num_workers = 10 ",
     ):
-        assert line in told
-    assert "validation_data" not in told
+        assert line in output
+    assert "validation_data" not in output
 
 
-def test_a_file_is_needed(command):
+def test_a_file_is_required(command):
     assert "name a TOML file; compss-train fit --example prints one" in command("fit", code=2).err
     assert "cannot read" in command("fit", "none.toml", code=2).err
 
@@ -242,21 +250,21 @@ def test_the_example_trains_as_it_is(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("again", [(), ("--overwrite",), ("--resume",)], ids=["", "overwrite", "resume"])
-def test_a_run_file_is_not_overwritten_by_the_runs_own(run_file, command, again):
+def test_a_run_file_of_the_user_is_not_overwritten(run_file, command, again):
     text = f'# mine\n{run_file.read_text()}\n[output]\nfolder = "."\n'
     own = run_file.rename(run_file.with_name("config.toml"))
     own.write_text(text)
     refused = command("fit", own, *again, code=2)
-    assert f"{own} is no run's" in refused.err
+    assert f"{own} was not written by a run" in refused.err
     assert own.read_text() == text
 
 
-def test_files_that_are_no_runs_are_not_removed(run_file, command, tmp_path):
+def test_other_files_are_not_removed(run_file, command, tmp_path):
     (tmp_path / "tensorboard").mkdir()
     mine = tmp_path / "tensorboard" / "events"
     mine.write_text("mine")
     refused = command("fit", run_file, "--output", tmp_path, code=2)
-    assert f"{mine.parent} is in the way" in refused.err
+    assert f"{mine.parent} exists, and this run would replace it" in refused.err
     assert mine.read_text() == "mine"
     command("fit", run_file, "--output", tmp_path, "--overwrite")
     assert not mine.exists()
@@ -264,13 +272,13 @@ def test_files_that_are_no_runs_are_not_removed(run_file, command, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:the fit goes on from:UserWarning", "ignore:. workers share 2:UserWarning")
-def test_a_run_of_arrays_goes_on_with_more_workers(run_file, command):
+def test_a_run_of_arrays_resumes_with_more_workers(run_file, command):
     batches = ("--set", "fit.num_batches_per_worker=16", "--set", "fit.batch_size=none")
     run_file.write_text(run_file.read_text().replace("blocks = 4\n", ""))
     command("fit", run_file, "--set", "fit.num_epochs=1")
     command("fit", run_file, "--resume", "--workers", "3")
-    told = "only 11 rows"  # of four blocks, but there were two when it began
-    assert told in command("fit", run_file, "--workers", "4", "--output", "more", *batches, code=2).err
+    error = "only 11 rows"  # of four blocks; the run had two when it started
+    assert error in command("fit", run_file, "--workers", "4", "--output", "more", *batches, code=2).err
     command("fit", run_file, "--output", "two", *batches, "--set", "fit.num_epochs=1")
     command("fit", run_file, "--output", "two", *batches, "--workers", "4", "--resume")
     records = (run_file.parent / "runs/small/history.jsonl").read_text().splitlines()

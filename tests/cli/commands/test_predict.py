@@ -2,7 +2,7 @@ import numpy as np
 
 from compss_train import DistributedTrainer, write_files
 from compss_train.model import parameters
-from tests.cli.commands.parts import data
+from tests.cli.commands.user_objects import data
 from tests.helpers.models import SGD, mlp
 
 
@@ -13,13 +13,13 @@ def predicted(folder, x):
         return trainer.predict(x)
 
 
-def test_outputs_are_those_of_the_trainer_in_order(fitted, command):
+def test_outputs_equal_the_trainers_in_order(fitted, command):
     x, y = data(40)
     expected = predicted(fitted, x)
     np.save("x.npy", x)
     write_files("many", {"x": x, "y": y}, rows=9)
-    told = command("predict", fitted, "--input", "x.npy", "--output", "out.npy").out
-    assert told == "40 samples, float32 (40, 3), in out.npy\n"
+    output = command("predict", fitted, "--input", "x.npy", "--output", "out.npy").out
+    assert output == "40 samples, float32 (40, 3), in out.npy\n"
     assert np.allclose(np.load("out.npy"), expected, atol=1e-6)
     command("predict", fitted, "--input", "many/*.npz", "--output", "out.npz")
     assert np.allclose(np.load("out.npz")["output"], expected, atol=1e-6)
@@ -27,21 +27,21 @@ def test_outputs_are_those_of_the_trainer_in_order(fitted, command):
     assert np.array_equal(np.load("classes.npy"), expected.argmax(axis=1))
 
 
-def test_what_cannot_be_predicted_leaves_no_file(fitted, command, tmp_path):
+def test_errors_leave_no_file(fitted, command, tmp_path):
     np.save("x.npy", np.zeros((3, 5), np.float32))
     assert (
         "give a name that ends in .npy or .npz"
         in command("predict", fitted, "--input", "x.npy", "--output", "out.csv", code=2).err
     )
-    told = command("predict", fitted, "--input", "x.npy", "--output", "outer/y.npy", code=2).err
-    assert "outer/y.npy: there is no folder outer; make it" in told
+    output = command("predict", fitted, "--input", "x.npy", "--output", "outer/y.npy", code=2).err
+    assert "outer/y.npy: the folder outer does not exist; create it" in output
     command("predict", fitted, "--input", "none.npy", "--output", "out.npy", code=2)
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_samples_that_the_network_does_not_take_are_told_in_short(fitted, command):
+def test_samples_that_do_not_fit_the_network_are_a_short_error(fitted, command):
     np.save("x.npy", np.zeros((3, 5), np.float32))
-    told = command("predict", fitted, "--input", "x.npy", "--output", "out.npy", code=2).err
-    assert told.startswith("compss-train predict: these samples cannot be predicted: ")
-    assert "shape (3, 5)" in told
-    assert "Traceback" not in told
+    output = command("predict", fitted, "--input", "x.npy", "--output", "out.npy", code=2).err
+    assert output.startswith("compss-train predict: these samples cannot be predicted: ")
+    assert "shape (3, 5)" in output
+    assert "Traceback" not in output

@@ -12,15 +12,15 @@ def test_runs_and_histories_are_reported(run_file, fitted, command, tmp_path):
     assert "<html" in (tmp_path / "page.html").read_text()
 
 
-def test_what_can_be_no_report_is_told_and_leaves_nothing(fitted, command, tmp_path):
-    there = sorted(tmp_path.iterdir())
-    told = command("report", fitted, "-o", "page.pdf", code=2).err
-    assert "'page.pdf': a report is a web page; give a name that ends in .html" in told
-    told = command("report", fitted, "-o", "new/page.html", code=2).err
-    assert "new/page.html: there is no folder new; make it" in told
-    assert sorted(tmp_path.iterdir()) == there
+def test_invalid_output_names_are_an_error_and_leave_nothing(fitted, command, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    output = command("report", fitted, "-o", "page.pdf", code=2).err
+    assert "'page.pdf': a report is a web page; give a name that ends in .html" in output
+    output = command("report", fitted, "-o", "new/page.html", code=2).err
+    assert "new/page.html: the folder new does not exist; create it" in output
+    assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_report_can_be_left_out(run_file, command, tmp_path):
+def test_a_report_can_be_disabled(run_file, command, tmp_path):
     command("fit", run_file, "--set", "output.report=false")
     assert not (tmp_path / "runs" / "small" / "report.html").exists()

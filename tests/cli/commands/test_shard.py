@@ -36,14 +36,14 @@ def test_shard_writes_arrays_as_files_and_files_as_other_files(arrays, tmp_path,
     assert labels(others) == list(range(30))
 
 
-def test_shard_takes_patterns_in_quotes_in_their_order(arrays, tmp_path):
+def test_shard_keeps_the_order_of_quoted_patterns(arrays, tmp_path):
     main(["shard", *arrays, "--rows", "5", "--output", str(tmp_path / "a")])
     patterns = [f"{tmp_path}/a/part-00000[3-5].npz", f"{tmp_path}/a/part-00000[0-2].npz"]
     assert main(["shard", *patterns, "--rows", "30", "--output", str(tmp_path / "b")]) == 0
     assert labels(FileDataset(f"{tmp_path}/b/*")) == [*range(15, 30), *range(15)]
 
 
-def test_shard_mixes_samples_on_the_way(arrays, tmp_path):
+def test_shard_shuffles_samples(arrays, tmp_path):
     first, *mixed = (str(tmp_path / name) for name in "abc")
     main(["shard", *arrays, "--rows", "8", "--output", first])
     inputs = FileDataset(f"{first}/*").files
@@ -55,8 +55,8 @@ def test_shard_mixes_samples_on_the_way(arrays, tmp_path):
     assert sorted(orders[0]) == list(range(30))
 
 
-def test_shard_says_what_is_wrong_in_one_line(arrays, tmp_path, capsys, monkeypatch):
-    def refused(*arguments):
+def test_shard_prints_errors_in_one_line(arrays, tmp_path, capsys, monkeypatch):
+    def error_of(*arguments):
         assert main(["shard", *map(str, arguments)]) == 2
         error = capsys.readouterr().err
         assert error.startswith("compss-train shard: ")
@@ -65,27 +65,27 @@ def test_shard_says_what_is_wrong_in_one_line(arrays, tmp_path, capsys, monkeypa
 
     o = ["--rows", 5, "--output", tmp_path / "o"]
     hint = "give each array a name of its own, NAME=FILE.npy"
-    assert hint in refused(arrays[0], arrays[0], *o)
-    assert hint in refused(arrays[0], f"={tmp_path / 'labels.npy'}", *o)
-    assert "there are no such files" in refused(f"{tmp_path}/none-*.npz", *o)
-    assert "named more than once" in refused(tmp_path / "labels.npy", f"{tmp_path}/label*.npy", *o)
+    assert hint in error_of(arrays[0], arrays[0], *o)
+    assert hint in error_of(arrays[0], f"={tmp_path / 'labels.npy'}", *o)
+    assert "there are no such files" in error_of(f"{tmp_path}/none-*.npz", *o)
+    assert "named more than once" in error_of(tmp_path / "labels.npy", f"{tmp_path}/label*.npy", *o)
     np.save(tmp_path / "words.npy", np.array(["a", "b"]))
-    assert "torch cannot hold" in refused(f"x={tmp_path / 'words.npy'}", *o)
-    assert "which torch cannot hold" in refused(tmp_path / "words.npy", *o)
+    assert "torch cannot hold" in error_of(f"x={tmp_path / 'words.npy'}", *o)
+    assert "which torch cannot hold" in error_of(tmp_path / "words.npy", *o)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "h5py", None)
-        assert "pip install 'compss_train[hdf5]'" in refused(*arrays, *o, "--format", "h5")
+        assert "pip install 'compss_train[hdf5]'" in error_of(*arrays, *o, "--format", "h5")
     assert not list((tmp_path / "o").glob("*"))
-    assert "rows=0" in refused(*arrays, "--rows", 0, "--output", tmp_path / "o")
-    assert "give all inputs so" in refused(
+    assert "rows=0" in error_of(*arrays, "--rows", 0, "--output", tmp_path / "o")
+    assert "give all inputs this way" in error_of(
         arrays[0], tmp_path / "labels.npy", "--rows", 5, "--output", tmp_path / "o"
     )
-    assert "does not exist" in refused(tmp_path / "none.npz", "--rows", 5, "--output", tmp_path / "o")
-    assert "files of two data sets would mix" in refused(
+    assert "does not exist" in error_of(tmp_path / "none.npz", "--rows", 5, "--output", tmp_path / "o")
+    assert "files of two data sets would mix" in error_of(
         tmp_path / "images.npy", "--rows", 5, "--format", "npy", "--output", tmp_path
     )
-    assert "one array, which is called 'x'" in refused(
+    assert "one array, which is called 'x'" in error_of(
         *arrays, "--rows", 5, "--format", "npy", "--output", tmp_path / "o"
     )
     np.save(tmp_path / "labels.npy", np.arange(29))
-    assert "different lengths: 'x' 30, 'y' 29" in refused(*arrays, "--rows", 5, "--output", tmp_path / "p")
+    assert "different lengths: 'x' 30, 'y' 29" in error_of(*arrays, "--rows", 5, "--output", tmp_path / "p")

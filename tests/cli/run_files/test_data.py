@@ -3,10 +3,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from compss_train import BlockedTensor, FileDataset, write_files
-from compss_train.cli.run_files.data import make_data
-from compss_train.cli.run_files.problems import Problems, RunFileError
+from compss_train import BlockedTensor, DistributedTrainer, FileDataset, write_files
+from compss_train.cli.run_files.data import Dataset, read_section, split_validation
+from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, RunFileError
+from compss_train.training.data_source import as_data_source
+from tests.helpers.models import SGD, mlp
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
 Y = np.arange(20)
@@ -28,18 +32,18 @@ def many():
     return X, Y, Y, Y
 
 
-def made(**table):
-    problems = Problems("file")
-    data = make_data("[data]", table, problems)
-    problems.check()
+def read(**table):
+    errors = ErrorCollector("file")
+    data = read_section("[data]", table, errors)
+    errors.raise_errors()
     return data
 
 
-def test_what_is_left_out_may_be_none():
+def test_optional_arrays_may_be_none():
     np.save("x.npy", X)
-    alone = made(x="x.npy", y="none", weight="none", blocks="none")
-    assert alone[1:] == (None, None)
-    assert np.array_equal(alone.x, X)
+    dataset = read(x="x.npy", y="none", weight="none", blocks="none")
+    assert dataset[1:] == (None, None)
+    assert np.array_equal(dataset.x, X)
 
 
 @pytest.fixture(autouse=True)
@@ -65,36 +69,36 @@ def folder(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_every_way_to_name_arrays_gives_the_same(table):
-    x, y, weight = made(**table)
+def test_all_forms_of_naming_arrays_are_equivalent(table):
+    x, y, weight = read(**table)
     assert np.array_equal(x, X)
     assert np.array_equal(y, Y)
     assert weight is None
-    x, y, _ = made(**table, blocks=4)
+    x, y, _ = read(**table, blocks=4)
     assert isinstance(x, BlockedTensor)
     assert (x.shape, y.shape) == ((4, 1), (4, 1))
     assert np.array_equal(x.collect(), X)
 
 
-def test_npy_files_are_mapped_not_read():
-    assert isinstance(made(x="x.npy").x, np.memmap)
+def test_npy_files_are_memory_mapped():
+    assert isinstance(read(x="x.npy").x, np.memmap)
 
 
 def test_samples_may_be_their_own_targets():
-    assert made(x="x.npy").y is None
-    assert made(**{"import": f"{__name__}:single"}).y is None
+    assert read(x="x.npy").y is None
+    assert read(**{"import": f"{__name__}:single"}).y is None
 
 
 def test_samples_may_have_weights():
     np.save("w.npy", Y / 20)
     for table in ({"x": "x.npy", "y": "y.npy", "weight": "w.npy"}, {"import": f"{__name__}:triple"}):
-        assert np.array_equal(made(**table).weight, Y / 20)
-        assert np.array_equal(made(**table, blocks=4).weight.collect(), Y / 20)
+        assert np.array_equal(read(**table).weight, Y / 20)
+        assert np.array_equal(read(**table, blocks=4).weight.collect(), Y / 20)
 
 
 def test_files_are_a_data_set_with_its_options():
     write_files("train", {"a": X, "b": Y}, rows=6)
-    x, y, _ = made(files="train/*.npz", x="a", y="b", index="index.json")
+    x, y, _ = read(files="train/*.npz", x="a", y="b", index="index.json")
     assert isinstance(x, FileDataset)
     assert (x.sizes, x.x, x.y, y) == ((6, 6, 6, 2), "a", "b", None)
     assert Path("index.json").exists()
@@ -109,14 +113,14 @@ def test_files_are_a_data_set_with_its_options():
         ({"x": "x.npy", "y": "none.npz"}, "[data] y: "),
         ({"x": "x.csv"}, "[data] x: files that end in '.csv': give files of one kind, .npz"),
         ({"x": 3}, "[data] x: a block needs a first dimension"),
-        ({"x": {"file": "both.npz", "keys": "x"}}, "[data] x: there is no such key; did you mean key?"),
+        ({"x": {"file": "both.npz", "keys": "x"}}, "[data] x: unknown key; did you mean key?"),
         ({"x": {"file": "both.npz", "key": "a"}}, "[data] x: "),
-        ({"x": "x.npy", "Y": "y.npy"}, "[data] Y: there is no such key; did you mean y?"),
+        ({"x": "x.npy", "Y": "y.npy"}, "[data] Y: unknown key; did you mean y?"),
         ({"x": "x.npy", "blocks": 21}, "[data] blocks: blocks=(21, 1) makes 21 blocks of 20 samples"),
         ({"x": "x.npy", "blocks": "many"}, "[data] blocks: blocks='many' is not a grid"),
-        ({"files": "x.npy", "blocks": 3}, "[data] blocks: there is no such key"),
+        ({"files": "x.npy", "blocks": 3}, "[data] blocks: unknown key"),
         ({"files": "none/*.npz"}, "[data]: files='none/*.npz': there are no such files"),
-        ({"files": "x.npy", "on_bad_file": "shout"}, '"shout" does not fit; give "raise" or "skip"'),
+        ({"files": "x.npy", "on_bad_file": "shout"}, '"shout" is not accepted; give "raise" or "skip"'),
         (
             {"import": f"{__name__}:many"},
             "many returned 4 values; give x and y, x alone, or x, y and weights",
@@ -125,14 +129,70 @@ def test_files_are_a_data_set_with_its_options():
     ],
     ids=str,
 )
-def test_what_is_wrong_with_data_is_told(table, message):
-    from compss_train.training.data_source import as_data_source
-
-    problems = Problems("file")
-    data = make_data("[data]", table, problems)
+def test_invalid_data_are_an_error(table, message):
+    errors = ErrorCollector("file")
+    data = read_section("[data]", table, errors)
     if data is not None:
-        with problems.noting("[data] x"):
+        with errors.catch("[data] x"):
             as_data_source(data.x, data.y, num_workers=1)
     with pytest.raises(RunFileError) as error:
-        problems.check()
+        errors.raise_errors()
     assert message in str(error.value)
+
+
+@given(st.integers(2, 50), st.floats(0.02, 0.98), st.integers(0, 5), st.booleans())
+def test_a_split_keeps_every_sample_with_its_target_and_weight(number, fraction, seed, tensors):
+    x, y, weight = np.arange(number) * 2, np.arange(number), np.arange(number) / 4
+    dataset = Dataset(torch.from_numpy(x), torch.from_numpy(y), weight) if tensors else Dataset(x, y, weight)
+    count = round(number * fraction)
+    if not 0 < count < number:
+        with pytest.raises(InvalidValueError, match="give another fraction"):
+            split_validation(dataset, fraction, seed)
+        return
+    training, validation = split_validation(dataset, fraction, seed)
+    assert len(validation.x) == count
+    assert sorted([*training.y.tolist(), *validation.y.tolist()]) == y.tolist()
+    for part in (training, validation):
+        assert part.x.tolist() == [2 * n for n in part.y.tolist()]
+        assert part.weight.tolist() == [n / 4 for n in part.y.tolist()]
+
+
+def test_the_seed_chooses_the_validation_samples():
+    chosen = [split_validation(Dataset(np.arange(100)), 0.3, seed)[1].x.tolist() for seed in (1, 1, 2)]
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_a_split_keeps_the_number_of_blocks():
+    dataset = Dataset(BlockedTensor.from_array(np.arange(40), (4, 1)))
+    training, validation = split_validation(dataset, 0.25, 0)
+    assert (training.x.shape, training.x.number_samples, training.y) == ((4, 1), 30, None)
+    assert sorted([*training.x.collect(), *validation.x]) == list(range(40))
+
+
+def test_a_split_of_files_keeps_them_whole_with_their_options(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3
+    write_files(tmp_path / "parts", {"a": x, "b": y}, rows=2)
+    files = FileDataset(f"{tmp_path}/parts/*.npz", x="a", y="b")
+    training, validation = (part.x for part in split_validation(Dataset(files), 0.3, 0))
+    assert (len(training.files), len(validation.files), len(files.files)) == (7, 3, 10)
+    assert sorted([*training.files, *validation.files]) == files.files
+    assert (validation.x, validation.y, validation.number_samples) == ("a", "b", 6)
+    again = FileDataset(training.files, x="a", y="b")
+    outputs = []
+    for dataset in (training, again):
+        with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
+            trainer.build(mlp(), SGD, "cross_entropy")
+            trainer.fit(dataset, num_epochs=1, batch_size=2, progress=False)
+            outputs.append(trainer.predict(validation))
+    assert np.array_equal(*outputs)
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.5, 2, True, "half"])
+def test_a_fraction_is_between_0_and_1(fraction):
+    with pytest.raises(InvalidValueError, match="give a number between 0 and 1"):
+        split_validation(Dataset(np.arange(10)), fraction, 0)
+
+
+def test_samples_of_different_lengths_are_an_error():
+    with pytest.raises(InvalidValueError, match="have different lengths: x 10, y 9"):
+        split_validation(Dataset(np.arange(10), np.arange(9)), 0.5, 0)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from compss_train.cli.run_files.errors import InvalidValueError
 from compss_train.cli.run_files.objects import resolve
-from compss_train.cli.run_files.problems import WrongValueError
 
 
-def test_texts_name_objects_and_tables_call_them():
+def test_strings_name_objects_and_tables_call_them():
     assert resolve("import:math:pi") == math.pi
     assert resolve("import:torch:Tensor.float") is torch.Tensor.float
     layer = resolve({"import": "torch.nn:Linear", "in_features": 3, "out_features": 2, "bias": False})
@@ -21,14 +21,14 @@ def test_texts_name_objects_and_tables_call_them():
     assert made(out_features=4).out_features == 4
 
 
-def test_objects_are_found_at_any_depth_and_all_else_stays():
-    given = {"a": [1, {"b": "import:math:pi"}], "c": "import", "d": {"import": "builtins:list"}}
-    assert resolve(given) == {"a": [1, {"b": math.pi}], "c": "import", "d": []}
+def test_objects_are_resolved_at_any_depth_and_other_values_are_kept():
+    value = {"a": [1, {"b": "import:math:pi"}], "c": "import", "d": {"import": "builtins:list"}}
+    assert resolve(value) == {"a": [1, {"b": math.pi}], "c": "import", "d": []}
     net = resolve({"import": "torch.nn:Sequential", "arguments": [{"import": "torch.nn:ReLU"}]})
     assert isinstance(net[0], nn.ReLU)
 
 
-def test_arguments_hold_positional_ones_or_keywords():
+def test_arguments_are_positional_or_keywords():
     assert resolve({"import": "builtins:divmod", "arguments": [7, 2]}) == (3, 1)
     assert resolve({"import": "builtins:dict", "a": 1, "arguments": {"import": 2}}) == {"a": 1, "import": 2}
 
@@ -51,13 +51,13 @@ def test_arguments_hold_positional_ones_or_keywords():
         ({"import": "builtins:dict", "a": {"import": "math:po"}}, "math has no po; did you mean p"),
     ],
 )
-def test_what_cannot_be_had_is_told(value, message):
-    with pytest.raises(WrongValueError) as error:
+def test_invalid_objects_are_an_error(value, message):
+    with pytest.raises(InvalidValueError) as error:
         resolve({"key": [value]})
     assert message in str(error.value)
 
 
-def test_modules_that_fail_when_they_are_imported_are_told(tmp_path, monkeypatch):
+def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "objects_that_fail.py").write_text("import objects_that_are_not_there\n")
     (tmp_path / "objects_that_raise.py").write_text("1 / 0\n")
@@ -65,6 +65,6 @@ def test_modules_that_fail_when_they_are_imported_are_told(tmp_path, monkeypatch
         ("fail", "importing objects_that_fail failed: No module named 'objects_that_are_not_there'"),
         ("raise", "importing objects_that_raise failed: ZeroDivisionError: division by zero"),
     ):
-        with pytest.raises(WrongValueError, match=message):
+        with pytest.raises(InvalidValueError, match=message):
             resolve(f"import:objects_that_{name}:x")
         assert f"objects_that_{name}" not in sys.modules

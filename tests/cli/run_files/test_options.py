@@ -1,4 +1,4 @@
-"""Options by introspection: of a function of the tests' own, and of the trainer's as they are."""
+"""Options from signatures: of a function defined here, and of the trainer's methods."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import pytest
 
 from compss_train import DistributedTrainer
-from compss_train.cli.run_files.annotations import described
-from compss_train.cli.run_files.options import options_of, read_options
-from compss_train.cli.run_files.problems import Problems, RunFileError
+from compss_train.cli.run_files.errors import ErrorCollector, RunFileError
+from compss_train.cli.run_files.options import describe_annotation, parse_options, signature_options
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -47,11 +46,11 @@ def function(
     pass
 
 
-def read(**table):
-    problems = Problems("file")
-    given = read_options("[s]", {"count": 1, **table}, options_of(function), problems)
-    problems.check()
-    return given
+def parse(**table):
+    errors = ErrorCollector("file")
+    arguments = parse_options("[s]", {"count": 1, **table}, signature_options(function), errors)
+    errors.raise_errors()
+    return arguments
 
 
 @pytest.mark.parametrize(
@@ -70,72 +69,72 @@ def read(**table):
         ("bare", "none"),
     ],
 )
-def test_values_that_fit_are_taken_as_they_are(key, value):
-    assert read(**{key: value})[key] == value
+def test_accepted_values_are_returned_unchanged(key, value):
+    assert parse(**{key: value})[key] == value
 
 
-def test_none_stands_for_none_where_that_fits_objects_are_made_and_so_are_dataclasses():
-    assert read(name="none", box="none") == {"count": 1, "name": None, "box": None}
-    assert read(named="import:operator:neg")["named"](1) == -1
-    assert read(box={"size": 2}) == {"count": 1, "box": Box(2)}
+def test_none_is_converted_if_accepted_and_objects_and_dataclasses_are_made():
+    assert parse(name="none", box="none") == {"count": 1, "name": None, "box": None}
+    assert parse(named="import:operator:neg")["named"](1) == -1
+    assert parse(box={"size": 2}) == {"count": 1, "box": Box(2)}
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("cuont", 1, "[s] cuont: there is no such key; did you mean count? The keys are count, share, flag"),
-        ("zzz", 1, "[s] zzz: there is no such key; The keys are count"),
-        ("self", 1, "[s] self: there is no such key"),
-        ("count", "3", '[s] count: "3" does not fit; give an integer'),
-        ("count", True, "[s] count: true does not fit; give an integer"),
-        ("count", "none", '[s] count: "none" does not fit; give an integer'),
-        ("share", "x", '[s] share: "x" does not fit; give a number'),
-        ("flag", 1, "[s] flag: 1 does not fit; give true or false"),
-        ("name", 1, '[s] name: 1 does not fit; give a text or "none"'),
-        ("named", "c", '[s] named: "c" does not fit; give "import:module:name" or "a" or "b" or "none"'),
-        ("many", "a", '[s] many: "a" does not fit; give an array'),
-        ("mapping", [1], '[s] mapping: [1] does not fit; give a table or "none"'),
+        ("cuont", 1, "[s] cuont: unknown key; did you mean count? The keys are count, share, flag"),
+        ("zzz", 1, "[s] zzz: unknown key. The keys are count"),
+        ("self", 1, "[s] self: unknown key"),
+        ("count", "3", '[s] count: "3" is not accepted; give an integer'),
+        ("count", True, "[s] count: true is not accepted; give an integer"),
+        ("count", "none", '[s] count: "none" is not accepted; give an integer'),
+        ("share", "x", '[s] share: "x" is not accepted; give a number'),
+        ("flag", 1, "[s] flag: 1 is not accepted; give true or false"),
+        ("name", 1, '[s] name: 1 is not accepted; give a string or "none"'),
+        ("named", "c", '[s] named: "c" is not accepted; give "import:module:name" or "a" or "b" or "none"'),
+        ("many", "a", '[s] many: "a" is not accepted; give an array'),
+        ("mapping", [1], '[s] mapping: [1] is not accepted; give a table or "none"'),
         ("named", "import:operator:negg", "[s] named: 'operator:negg': operator has no negg; did you mean neg?"),
-        ("box", 3, '[s] box: 3 does not fit; give a table or "none"'),
+        ("box", 3, '[s] box: 3 is not accepted; give a table or "none"'),
         ("box", {"size": 0}, "[s] box: size=0: give an integer of at least 1"),
-        ("box", {"sizes": 1}, "[s] box sizes: there is no such key; did you mean size?"),
+        ("box", {"sizes": 1}, "[s] box sizes: unknown key; did you mean size?"),
         ("box", {}, "[s] box: size is missing; give an integer"),
-        ("box", {"size": "a"}, '[s] box size: "a" does not fit; give an integer'),
+        ("box", {"size": "a"}, '[s] box size: "a" is not accepted; give an integer'),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_key_and_what_fits(key, value, message):
+def test_an_invalid_value_is_an_error_with_its_key_and_accepted_values(key, value, message):
     with pytest.raises(RunFileError) as error:
-        read(**{key: value})
+        parse(**{key: value})
     assert message in str(error.value)
 
 
-def test_all_problems_are_told_at_once():
+def test_all_errors_are_raised_at_once():
     with pytest.raises(RunFileError) as error:
-        read(count="a", shar=1, box={"size": 0})
+        parse(count="a", shar=1, box={"size": 0})
     assert len(str(error.value).splitlines()) == 4
 
 
-def test_what_is_missing_is_told():
-    problems = Problems("file")
-    read_options("[s]", {}, options_of(function), problems)
+def test_a_missing_option_is_an_error():
+    errors = ErrorCollector("file")
+    parse_options("[s]", {}, signature_options(function), errors)
     with pytest.raises(RunFileError, match=r"^file: \[s\]: count is missing; give an integer$"):
-        problems.check()
+        errors.raise_errors()
 
 
 @pytest.mark.parametrize("method", [DistributedTrainer, DistributedTrainer.build, DistributedTrainer.fit])
 def test_every_default_of_the_trainer_fits_what_it_takes(method):
-    """Whatever options there are, leaving one out and giving its default are the same."""
-    problems = Problems("file")
+    """Giving an option's default is the same as leaving it out."""
+    errors = ErrorCollector("file")
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(method).parameters.items()
         if parameter.default is not parameter.empty
     }
-    options = {name: option for name, option in options_of(method).items() if name in defaults}
+    options = {name: option for name, option in signature_options(method).items() if name in defaults}
     table = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
-    read_options(
-        "[s]", {name: "none" if value is None else value for name, value in table.items()}, options, problems
+    parse_options(
+        "[s]", {name: "none" if value is None else value for name, value in table.items()}, options, errors
     )
-    problems.check()
+    errors.raise_errors()
     assert options
-    assert all(described(option.annotation) for option in options_of(method).values())
+    assert all(describe_annotation(option.annotation) for option in signature_options(method).values())

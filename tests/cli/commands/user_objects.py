@@ -1,4 +1,4 @@
-"""What run files of the tests name by import path."""
+"""Objects that the run files of tests name by import path."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from torch import nn
 from compss_train.callbacks import Callback
 from tests.helpers.models import classification
 
-PARTS = __name__
+USER_OBJECTS = __name__
 
 
 def history(folder):
@@ -29,7 +29,7 @@ def weighted():
 
 
 def nans(first: int = 0):
-    """Return data that are NaN from some sample on."""
+    """Return data that are NaN from a sample on."""
     x, y = data()
     x[first:] = np.nan
     return x, y
@@ -57,7 +57,7 @@ class Broken(nn.Module):
 
 
 class Terminate(Callback):
-    """Lets the system end the process after a round."""
+    """Interrupts the process after a round."""
 
     def __init__(self, after: int, how: str = "SIGTERM") -> None:
         self.after, self.how = after, how
@@ -84,7 +84,7 @@ class Other(Callback):
         raise AssertionError
 
 
-class RefuseToBegin(Callback):
+class RefuseToStart(Callback):
     def on_fit_start(self, trainer, total_samples):
         raise ValueError("not today")
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.cli.run_files import toml
-from compss_train.cli.run_files.problems import RunFileError
+from compss_train.cli.run_files.errors import RunFileError
+from compss_train.cli.run_files.run_file import RunFile, apply_settings, read_toml
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 plain = st.one_of(texts, st.booleans(), st.integers(), st.floats(allow_nan=False), st.datetimes())
@@ -15,8 +15,11 @@ values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(tex
 
 @settings(max_examples=25)
 @given(st.dictionaries(texts, st.dictionaries(texts, values) | values))
-def test_what_is_written_is_read_again(table):
-    assert tomllib.loads(toml.dumps(table)) == table
+def test_a_dumped_file_has_all_values_and_the_seed_and_home(table):
+    run_file = RunFile(Path("run.toml"), Path("/home/me"), {**table, "output": {"folder": "runs", "csv": True}})
+    seeded = {**run_file.section("trainer"), "seed": 3}
+    expected = {**table, "trainer": seeded, "output": {"csv": True}, "home": "/home/me"}
+    assert tomllib.loads(run_file.dumps(3)) == expected
 
 
 @pytest.mark.parametrize(
@@ -34,34 +37,34 @@ def test_what_is_written_is_read_again(table):
         ("fit.two=1\nthree=2", "1\nthree=2"),
     ],
 )
-def test_settings_are_toml_or_else_texts(setting, value):
+def test_settings_are_toml_or_strings(setting, value):
     key = setting.partition("=")[0].strip().partition(".")[2]
-    assert toml.with_settings({"fit": {"x": 1}}, [setting]) == {"fit": {"x": 1, key: value}}
+    assert apply_settings({"fit": {"x": 1}}, [setting]) == {"fit": {"x": 1, key: value}}
 
 
-def test_settings_make_tables_and_leave_what_was_given_as_it_was():
-    given = {"build": {"optimizer": {"lr": 1}}}
-    changed = toml.with_settings(given, ["build.optimizer.lr=2", "fit.buffer.size=3"])
+def test_settings_add_tables_and_leave_the_original_unchanged():
+    table = {"build": {"optimizer": {"lr": 1}}}
+    changed = apply_settings(table, ["build.optimizer.lr=2", "fit.buffer.size=3"])
     assert changed == {"build": {"optimizer": {"lr": 2}}, "fit": {"buffer": {"size": 3}}}
-    assert given == {"build": {"optimizer": {"lr": 1}}}
+    assert table == {"build": {"optimizer": {"lr": 1}}}
 
 
 @pytest.mark.parametrize("setting", ["fit.a", "a=1", "=1", ".a=1", "fit.=1", "fit..a=1"])
-def test_settings_of_another_form_are_refused(setting):
+def test_settings_of_another_form_are_an_error(setting):
     with pytest.raises(RunFileError, match=r"give SECTION.KEY=VALUE"):
-        toml.with_settings({}, [setting])
+        apply_settings({}, [setting])
 
 
-def test_nothing_can_be_set_inside_a_number():
-    with pytest.raises(RunFileError, match="seed is 3 in the file, no table"):
-        toml.with_settings({"trainer": {"seed": 3}}, ["trainer.seed.a=1"])
+def test_a_setting_inside_a_number_is_an_error():
+    with pytest.raises(RunFileError, match="seed is 3 in the file, not a table"):
+        apply_settings({"trainer": {"seed": 3}}, ["trainer.seed.a=1"])
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path):
+def test_unreadable_files_are_an_error(tmp_path):
     with pytest.raises(RunFileError, match=r"cannot read .*none.toml: No such file"):
-        toml.read(tmp_path / "none.toml")
+        read_toml(tmp_path / "none.toml")
     bad = tmp_path / "bad.toml"
     for content, reason in ((b"a = ", "Invalid value"), (b"\xff", "decode")):
         Path(bad).write_bytes(content)
-        with pytest.raises(RunFileError, match=rf"bad.toml is no TOML: .*{reason}"):
-            toml.read(bad)
+        with pytest.raises(RunFileError, match=rf"bad.toml is not valid TOML: .*{reason}"):
+            read_toml(bad)

@@ -1,13 +1,13 @@
-"""The keys that compss-train fit --keys tells of, which are those that run files may have."""
+"""The keys that compss-train fit --keys prints, which are those that run files accept."""
 
 import pytest
 
-from compss_train.cli.run_files.keys import told_keys
+from compss_train.cli.run_files.messages import format_keys
 
 
-def told(section):
-    """Return the keys of a section with what is said of each."""
-    blocks = [block.splitlines() for block in told_keys().split("\n\n")]
+def printed_keys(section):
+    """Return the lines of the keys of a section, by key."""
+    blocks = [block.splitlines() for block in format_keys().split("\n\n")]
     (lines,) = [lines for title, *lines in blocks if title == section]
     return {line.split()[0]: line for line in lines}
 
@@ -24,8 +24,8 @@ def told(section):
         ("[fit] early_stopping, a table", ["monitor", "patience", "min_delta", "mode", "restore_best"]),
     ],
 )
-def test_all_sections_are_told(section, keys):
-    assert list(told(section)) == keys
+def test_every_section_is_printed(section, keys):
+    assert list(printed_keys(section)) == keys
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_all_sections_are_told(section, keys):
     [
         ("[fit]", "early_stopping = false # true or false or a table"),
         ("[output]", "report = true # true or false or a table"),
-        ("[validation], of a part of [data]", "fraction (needed) # a number"),
+        ("[validation], of a part of [data]", "fraction (required) # a number"),
     ],
 )
-def test_defaults_and_what_is_accepted_are_told(section, line):
-    assert line in [" ".join(each.split()) for each in told(section).values()]
+def test_defaults_and_accepted_values_are_printed(section, line):
+    assert line in [" ".join(each.split()) for each in printed_keys(section).values()]
