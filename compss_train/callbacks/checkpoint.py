@@ -13,10 +13,9 @@ from compss_train._utils.locking import FolderLock
 from compss_train._utils.validation import check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
-from compss_train.training import checkpoints
 from compss_train.training.callback import Callback, TrainerProtocol
-from compss_train.training.checkpoints.folder import path_of, purge
-from compss_train.training.checkpoints.json_encoding import GrowingList
+from compss_train.training.checkpoints import storage
+from compss_train.training.checkpoints.json_encoding import IncrementalListEncoder
 
 
 class Checkpoint(Callback):
@@ -73,14 +72,14 @@ class Checkpoint(Callback):
         self.best_round: int | None = None
         self._best_value: float | None = None
         self._written: int | None = None
-        self._history = GrowingList("history")
+        self._history = IncrementalListEncoder("history")
         self._goes_on = False
         self._lock = FolderLock(self.folder)
 
     @property
     def path(self) -> Path | None:
         """The newest checkpoint that this has written or gone on from."""
-        return None if self._written is None else path_of(self.folder, self._written)
+        return None if self._written is None else storage.checkpoint_path(self.folder, self._written)
 
     def needs_state(self, number: int) -> bool:
         """Tell whether a checkpoint may be due after that round."""
@@ -107,19 +106,19 @@ class Checkpoint(Callback):
         self._lock.acquire()
         self._check_room(trainer)
         own = self._own_rounds(trainer)
-        if others := set(checkpoints.checkpoints(self.folder)) - own:
+        if others := set(storage.list_checkpoints(self.folder)) - own:
             if not self.overwrite:
                 raise FileExistsError(
                     f"{self.folder} has checkpoints of another run, or of later rounds of this one (round "
                     f"{max(others)}); give fit resume=True to go on from there, Checkpoint another folder, or "
                     "overwrite=True to have them removed"
                 )
-            purge(self.folder, own)
+            storage.prune_checkpoints(self.folder, own)
         self._go_on(trainer.history, own)
 
     def _own_rounds(self, trainer: TrainerProtocol) -> set[int]:
         """Return which of the checkpoints in the folder are of this run; those after a resumed round, too."""
-        there = set(checkpoints.checkpoints(self.folder))
+        there = set(storage.list_checkpoints(self.folder))
         goes_on, self._goes_on = self._goes_on, False
         resumed = trainer.resumed_from
         if resumed is not None and (goes_on or resumed.parent.resolve() == self.folder.resolve()):
@@ -132,7 +131,7 @@ class Checkpoint(Callback):
     def _is_of(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Tell whether the newest checkpoint and a history are of the same run, by when its rounds ended."""
         try:
-            saved = checkpoints.newest(self.folder)[1]["history"]
+            saved = storage.read_latest_checkpoint(self.folder)[1]["history"]
         except BadCheckpointError:
             return False
         pairs = list(zip(saved, history, strict=False))
@@ -141,7 +140,7 @@ class Checkpoint(Callback):
     def _go_on(self, history: Sequence[Mapping[str, Any]], own: set[int]) -> None:
         """Take note of the rounds that a run has had: which is written, and the best of those that are there."""
         self.best_round = self._best_value = None
-        self._history = GrowingList("history")
+        self._history = IncrementalListEncoder("history")
         had = sorted(number for number in own if number < len(history))
         self._written = had[-1] if had else None
         for number in had:
@@ -197,10 +196,10 @@ class Checkpoint(Callback):
         before, self._written = self._written, number
         try:
             snapshot = trainer.snapshot()
-            content = {**snapshot.content(), "history": self._history.encoded(snapshot.history)}
-            checkpoints.write(path_of(self.folder, number), content)
+            content = {**snapshot.to_dict(), "history": self._history.encode(snapshot.history)}
+            storage.write_checkpoint(storage.checkpoint_path(self.folder, number), content)
         except BaseException:
             self._written = before
             raise
-        newest = [n for n in checkpoints.checkpoints(self.folder) if n <= number][-self.keep :]
-        purge(self.folder, {*newest, self.best_round})
+        newest = [n for n in storage.list_checkpoints(self.folder) if n <= number][-self.keep :]
+        storage.prune_checkpoints(self.folder, {*newest, self.best_round})

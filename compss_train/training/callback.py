@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from compss_train.model.parameters import Parameters
 from compss_train.reports.history import History
-from compss_train.training.checkpoints import Snapshot
+from compss_train.training.checkpoints.snapshot import Snapshot
 
 
 class TrainerProtocol(Protocol):

@@ -15,12 +15,10 @@ import torch
 
 from compss_train.data.partitioning import Position
 from compss_train.model import parameters as params
-from compss_train.training import checkpoints
 from compss_train.training.base_trainer import BaseTrainer
 from compss_train.training.callback import Callback, CallbackList
-from compss_train.training.checkpoints import Snapshot, compatibility
-from compss_train.training.checkpoints.folder import path_of
-from compss_train.training.checkpoints.snapshot import Progress
+from compss_train.training.checkpoints import compatibility, storage
+from compss_train.training.checkpoints.snapshot import Progress, Snapshot
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described, described_fields, stable_name
 from compss_train.training.fit_options import FitOptions
@@ -137,11 +135,11 @@ class ResumableTrainer(BaseTrainer):
         """
         self._require_built()
         self._require_idle("restore")
-        path, content = checkpoints.newest(folder)
+        path, content = storage.read_latest_checkpoint(folder)
         if best:
-            path = path_of(path.parent, _best_round(path, content))
-            content = checkpoints.read(path)
-        snapshot = Snapshot.of(content)
+            path = storage.checkpoint_path(path.parent, _best_round(path, content))
+            content = storage.read_checkpoint(path)
+        snapshot = Snapshot.from_dict(content)
         compatibility.check_parameters(path, snapshot.parameters, self._parameters)
         compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument, fit="fits go")
         self._load(snapshot)
@@ -156,7 +154,7 @@ class ResumableTrainer(BaseTrainer):
         if folder is None or (resume is True and not checkpoints.checkpoints(folder)):
             return None
         path, content = checkpoints.newest(folder)
-        return path, _with_stable_names(Snapshot.of(content))
+        return path, _with_stable_names(Snapshot.from_dict(content))
 
     def _number_blocks(self, found: Checkpoint | None) -> int:
         """Return the number of blocks that arrays are cut into: one a worker, or as in the fit to resume."""

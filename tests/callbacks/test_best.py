@@ -4,7 +4,7 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from compss_train.training import checkpoints
+from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.helpers.models import ADAM, blocked, classification, mlp
 
 X, Y = classification(samples=40)
@@ -56,7 +56,7 @@ def test_a_resumed_fit_that_watches_another_number_knows_the_best_of_what_is_the
     trainer = train([stopping, checkpoint], resume=True)
     losses = {record["round"]: record["val_loss"] for record in trainer.history}
     assert checkpoint.best_round == max(losses, key=losses.get) == 0
-    assert list(checkpoints.checkpoints(tmp_path)) == [0, 3]
+    assert list(list_checkpoints(tmp_path)) == [0, 3]
     assert stopping.best_round == 2  # it begins anew
     assert stopping.best == max(losses[2], losses[3])
 

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
-from compss_train.training.checkpoints import checkpoints, files, read
+from compss_train.training.checkpoints import storage
 from compss_train.training.checkpoints.snapshot import Snapshot
+from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint, write_checkpoint
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import assert_same_bits
 from tests.helpers.small_fits import X, Y, fit, trainer_of
@@ -37,9 +38,9 @@ class Told:
         for value in values:
             self.history.append({"round": len(self.history), "loss": value})
             callback.on_round_end(self, self.history[-1])
-            there.append(list(checkpoints(callback.folder)))
+            there.append(list(list_checkpoints(callback.folder)))
         callback.on_fit_end(self)
-        return [*there, list(checkpoints(callback.folder))]
+        return [*there, list(list_checkpoints(callback.folder))]
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -66,9 +67,9 @@ def test_those_due_are_written_and_the_newest_kept_with_the_best(tmp_path_factor
 def test_by_default_the_two_newest_are_kept_and_each_is_of_its_round(tmp_path):
     trainer = trainer_of()
     fit(trainer, Checkpoint(tmp_path), num_epochs=4)
-    assert list(checkpoints(tmp_path)) == [2, 3]
-    for number, path in checkpoints(tmp_path).items():
-        assert_same_bits(read(path)["parameters"], fit(trainer_of(), num_epochs=number + 1))
+    assert list(list_checkpoints(tmp_path)) == [2, 3]
+    for number, path in list_checkpoints(tmp_path).items():
+        assert_same_bits(read_checkpoint(path)["parameters"], fit(trainer_of(), num_epochs=number + 1))
 
 
 def test_the_best_one_is_that_of_the_best_value(tmp_path):
@@ -98,12 +99,12 @@ def test_the_best_is_kept_over_all_fits_of_a_run(tmp_path):
     fit(trainer, callback, num_epochs=2)
     fit(trainer, callback, num_epochs=3)
     assert callback.best_round == 0
-    assert list(checkpoints(tmp_path)) == [0, 3, 4]
+    assert list(list_checkpoints(tmp_path)) == [0, 3, 4]
     another = trainer_of()
     fit(another, elsewhere := Checkpoint(tmp_path / "other", keep=1), num_epochs=3)
     elsewhere.best = "loss"  # what was kept until now has a best, too
     fit(another, elsewhere, num_epochs=1)
-    assert (elsewhere.best_round, list(checkpoints(tmp_path / "other"))) == (3, [3])
+    assert (elsewhere.best_round, list(list_checkpoints(tmp_path / "other"))) == (3, [3])
 
 
 @pytest.mark.parametrize("interrupted", [3, 4, 5])
@@ -120,7 +121,7 @@ def test_of_two_that_go_on_each_keeps_its_best(tmp_path, interrupted):
     trainer = trainer_of()
     fit(trainer, *(again := callbacks()), resume=True, num_epochs=6)
     assert again[2].best_round == 2
-    assert list(checkpoints(tmp_path / "b")) == [2, 5]
+    assert list(list_checkpoints(tmp_path / "b")) == [2, 5]
     trainer.restore(tmp_path / "b", best=True)
     assert len(trainer.history) == 3
 
@@ -129,7 +130,7 @@ def test_what_came_after_the_round_that_is_resumed_goes_when_that_is_trained_aga
     fit(trainer_of(), Checkpoint(tmp_path, keep=9), num_epochs=4)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(), Checkpoint(tmp_path), InterruptAt(2), resume=tmp_path / "round-000000", num_epochs=4)
-    assert list(checkpoints(tmp_path)) == [0, 1]
+    assert list(list_checkpoints(tmp_path)) == [0, 1]
 
 
 def test_two_of_a_fit_go_on_in_their_folders(tmp_path):
@@ -138,8 +139,8 @@ def test_two_of_a_fit_go_on_in_their_folders(tmp_path):
 
     fit(trainer_of(), *both(), num_epochs=2)
     fit(trainer_of(), *both(), num_epochs=5, resume=True)
-    assert list(checkpoints(tmp_path / "often")) == [3, 4]
-    assert list(checkpoints(tmp_path / "seldom")) == [1, 3, 4]
+    assert list(list_checkpoints(tmp_path / "often")) == [3, 4]
+    assert list(list_checkpoints(tmp_path / "seldom")) == [1, 3, 4]
 
 
 def test_a_branch_that_goes_on_from_elsewhere_is_not_replaced_by_another(tmp_path):
@@ -170,7 +171,7 @@ def test_a_checkpoint_that_cannot_be_written_is_not_its_newest(tmp_path, monkeyp
     class Breaking(Callback):
         def on_round_end(self, trainer, record):
             if record["round"] == 1:
-                monkeypatch.setattr(files, "save", None)
+                monkeypatch.setattr(storage, "save_file", None)
 
     callback = Checkpoint(tmp_path)
     with pytest.raises(TypeError):
@@ -183,7 +184,7 @@ def test_snapshots_outside_of_fits_are_of_now(tmp_path):
     trainer, other = trainer_of(), trainer_of()
     for _ in range(2):
         assert trainer.snapshot().progress is None
-        files.write(tmp_path / "it", trainer.snapshot().content())
+        write_checkpoint(tmp_path / "it", trainer.snapshot().to_dict())
         other.restore(tmp_path / "it")
         assert_same_bits(other.get_parameters(), trainer.get_parameters())
         assert list(other.history) == list(trainer.history)

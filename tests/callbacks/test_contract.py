@@ -17,7 +17,7 @@ from compss_train.callbacks import (
     RoundLines,
     TensorBoard,
 )
-from compss_train.training.checkpoints import checkpoints, read, write
+from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint, write_checkpoint
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
@@ -186,8 +186,8 @@ def test_its_state_goes_through_a_checkpoint_and_it_goes_on_alike(make, tmp_path
     ours = make()
     with pytest.raises(ZeroDivisionError):
         fit(first, ours, kept, Failing("on_round_start"), num_epochs=4)
-    write(tmp_path / "state", {"state": ours.state_dict()})
-    assert_same(ours.state_dict(), read(tmp_path / "state")["state"])
+    write_checkpoint(tmp_path / "state", {"state": ours.state_dict()})
+    assert_same(ours.state_dict(), read_checkpoint(tmp_path / "state")["state"])
     again = make()
     fit(second, again, kept, resume=True, num_epochs=4)
     assert_alike(second, whole)
@@ -256,7 +256,7 @@ def test_one_that_cannot_save_or_load_its_state_is_named(tmp_path):
     with pytest.raises(ZeroDivisionError) as caught:
         fit(trainer_of(), Checkpoint(tmp_path), Failing("state_dict"))
     assert caught.value.__notes__[0] == "Raised in the callback Failing, by its state_dict."
-    assert checkpoints(tmp_path) == {}
+    assert list_checkpoints(tmp_path) == {}
     fit(trainer_of(), Checkpoint(tmp_path), Failing(""), num_epochs=1)
     with pytest.raises(ZeroDivisionError) as caught:
         fit(trainer_of(), Checkpoint(tmp_path), Failing("load_state_dict"), resume=True)

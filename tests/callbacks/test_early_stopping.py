@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from compss_train.training.checkpoints import checkpoints
+from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import assert_same_bits
 from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
@@ -192,7 +192,7 @@ def test_interrupted_in_the_middle_of_its_patience_it_ends_alike(tmp_path, k):
     for _ in range(2):  # the second time it has ended
         assert_same_bits(fit(second, stopping(), Checkpoint(tmp_path), resume=True, num_epochs=9), returned)
         assert_alike(second, whole)
-    assert max(checkpoints(tmp_path)) == 3
+    assert max(list_checkpoints(tmp_path)) == 3
 
 
 def test_the_checkpoint_is_of_the_last_round_and_not_of_the_restored_one(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, Report
-from compss_train.training.checkpoints import checkpoints
+from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.helpers.models import SGD, blocked, classification, mlp
 
 
@@ -22,13 +22,13 @@ def test_a_longer_run_does_not_take_the_checkpoints_of_a_shorter_one_for_its_own
     other = fitted(1, epochs=4)
     with pytest.raises(FileExistsError, match="another run"):
         fitted(1, Checkpoint(tmp_path), trainer=other)
-    assert list(checkpoints(tmp_path)) == [0, 1]
+    assert list(list_checkpoints(tmp_path)) == [0, 1]
 
 
 def test_a_second_fit_goes_on_in_the_folder_of_the_first(tmp_path):
     trainer = fitted(0, Checkpoint(tmp_path, keep=9))
     fitted(0, Checkpoint(tmp_path, keep=9), trainer=trainer)
-    assert list(checkpoints(tmp_path)) == [0, 1, 2, 3]
+    assert list(list_checkpoints(tmp_path)) == [0, 1, 2, 3]
 
 
 def test_a_fit_whose_checkpoints_are_refused_has_replaced_no_report(tmp_path):

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from compss_train.model import parameters
-from compss_train.training import checkpoints
+from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.compss.inside.resumed import fit
 from tests.helpers.models import assert_same_bits
 
@@ -15,11 +15,11 @@ def test_killed_and_terminated_runs_go_on_bit_for_bit(run, tmp_path):
     killed = run("resumed.py", tmp_path, 2, signal.SIGKILL.value, seconds=60)
     assert killed.returncode != 0, killed.output
     # The signal comes before the checkpoint of its round.
-    assert max(checkpoints.checkpoints(tmp_path / "checkpoints")) == 1
+    assert max(list_checkpoints(tmp_path / "checkpoints")) == 1
     terminated = run("resumed.py", tmp_path, 4, signal.SIGTERM.value, seconds=60)
     assert terminated.returncode != 0, terminated.output
     assert "SIGTERM ended a fit" in terminated.output
-    assert max(checkpoints.checkpoints(tmp_path / "checkpoints")) == 4
+    assert max(list_checkpoints(tmp_path / "checkpoints")) == 4
     finished = run("resumed.py", tmp_path, seconds=60)
     assert finished.returncode == 0, finished.output
     assert "round-000004 on compss" in finished.output

@@ -19,7 +19,7 @@ import torch
 
 from compss_train import LocalEngine, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from compss_train.training.checkpoints import checkpoints, read
+from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
 from tests.helpers.models import MODES
 from tests.helpers.small_fits import X, Y, contents, fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
@@ -49,8 +49,8 @@ def started(folder: Path, processes: int, epochs: int) -> int:
 
 def check(folder: Path) -> None:
     """Whatever is called a checkpoint is a good one."""
-    for number, path in checkpoints(folder).items():
-        assert len(read(path)["history"]) == number + 1
+    for number, path in list_checkpoints(folder).items():
+        assert len(read_checkpoint(path)["history"]) == number + 1
 
 
 def ended(child: int) -> bool:
@@ -72,7 +72,7 @@ def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[
 
 
 def progress(folder: Path) -> int:
-    return max(checkpoints(folder), default=-1)
+    return max(list_checkpoints(folder), default=-1)
 
 
 def import_all() -> None:

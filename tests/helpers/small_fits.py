@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train import DistributedTrainer
-from compss_train.training.checkpoints import checkpoints, read
+from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.training.checkpoints.trees import assert_same
 
@@ -51,13 +51,13 @@ def assert_alike(ours: DistributedTrainer, theirs: DistributedTrainer) -> None:
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
     assert_same(numbers_of(list(ours.history)), numbers_of(list(theirs.history)))
     one, other = ours.snapshot(), theirs.snapshot()
-    assert_same(one.content()["workers"], other.content()["workers"])
+    assert_same(one.to_dict()["workers"], other.to_dict()["workers"])
     assert (one.epoch, one.setting) == (other.epoch, other.setting)
 
 
 def contents(folder: Path) -> dict[int, Any]:
     """Return all that is in the checkpoints of a folder, without times."""
-    found = {number: read(path) for number, path in checkpoints(folder).items()}
+    found = {number: read_checkpoint(path) for number, path in list_checkpoints(folder).items()}
     return {
         number: {**there, "history": numbers_of(there["history"]), "callbacks": list(there["callbacks"])}
         for number, there in found.items()

@@ -7,7 +7,8 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.training.checkpoints import Snapshot, newest
+from compss_train.training.checkpoints.snapshot import Snapshot
+from compss_train.training.checkpoints.storage import read_latest_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.online.fits import FIFO
 
@@ -63,7 +64,7 @@ def test_a_callback_stops_an_endless_fit_and_rounds_alternate(local, tmp_path):
     rounds = len(trainer.history)
     assert rounds >= 4
     assert noting.told == [(hook, number) for number in range(rounds) for hook in ("start", "end")]
-    snapshot = Snapshot.of(newest(tmp_path)[1])
+    snapshot = Snapshot.from_dict(read_latest_checkpoint(tmp_path)[1])
     assert_same_bits(snapshot.parameters, trainer.get_parameters())
     assert (len(snapshot.history), snapshot.progress) == (rounds, None)
 

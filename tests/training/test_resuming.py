@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from compss_train import BufferSpec, DistributedTrainer, FileDataset
 from compss_train.callbacks import Checkpoint
-from compss_train.training.checkpoints import checkpoints
+from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, contents, fit, numbers_of, trainer_of
@@ -32,7 +32,7 @@ def every_round_resumed(folder, build, *, engine="serial", data=None, **options)
     """Train without a break, then from each of its checkpoints to the end; all are alike. Returns the first one."""
     whole = build(engine)
     fit(whole, Checkpoint(folder, keep=99), data=data, **options)
-    saved = checkpoints(folder)
+    saved = list_checkpoints(folder)
     assert list(saved) == list(range(len(whole.history)))
     for path in saved.values():
         again = build(engine)
@@ -133,7 +133,7 @@ def test_a_second_fit_of_a_trainer(tmp_path):
 
     whole = begun("serial")
     fit(whole, Checkpoint(tmp_path, keep=99), num_epochs=2, shuffle="total")
-    for path in checkpoints(tmp_path).values():
+    for path in list_checkpoints(tmp_path).values():
         for again in (begun("serial"), trainer_of()):  # what the trainer has trained before does not matter
             fit(again, num_epochs=2, shuffle="total", resume=path)
             assert_alike(again, whole)
@@ -149,7 +149,7 @@ def test_interrupted_after_any_round_and_resumed_from_the_folder(tmp_path, mode)
         first, second = trainer_of(), trainer_of()
         with pytest.raises(KeyboardInterrupt):
             fit(first, Checkpoint(folder, keep=99), InterruptAt(k), resume=True, **mode)
-        assert list(checkpoints(folder)) == list(range(k))
+        assert list(list_checkpoints(folder)) == list(range(k))
         fit(second, Checkpoint(folder, keep=99), resume=True, **mode)
         assert_alike(second, whole)
         assert_same(contents(folder), contents(tmp_path / "whole"))
@@ -164,7 +164,7 @@ def test_interrupted_again_and_again(tmp_path, every):
         try:
             fit(trainer, Checkpoint(tmp_path, every), InterruptAt(rounds + every + 1), resume=True, **BLOCKS)
         except KeyboardInterrupt:
-            rounds = max(checkpoints(tmp_path)) + 1
+            rounds = max(list_checkpoints(tmp_path)) + 1
         else:
             rounds = len(trainer.history)
     assert_alike(trainer, whole)
@@ -205,7 +205,7 @@ def test_restored_a_trainer_is_as_it_was(tmp_path):
     whole, restored = trainer_of(), trainer_of(seed=None)
     best = Checkpoint(tmp_path, keep=1, best="loss", mode="max")
     fit(whole, best)
-    assert list(checkpoints(tmp_path)) == [0, 2]
+    assert list(list_checkpoints(tmp_path)) == [0, 2]
     restored.restore(tmp_path)
     assert_alike(restored, whole)
     assert restored.seed == 0

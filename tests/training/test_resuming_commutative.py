@@ -14,7 +14,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint
-from compss_train.training.checkpoints import checkpoints, read
+from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
 from tests.helpers.callbacks import InterruptAt, StopAfter
 from tests.helpers.models import blocked
 from tests.helpers.small_fits import fit
@@ -68,10 +68,10 @@ def test_a_checkpoint_has_all_updates_of_its_round_and_a_resumed_fit_each_of_the
 ):
     whole = trainer_of(engine)
     assert height(fit(whole, Checkpoint(tmp_path, every, keep=9), data=data(), merge=merge, **OPTIONS)) == 5
-    saved = checkpoints(tmp_path)
+    saved = list_checkpoints(tmp_path)
     assert list(saved) == ([0, 1, 2, 3, 4] if every == 1 else [1, 3, 4])
     for number, path in saved.items():
-        assert height(read(path)["parameters"]) == number + 1
+        assert height(read_checkpoint(path)["parameters"]) == number + 1
         again = trainer_of(engine)
         assert height(fit(again, data=data(), merge=merge, resume=path, **OPTIONS)) == 5
         assert [record["samples"] for record in again.history] == [32] * 5
@@ -82,7 +82,9 @@ def test_a_checkpoint_has_all_updates_of_its_round_and_a_resumed_fit_each_of_the
 def test_the_best_round_is_saved_as_it_is(shared_local, tmp_path, merge):
     callback = Checkpoint(tmp_path, every=99, keep=9, best="val_loss")
     fit(trainer_of(shared_local), callback, data=data(), merge=merge, validation_data=data(), **OPTIONS)
-    saved = {number: height(read(path)["parameters"]) for number, path in checkpoints(tmp_path).items()}
+    saved = {
+        number: height(read_checkpoint(path)["parameters"]) for number, path in list_checkpoints(tmp_path).items()
+    }
     assert saved == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
 
 
@@ -92,7 +94,7 @@ def test_interrupted_and_resumed_with_any_number_of_workers_every_sample_is_trai
     options = {"data": data(), "merge": merge, "merge_unit": "blocks", **OPTIONS, "num_epochs": 2}
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of("serial"), Checkpoint(tmp_path, 2), InterruptAt(3), **options)
-    assert list(checkpoints(tmp_path)) == [1]
+    assert list(list_checkpoints(tmp_path)) == [1]
     again = trainer_of("serial", workers)
     if workers == 2:
         fit(again, Checkpoint(tmp_path, 2), resume=True, **options)
@@ -111,7 +113,7 @@ def test_a_fit_that_is_stopped_saves_nothing_of_rounds_that_are_under_way(engine
     kept = Checkpoint(tmp_path, every=99, keep=9)
     end = height(fit(stopped, kept, StopAfter(0), data=data(), merge=merge, **OPTIONS))
     assert end == len(stopped.history)
-    for number, path in checkpoints(tmp_path).items():
-        assert height(read(path)["parameters"]) == number + 1
+    for number, path in list_checkpoints(tmp_path).items():
+        assert height(read_checkpoint(path)["parameters"]) == number + 1
     again = trainer_of(engine, ballast=500_000)
     assert height(fit(again, kept, data=data(), merge=merge, resume=True, **OPTIONS)) == 5

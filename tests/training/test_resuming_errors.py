@@ -12,7 +12,7 @@ from torch import nn
 
 from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.training.checkpoints import checkpoints, files, newest, read
+from compss_train.training.checkpoints import storage
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, numbers_of, trainer_of
@@ -35,8 +35,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def own(folder, tmp_path):
     """The same, to be spoilt."""
-    for path in checkpoints(folder).values():
-        files.write(tmp_path / "own" / path.name, read(path))
+    for path in storage.list_checkpoints(folder).values():
+        storage.write_checkpoint(tmp_path / "own" / path.name, storage.read_checkpoint(path))
     return tmp_path / "own"
 
 
@@ -197,7 +197,7 @@ def test_another_seed(folder):
 
 def test_where_no_fit_was_saved_there_is_none_to_resume(tmp_path):
     trainer = trainer_of()
-    files.write(tmp_path / "round-000000", trainer.snapshot().content())
+    storage.write_checkpoint(tmp_path / "round-000000", trainer.snapshot().to_dict())
     assert_refused(refusing(), ValueError, "was not written during fit, .* use trainer.restore", resume=tmp_path)
     trainer.restore(tmp_path)
 
@@ -205,8 +205,8 @@ def test_where_no_fit_was_saved_there_is_none_to_resume(tmp_path):
 def test_places_without_checkpoints(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path, tmp_path / "nowhere", tmp_path / "file", str(tmp_path)):
-        assert_refused(refusing(), FileNotFoundError, f"there is no checkpoint in {place}; ", resume=place)
-        with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        assert_refused(refusing(), FileNotFoundError, f"no checkpoint in {place}; ", resume=place)
+        with pytest.raises(FileNotFoundError, match="no checkpoint in"):
             trainer_of().restore(place)
 
 
@@ -225,7 +225,7 @@ def test_resume_true_begins_where_there_is_nothing_yet(tmp_path):
 
 
 def damage(path: Path) -> None:
-    file = path / files.ARRAYS
+    file = path / storage.ARRAYS
     whole = bytearray(file.read_bytes())
     whole[len(whole) // 2] ^= 1
     file.write_bytes(whole)
@@ -242,20 +242,20 @@ def test_a_damaged_checkpoint_offers_an_older_one_which_leads_to_the_same_end(ow
     fit(again, Checkpoint(own, keep=3), resume=error.good)
     whole.restore(folder)
     assert_alike(again, whole)
-    assert list(checkpoints(own)) == [0, 1, 2]
-    newest(own)  # the damaged one has been replaced
+    assert list(storage.list_checkpoints(own)) == [0, 1, 2]
+    storage.read_latest_checkpoint(own)  # the damaged one has been replaced
 
 
 def test_damaged_ones_only(own):
-    for path in checkpoints(own).values():
+    for path in storage.list_checkpoints(own).values():
         damage(path)
-    told = "is damaged.*json, nor is another there good; begin anew, with Checkpoint"
-    assert assert_refused(refusing(), BadCheckpointError, told, resume=own).good is None
+    message = "is damaged.*json, and all other checkpoints of the folder are damaged, too; begin a new fit"
+    assert assert_refused(refusing(), BadCheckpointError, message, resume=own).good is None
 
 
 def test_a_checkpoint_of_another_version(own, monkeypatch):
-    monkeypatch.setattr(files, "VERSION", 3)
-    message = "in version 2 of the format, and this compss_train reads version 3"
+    monkeypatch.setattr(storage, "VERSION", 3)
+    message = "its format has version 2, and this compss_train reads version 3"
     assert_refused(refusing(), BadCheckpointError, message, resume=own)
 
 
@@ -344,7 +344,7 @@ class Full(Callback):
             self.monkeypatch.setattr(self.call, full)
 
 
-@pytest.mark.parametrize("call", ["compss_train.training.checkpoints.files.save", "os.fsync"])
+@pytest.mark.parametrize("call", ["compss_train.training.checkpoints.storage.save_file", "os.fsync"])
 def test_a_disk_that_is_full_in_the_middle_of_a_fit(tmp_path, monkeypatch, call):
     trainer, first, whole = trainer_of(), trainer_of(), trainer_of()
     with pytest.raises(OSError, match="No space left") as caught:
@@ -365,7 +365,7 @@ def test_nothing_is_left_of_an_interrupted_write(tmp_path, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compss_train.training.checkpoints.files._sync", interrupted)
+    monkeypatch.setattr("compss_train.training.checkpoints.storage._fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(), Checkpoint(tmp_path))
     assert os.listdir(tmp_path) == []

@@ -11,7 +11,7 @@ import pytest
 
 from compss_train import SerialEngine
 from compss_train.callbacks import Checkpoint
-from compss_train.training.checkpoints import checkpoints
+from compss_train.training.checkpoints.storage import list_checkpoints
 from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter
 from tests.helpers.processes import session, wait_until
@@ -49,7 +49,7 @@ def test_sigterm_ends_the_program_with_a_checkpoint(engine, tmp_path, capsys, ho
     assert len(stopped.history) == done
     last = f"its last complete round is {done - 1}" if done else "no round was complete"
     assert capsys.readouterr().err == f"compss_train: SIGTERM ended a fit; {last}\n"
-    assert list(checkpoints(tmp_path)) == ([done - 1] if done else [])
+    assert list(list_checkpoints(tmp_path)) == ([done - 1] if done else [])
     fit(whole)
     fit(again, Checkpoint(tmp_path), resume=True)
     assert_alike(again, whole)
@@ -106,10 +106,10 @@ def test_a_script_that_gets_sigterm_with_all_its_processes(tmp_path):
     """As a batch system sends it. The round under way would take minutes. tests/test_killed_fits.py has less."""
     command = [sys.executable, "-m", "tests.helpers.stuck_fit_program", str(tmp_path)]
     script = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: checkpoints(tmp_path), 60)
+    wait_until(lambda: list_checkpoints(tmp_path), 60)
     os.killpg(script.pid, signal.SIGTERM)
     wait_until(lambda: script.poll() is not None and not session(script.pid), 15)
-    done = max(checkpoints(tmp_path))
+    done = max(list_checkpoints(tmp_path))
     assert script.communicate()[1] == f"compss_train: SIGTERM ended a fit; its last complete round is {done}\n"
     assert script.returncode == 143
     whole, again = trainer_of(), trainer_of()

@@ -13,7 +13,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer, SerialEngine
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
-from compss_train.training.checkpoints import checkpoints
+from compss_train.training.checkpoints.storage import list_checkpoints
 from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, StopAfter
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
@@ -169,7 +169,7 @@ def test_a_fit_stops_before_a_round_that_would_take_too_long(tmp_path, durations
     fit(stopped, Passing(clock, durations), Checkpoint(tmp_path, 4), max_time=timedelta(seconds=35), num_epochs=6)
     assert len(stopped.history) == rounds
     assert stopped.stopped == ("max_time" if rounds < 6 else None)
-    assert max(checkpoints(tmp_path)) == rounds - 1
+    assert max(list_checkpoints(tmp_path)) == rounds - 1
     fit(whole, num_epochs=6)
     for _ in range(6 // rounds):
         again = trainer_of(clock=clock)
@@ -188,7 +188,7 @@ def test_a_round_for_which_there_is_no_time_is_given_up(tmp_path, at):
     ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)
     fit(stopped, ended, kept, CallAt("round_start", in_time, at), max_time=50, num_epochs=5)
     assert (stopped.stopped, len(stopped.history), ended.ends, ended.errors) == ("max_time", at, 1, 0)
-    assert list(checkpoints(tmp_path)) == ([at - 1] if at else [])
+    assert list(list_checkpoints(tmp_path)) == ([at - 1] if at else [])
     engine.stuck = False
     fit(whole, num_epochs=5)
     fit(again, kept, resume=True, num_epochs=5)

@@ -31,7 +31,7 @@ from compss_train.exceptions import BadCheckpointError
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.callback import TrainerProtocol
-from compss_train.training.checkpoints import checkpoints, newest
+from compss_train.training.checkpoints.storage import list_checkpoints, read_latest_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
             f"{folder.run_file} was not written by a run, and this run would replace it; --output names another "
             "folder"
         )
-    if resume and folder.parameters.exists() and not checkpoints(folder.checkpoints):
+    if resume and folder.parameters.exists() and not list_checkpoints(folder.checkpoints):
         raise InvalidValueError(
             f"{folder.path} holds a run that has ended, and no checkpoint to resume it from; --overwrite starts "
             "anew, --output names another folder"
@@ -130,7 +130,7 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
 def _number_of_blocks(folder: RunFolder, model: ModelSpec, *, resume: bool) -> int:
     """Return how many blocks arrays are cut into: one per worker, or as many as when the run started."""
     with suppress(FileNotFoundError, BadCheckpointError):
-        if resume and (progress := newest(folder.checkpoints)[1]["progress"]) is not None:
+        if resume and (progress := read_latest_checkpoint(folder.checkpoints)[1]["progress"]) is not None:
             return len(progress["sizes"])
     return model.num_workers
 

@@ -49,13 +49,13 @@ class Snapshot:
     schedule: dict[str, Any]
     """The state of the learning rate's schedule, as far as it does not follow from the epoch."""
 
-    def content(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return this as plain values."""
         progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}
         return {**vars(self), "workers": [_of_worker(state) for state in self.workers], "progress": progress}
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Snapshot:
+    def from_dict(cls, content: Mapping[str, Any]) -> Snapshot:
         """Return what ``content`` described."""
         saved = content["progress"]
         progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})

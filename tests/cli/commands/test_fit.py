@@ -14,7 +14,7 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train._utils.locking import FolderLock
 from compss_train.cli.run_files.data import Dataset, split_validation
 from compss_train.model import parameters
-from compss_train.training import checkpoints
+from compss_train.training.checkpoints.storage import read_latest_checkpoint
 from tests.cli.commands.user_objects import USER_OBJECTS, data, history, weighted
 from tests.helpers.models import SGD, assert_same_bits, mlp
 
@@ -146,7 +146,7 @@ def test_csv_and_tensorboard_are_written_if_enabled(run_file, command, tmp_path)
 
 
 def test_best_checkpoints_are_kept_with_validation_data(fitted):
-    path, _ = checkpoints.newest(fitted / "checkpoints")
+    path, _ = read_latest_checkpoint(fitted / "checkpoints")
     assert path.name == "round-000002"
     assert len(list((fitted / "checkpoints").glob("round-*"))) in (2, 3)
 

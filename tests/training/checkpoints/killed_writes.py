@@ -1,6 +1,6 @@
-"""Kill processes with SIGKILL while they write checkpoints, and look at what is left. Prints how many it killed.
+"""Kill processes with SIGKILL while they write checkpoints, check the files, and print how many were killed.
 
-A process of its own: children are forked, which a process with threads had better not do.
+It is a program of its own because it forks, which is unsafe in a process with threads.
 """
 
 import os
@@ -14,8 +14,13 @@ from typing import Any
 
 import torch
 
-from compss_train.training.checkpoints import checkpoints, read, write
-from compss_train.training.checkpoints.folder import path_of, purge
+from compss_train.training.checkpoints.storage import (
+    checkpoint_path,
+    list_checkpoints,
+    prune_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 
 def content(number: int, size: int = 1000) -> dict[str, Any]:
@@ -23,14 +28,14 @@ def content(number: int, size: int = 1000) -> dict[str, Any]:
 
 
 def check(folder: Path, numbers: set[int], size: int = 1000) -> None:
-    """All that is called a checkpoint is complete, and those of these rounds are there."""
-    found = checkpoints(folder)
+    """Check that every checkpoint is complete, and that those of these rounds exist."""
+    found = list_checkpoints(folder)
     assert numbers <= set(found), (numbers, found)
     for number, path in found.items():
-        there = read(path)
-        assert there["round"] in (number, number + 100), path
-        assert torch.equal(there["values"], content(there["round"], size)["values"]), path
-    purge(folder, set(found))
+        saved = read_checkpoint(path)
+        assert saved["round"] in (number, number + 100), path
+        assert torch.equal(saved["values"], content(saved["round"], size)["values"]), path
+    prune_checkpoints(folder, set(found))
     assert set(os.listdir(folder)) == {path.name for path in found.values()}
 
 
@@ -40,7 +45,7 @@ def touches_files(function: Any) -> bool:
 
 
 def killed_at(call: int, action: Callable[[], None]) -> bool:
-    """Run ``action`` in a process that dies before its so-manieth call of the system; whether it did die."""
+    """Run ``action`` in a process that is killed before its n-th system call; return whether it was killed."""
     if not (child := os.fork()):
         calls = 0
 
@@ -60,7 +65,7 @@ def killed_at(call: int, action: Callable[[], None]) -> bool:
 
 
 def at_every_call(folder: Path, action: Callable[[], None], kept: set[int]) -> int:
-    """Kill the action before each of its calls of the system in turn; return how many there are."""
+    """Kill the action before each of its system calls in turn; return how many it makes."""
     call = 1
     while killed_at(call, action):
         check(folder, kept)
@@ -70,16 +75,16 @@ def at_every_call(folder: Path, action: Callable[[], None], kept: set[int]) -> i
 
 
 def at_random(folder: Path, times: int) -> int:
-    """Kill a process that writes one checkpoint after the other, whenever it is."""
+    """Kill a process that writes one checkpoint after another, at random times."""
     size, draw = 300_000, random.Random(0)
-    write(path_of(folder, 0), content(0, size))
+    write_checkpoint(checkpoint_path(folder, 0), content(0, size))
     for _ in range(times):
         if not (child := os.fork()):
             number = 0
             while True:
                 number = (number + 1) % 50
-                write(path_of(folder, number), content(number + draw.choice([0, 100]), size))
-                purge(folder, {0, number - 1, number})
+                write_checkpoint(checkpoint_path(folder, number), content(number + draw.choice([0, 100]), size))
+                prune_checkpoints(folder, {0, number - 1, number})
         time.sleep(draw.uniform(0, 0.05))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -90,11 +95,11 @@ def at_random(folder: Path, times: int) -> int:
 def main(folder: Path, times: int) -> None:
     torch.set_num_threads(1)
     for number in (1, 2, 3):
-        write(path_of(folder, number), content(number))
-    calls = at_every_call(folder, lambda: write(path_of(folder, 4), content(4)), {1, 2, 3})
-    # What is replaced may be missing for a moment; nobody takes half of it for all.
-    calls += at_every_call(folder, lambda: write(path_of(folder, 4), content(104)), {1, 2, 3})
-    calls += at_every_call(folder, lambda: purge(folder, {1, 2}), {1, 2})
+        write_checkpoint(checkpoint_path(folder, number), content(number))
+    calls = at_every_call(folder, lambda: write_checkpoint(checkpoint_path(folder, 4), content(4)), {1, 2, 3})
+    # A checkpoint that is being replaced may be missing for a moment, but is never read in part.
+    calls += at_every_call(folder, lambda: write_checkpoint(checkpoint_path(folder, 4), content(104)), {1, 2, 3})
+    calls += at_every_call(folder, lambda: prune_checkpoints(folder, {1, 2}), {1, 2})
     (folder / "random").mkdir()
     print(calls, at_random(folder / "random", times))
 

@@ -9,8 +9,8 @@ import torch
 
 from compss_train.data.partitioning import Position
 from compss_train.model.random_state import RandomState, random_state
-from compss_train.training.checkpoints import Snapshot, read, write
-from compss_train.training.checkpoints.snapshot import Progress
+from compss_train.training.checkpoints.snapshot import Progress, Snapshot
+from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
 from compss_train.training.worker import WorkerState
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.small_fits import fit, trainer_of
@@ -20,8 +20,8 @@ EMPTY = Snapshot({}, (), 0, [], {}, None, {}, {})
 
 
 def through(snapshot, folder):
-    write(folder / "it", snapshot.content())
-    return Snapshot.of(read(folder / "it"))
+    write_checkpoint(folder / "it", snapshot.to_dict())
+    return Snapshot.from_dict(read_checkpoint(folder / "it"))
 
 
 def drawn():
@@ -63,6 +63,6 @@ def test_a_trainers_snapshot_is_the_same_when_it_was_restored(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, InterruptAt(1))
     fit(trainer)
-    write(tmp_path / "it", trainer.snapshot().content())
+    write_checkpoint(tmp_path / "it", trainer.snapshot().to_dict())
     restored.restore(tmp_path / "it")
-    assert_same(restored.snapshot().content(), trainer.snapshot().content())
+    assert_same(restored.snapshot().to_dict(), trainer.snapshot().to_dict())

@@ -1,6 +1,7 @@
-"""A checkpoint is complete, or it is not there; and what is damaged is never taken for a good one."""
+"""A checkpoint is complete or does not exist, and a damaged one is never taken for a good one."""
 
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -16,9 +17,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from compss_train import BadCheckpointError
-from compss_train.training.checkpoints import files, read, write
+from compss_train.training.checkpoints import storage
+from compss_train.training.checkpoints.json_encoding import DTYPES
+from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
 from tests.training.checkpoints.trees import assert_same, texts, trees
 
 ROOT = Path(__file__).parents[3]
@@ -32,34 +36,60 @@ SMALL = {
 
 @pytest.fixture
 def good(tmp_path):
-    write(tmp_path / "good", SMALL)
+    write_checkpoint(tmp_path / "good", SMALL)
     return tmp_path / "good"
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(texts, trees, max_size=3))
-def test_what_is_written_is_read(tmp_path, content):
-    write(tmp_path / "it", content)
-    assert_same(content, read(tmp_path / "it"))
+def test_content_is_restored(tmp_path, content):
+    write_checkpoint(tmp_path / "it", content)
+    assert_same(content, read_checkpoint(tmp_path / "it"))
 
 
-def test_tensors_that_share_memory_are_each_written(tmp_path):
+def test_tensors_that_share_memory_are_all_written(tmp_path):
     whole = torch.arange(10.0)
     content = {"whole": whole, "part": whole[2:5], "again": whole, "reversed": whole.flip(0), "none": whole[:0]}
-    write(tmp_path / "it", content)
-    assert_same(content, read(tmp_path / "it"))
+    write_checkpoint(tmp_path / "it", content)
+    assert_same(content, read_checkpoint(tmp_path / "it"))
 
 
-def test_two_files_and_nothing_else(good):
+@pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
+def test_arrays_are_a_safetensors_file_of_every_dtype(tmp_path, dtype):
+    tensors = {"a": torch.zeros(2, 3).to(dtype), "b": torch.ones(()).to(dtype), "c": torch.zeros(0, 4).to(dtype)}
+    write_checkpoint(tmp_path / "it", tensors)
+    file = tmp_path / "it" / "arrays.safetensors"
+    loaded = load_file(file)
+    assert loaded.keys() == tensors.keys()
+    assert_same([loaded[name] for name in tensors], list(tensors.values()))
+    document = json.loads((tmp_path / "it" / "state.json").read_text())
+    assert document["sha256"]["arrays.safetensors"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_files_are_complete_when_they_are_fsynced(tmp_path, monkeypatch):
+    fsynced = {}
+
+    def fsync(descriptor):
+        status = os.fstat(descriptor)
+        fsynced[status.st_ino] = status.st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_checkpoint(tmp_path / "it", SMALL)
+    for path in (tmp_path / "it").iterdir():
+        assert fsynced[path.stat().st_ino] == path.stat().st_size > 0
+    assert {(tmp_path / "it").stat().st_ino, tmp_path.stat().st_ino} <= set(fsynced)
+
+
+def test_a_checkpoint_is_two_files(good):
     assert sorted(os.listdir(good)) == ["arrays.safetensors", "state.json"]
     assert os.listdir(good.parent) == ["good"]
     assert set(json.loads((good / "state.json").read_text())) == {"format", "version", "sha256", "state"}
 
 
-def test_it_is_readable_to_whom_the_umask_says(tmp_path):
+def test_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
-        write(tmp_path / "it", SMALL)
+        write_checkpoint(tmp_path / "it", SMALL)
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "it").iterdir()}
@@ -67,16 +97,16 @@ def test_it_is_readable_to_whom_the_umask_says(tmp_path):
     assert stat.S_IMODE((tmp_path / "it").stat().st_mode) == 0o750
 
 
-def test_what_was_there_is_replaced(good):
-    write(good, {"new": 1})
-    assert read(good) == {"new": 1}
+def test_an_existing_checkpoint_is_replaced(good):
+    write_checkpoint(good, {"new": 1})
+    assert read_checkpoint(good) == {"new": 1}
     assert os.listdir(good.parent) == ["good"]
 
 
 def same_or_bad(path: Path) -> bool:
-    """Whether it is found to be bad; fail where it is neither that nor what was written."""
+    """Return whether reading finds damage; fail if it returns other content than was written."""
     try:
-        content = read(path)
+        content = read_checkpoint(path)
     except BadCheckpointError as error:
         return error.path == path and str(path) in str(error)
     assert_same(SMALL, content)
@@ -84,19 +114,19 @@ def same_or_bad(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ["state.json", "arrays.safetensors"])
-def test_a_flipped_byte_is_found_wherever_it_is(good, name):
+def test_a_flipped_bit_is_detected_anywhere(good, name):
     file = good / name
     whole = file.read_bytes()
-    found = 0
-    for place in range(len(whole)):
+    detected = 0
+    for position in range(len(whole)):
         for bit in (0x01, 0x20, 0x80):
-            file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
-            found += same_or_bad(good)
-    assert found > 2.9 * len(whole)
+            file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+            detected += same_or_bad(good)
+    assert detected > 2.9 * len(whole)
 
 
 @pytest.mark.parametrize("name", ["state.json", "arrays.safetensors"])
-def test_a_file_that_ends_too_soon_or_too_late_is_found(good, name):
+def test_truncated_and_extended_files_are_detected(good, name):
     file = good / name
     whole = file.read_bytes()
     for length in range(len(whole) - 1):  # the newline at the end says nothing
@@ -108,7 +138,7 @@ def test_a_file_that_ends_too_soon_or_too_late_is_found(good, name):
 
 @pytest.mark.parametrize("damage", [[], {}, 1, None, "text", {"arrays.safetensors": 3}])
 @pytest.mark.parametrize("key", ["format", "version", "sha256", "state"])
-def test_state_of_another_form_is_bad(good, key, damage):
+def test_malformed_state_is_detected(good, key, damage):
     file = good / "state.json"
     document = json.loads(file.read_text())
     for other in ({**document, key: damage}, {k: v for k, v in document.items() if k != key}):
@@ -117,42 +147,44 @@ def test_state_of_another_form_is_bad(good, key, damage):
             assert same_or_bad(good)
 
 
-def test_each_kind_of_damage_is_told(good, tmp_path):
+def test_the_error_says_what_is_damaged(good, tmp_path):
     def reason_of(path: Path) -> str:
         with pytest.raises(BadCheckpointError) as caught:
-            read(path)
+            read_checkpoint(path)
         return caught.value.reason
 
     document = json.loads((good / "state.json").read_text())
     (good / "state.json").write_text(json.dumps({**document, "version": 3}))
-    assert reason_of(good) == "it is in version 3 of the format, and this compss_train reads version 2"
+    assert reason_of(good) == "its format has version 3, and this compss_train reads version 2"
     (good / "state.json").write_text(json.dumps({**document, "format": "other"}))
     assert reason_of(good) == "state.json is not that of a checkpoint of compss_train"
     (good / "state.json").write_text(json.dumps({**document, "state": 1}))
-    assert reason_of(good) == "state.json is damaged: its checksum does not agree"
+    assert reason_of(good) == "state.json is damaged: its checksum does not match"
     (good / "state.json").write_text(json.dumps(document))
     (good / "arrays.safetensors").write_bytes(b"x" * 100)
     assert reason_of(good) == "arrays.safetensors is damaged: its checksum is not the one in state.json"
     (good / "arrays.safetensors").unlink()
-    assert reason_of(good) == "there is no arrays.safetensors in it"
+    assert reason_of(good) == "it has no arrays.safetensors"
     (good / "state.json").unlink()
-    assert reason_of(good) == "there is no state.json in it"
+    assert reason_of(good) == "it has no state.json"
     (good / "state.json").mkdir()
     assert reason_of(good).startswith("state.json cannot be read: [Errno 21]")
-    assert reason_of(tmp_path / "nowhere") == "there is no such folder"
+    assert reason_of(tmp_path / "nowhere") == "the folder does not exist"
     (tmp_path / "file").touch()
     assert reason_of(tmp_path / "file").startswith("state.json cannot be read: [Errno 20]")
 
 
-def test_arrays_of_another_checkpoint_are_bad(good, tmp_path):
-    write(tmp_path / "other", {**SMALL, "arrays": {"a": np.ones(3, np.float32), "b": SMALL["arrays"]["b"]}})
+def test_arrays_of_another_checkpoint_are_detected(good, tmp_path):
+    write_checkpoint(
+        tmp_path / "other", {**SMALL, "arrays": {"a": np.ones(3, np.float32), "b": SMALL["arrays"]["b"]}}
+    )
     shutil.copy(tmp_path / "other" / "arrays.safetensors", good)
     assert same_or_bad(good)
 
 
 @contextmanager
 def files_no_larger_than(size: int):
-    """Have the system refuse to let files grow, as a full disk does."""
+    """Make the system refuse to let files grow, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -162,10 +194,10 @@ def files_no_larger_than(size: int):
 
 
 @pytest.mark.parametrize("content", [{"arrays": np.zeros(5000)}, {"text": "x" * 40_000}])
-def test_what_cannot_be_written_whole_is_an_error_and_leaves_what_was_there(good, content):
+def test_a_full_disk_is_an_error_and_keeps_the_existing_checkpoint(good, content):
     for path in (good, good.parent / "new"):
         with files_no_larger_than(10_000), pytest.raises(OSError, match="File too large") as caught:
-            write(path, content)
+            write_checkpoint(path, content)
         assert caught.value.filename == str(path)
     assert os.listdir(good.parent) == ["good"]
     assert not same_or_bad(good)
@@ -174,39 +206,39 @@ def test_what_cannot_be_written_whole_is_an_error_and_leaves_what_was_there(good
 SYSTEM = ["os.fsync", "pathlib.Path.mkdir", "pathlib.Path.write_text"]
 
 
-@pytest.mark.parametrize("call", [*SYSTEM, "compss_train.training.checkpoints.files.save"])
+@pytest.mark.parametrize("call", [*SYSTEM, "compss_train.training.checkpoints.storage.save_file"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_whatever_fails_leaves_nothing_behind(good, monkeypatch, call, error):
+def test_a_failed_write_leaves_nothing_behind(good, monkeypatch, call, error):
     def fail(*args, **options):
         raise error
 
     monkeypatch.setattr(call, fail)
     for path in (good, good.parent / "new"):
         with pytest.raises(type(error)):
-            write(path, {"new": 1})
+            write_checkpoint(path, {"new": 1})
     monkeypatch.undo()
     assert os.listdir(good.parent) == ["good"]
     assert not same_or_bad(good)
 
 
-def test_folders_that_cannot_be_are_errors(tmp_path):
+def test_folders_that_cannot_be_created_are_errors(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        write(tmp_path / "file" / "round-000000", SMALL)
+        write_checkpoint(tmp_path / "file" / "round-000000", SMALL)
     with pytest.raises(OSError, match="proc"):
-        write("/proc/compss_train/round-000000", SMALL)
+        write_checkpoint("/proc/compss_train/round-000000", SMALL)
 
 
-def test_what_a_killed_process_of_the_same_number_has_left_is_in_nobodys_way(good):
-    """In a container numbers of processes come again: a program is number 1 each time."""
+def test_leftovers_of_a_killed_process_with_the_same_id_are_replaced(good):
+    """In containers process ids are reused: a program is always number 1."""
     for what in ("new", "old"):
-        left = files.temporary(good, what)
+        left = storage.temporary_path(good, what)
         left.mkdir()
         (left / "state.json").touch()
     for content in ({"new": 1}, {"new": 2}):
-        write(good, content)
-        assert read(good) == content
-    files.remove(good)
+        write_checkpoint(good, content)
+        assert read_checkpoint(good) == content
+    storage.delete_checkpoint(good)
     assert os.listdir(good.parent) == []
 
 
@@ -217,12 +249,12 @@ def run_killed_writes(folder: Path, times: int) -> list[int]:
     return list(map(int, done.stdout.split()))
 
 
-def test_a_process_killed_at_any_call_of_the_system_leaves_a_complete_checkpoint_or_none(tmp_path):
+def test_a_process_killed_at_any_system_call_leaves_a_complete_checkpoint_or_none(tmp_path):
     calls, times = run_killed_writes(tmp_path, 10)
     assert calls > 30
     assert times == 10
 
 
 @pytest.mark.slow
-def test_nor_does_one_that_is_killed_at_any_time(tmp_path):
+def test_a_process_killed_at_any_time_leaves_a_complete_checkpoint_or_none(tmp_path):
     assert run_killed_writes(tmp_path, 500)[1] == 500

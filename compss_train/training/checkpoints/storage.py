@@ -1,0 +1,256 @@
+"""Checkpoints on disk: written under a temporary name and renamed, verified when they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from compss_train.exceptions import BadCheckpointError
+from compss_train.training.checkpoints.json_encoding import EncodedValue, from_json, to_json
+
+ARRAYS = "arrays.safetensors"
+STATE = "state.json"
+FORMAT = "compss_train checkpoint"
+VERSION = 2
+
+_ROUND_FOLDER = re.compile(r"round-([0-9]{6}|[1-9][0-9]{6,})")
+_OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
+
+
+def checkpoint_path(folder: Path, number: int) -> Path:
+    """Return the path of the checkpoint after a round."""
+    return folder / f"round-{number:06d}"
+
+
+def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:
+    """Return the checkpoints of a folder by the number of their round, the oldest first, without reading them."""
+    folder = Path(folder)
+    entries = folder.iterdir() if folder.is_dir() else ()
+    found = {
+        int(match[1]): path for path in entries if (match := _ROUND_FOLDER.fullmatch(path.name)) and path.is_dir()
+    }
+    return dict(sorted(found.items()))
+
+
+# Writing
+
+
+def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an existing one.
+
+    Values of ``content`` may be encoded already (``EncodedValue``), with their key as the prefix of their tensors.
+    If the machine stops at any time, the folder is complete or does not exist.
+
+    Raises ``OSError`` if it cannot be written.
+    """
+    path = Path(path)
+    new = _without_leftovers(temporary_path(path, "new"))
+    try:
+        new.mkdir(parents=True)
+        _write_files(new, content)
+        _replace(new, path)
+    except BaseException as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _write_files(folder: Path, content: dict[str, Any]) -> None:
+    arrays, state = folder / ARRAYS, folder / STATE
+    text, tensors = _encode(content)
+    _save_tensors(tensors, arrays)
+    sha256 = {ARRAYS: _sha256(arrays), "state": hashlib.sha256(text.encode()).hexdigest()}
+    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
+    state.write_text(f'{head[:-1]}, "state": {text}}}\n', encoding="utf-8")
+    shutil.copymode(state, arrays)  # the library's files are readable by their owner only, whatever the umask
+    for path in (arrays, state, folder):
+        _fsync(path)
+
+
+def _encode(content: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
+    """Return the content as JSON, and its tensors."""
+    encoded = {name: value for name, value in content.items() if isinstance(value, EncodedValue)}
+    tensors = {name: tensor for value in encoded.values() for name, tensor in value.tensors.items()}
+    others = {name: value for name, value in content.items() if name not in encoded}
+    document = json.dumps(to_json(others, "", tensors))
+    items = [document[1:-1], *(f"{json.dumps(name)}: {value.text}" for name, value in encoded.items())]
+    return f"{{{', '.join(filter(None, items))}}}", tensors
+
+
+def _save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(_without_sharing(tensors), path)
+    except SafetensorError as error:
+        if (match := _OS_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
+
+
+def _without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors, copied where they share memory, which the library refuses to write."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return result
+
+
+def _replace(new: Path, path: Path) -> None:
+    """Rename ``new`` to ``path``, removing an existing checkpoint of that name."""
+    if path.exists():
+        delete_checkpoint(path)
+    new.rename(path)
+    _fsync(path.parent)
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Remove a checkpoint; it is renamed first, so that nobody reads a part of it."""
+    old = _without_leftovers(temporary_path(path, "old"))
+    path.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def prune_checkpoints(folder: Path, keep: Container[int | None]) -> None:
+    """Remove the checkpoints of all rounds not in ``keep``, and partial ones of dead processes of this machine."""
+    for number, path in list_checkpoints(folder).items():
+        if number not in keep:
+            delete_checkpoint(path)
+    prefix = f".{socket.gethostname()}."
+    for path in folder.glob(".round-*"):
+        owner = path.name.rpartition(prefix)[2].partition(".")[0]
+        if prefix in path.name and owner.isdigit() and not _is_running(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def temporary_path(path: Path, suffix: str) -> Path:
+    """Return a path beside ``path`` that belongs to this process."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{suffix}")
+
+
+def _without_leftovers(path: Path) -> Path:
+    """Remove what a killed process with the same id left: in containers, ids are reused."""
+    shutil.rmtree(path, ignore_errors=True)
+    return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Reading
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content that ``write_checkpoint`` wrote.
+
+    Raises ``BadCheckpointError`` for a folder that is incomplete, damaged, of another format or another version.
+    """
+    path = Path(path)
+    document = _read_document(path)
+    try:
+        if _sha256(path / ARRAYS) != document["sha256"][ARRAYS]:
+            raise BadCheckpointError(path, f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
+        content: dict[str, Any] = from_json(document["state"], load_file(path / ARRAYS))
+    except FileNotFoundError as error:
+        raise BadCheckpointError(path, f"it has no {ARRAYS}") from error
+    except (SafetensorError, LookupError, OSError) as error:
+        raise BadCheckpointError(path, f"{ARRAYS} cannot be read: {error}") from error
+    return content
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadCheckpointError(
+            path, f"it has no {STATE}" if path.exists() else "the folder does not exist"
+        ) from error
+    except OSError as error:
+        raise BadCheckpointError(path, f"{STATE} cannot be read: {error}") from error
+    except ValueError as error:
+        raise BadCheckpointError(path, f"{STATE} is damaged: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")
+    if (version := document.get("version")) != VERSION:
+        raise BadCheckpointError(
+            path, f"its format has version {version!r}, and this compss_train reads version {VERSION}"
+        )
+    state = json.dumps(document.get("state")).encode()
+    sha256 = document.get("sha256")
+    if not isinstance(sha256, dict) or sha256.get("state") != hashlib.sha256(state).hexdigest():
+        raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not match")
+    return document
+
+
+def read_latest_checkpoint(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
+    """Return the path and content of the latest checkpoint of a folder, or of the folder if it is a checkpoint.
+
+    Raises ``FileNotFoundError`` if there is none, and ``BadCheckpointError`` for one that is damaged; the message
+    names the latest good one.
+    """
+    folder = Path(folder)
+    found = list_checkpoints(folder)
+    if (folder / STATE).exists() or (not found and _ROUND_FOLDER.fullmatch(folder.name)):
+        return folder, _read_or_suggest(folder, list_checkpoints(folder.parent))
+    if not found:
+        raise FileNotFoundError(f"no checkpoint in {folder}; callbacks.Checkpoint writes them")
+    path = list(found.values())[-1]
+    return path, _read_or_suggest(path, found)
+
+
+def _read_or_suggest(path: Path, others: dict[int, Path]) -> dict[str, Any]:
+    """Read a checkpoint; if it is damaged, add the latest good one of the others to the error."""
+    try:
+        return read_checkpoint(path)
+    except BadCheckpointError as error:
+        older = next((other for other in reversed(others.values()) if other != path and _is_good(other)), None)
+        if older is None and len(others) > 1:
+            reason = (
+                f"{error.reason}, and all other checkpoints of the folder are damaged, too; begin a new fit, with "
+                "Checkpoint(..., overwrite=True)"
+            )
+            raise BadCheckpointError(path, reason) from error
+        error.good = older
+        raise
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        read_checkpoint(path)
+    except BadCheckpointError:
+        return False
+    return True

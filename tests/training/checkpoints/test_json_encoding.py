@@ -1,0 +1,175 @@
+"""Encoding and decoding restore any tree of plain values with its types and bits."""
+
+import enum
+import json
+import re
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch import nn
+
+from compss_train.training.checkpoints import json_encoding
+from compss_train.training.checkpoints.json_encoding import EncodedValue, IncrementalListEncoder, from_json, to_json
+from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
+from tests.helpers.models import mlp
+from tests.training.checkpoints.trees import assert_same, trees
+
+OPTIMIZERS = [
+    kind
+    for name, kind in sorted(vars(torch.optim).items())
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+]
+
+
+def round_trip(value):
+    """Encode a value to JSON text and the bytes of a safetensors file, and decode it."""
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(to_json(value, "", tensors), allow_nan=False)
+    loaded = load(save({name: tensor.clone() for name, tensor in tensors.items()}))
+    return from_json(json.loads(text), loaded)
+
+
+@given(trees)
+def test_a_round_trip_restores_any_tree(tree):
+    assert_same(tree, round_trip(tree))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}},
+        {1: torch.zeros(1), "1": torch.ones(1)},
+        {"": torch.zeros(1), "x": {"": torch.ones(1)}, "x/": torch.ones(2)},
+        {np.int64(1): "one", np.int64(2): "two"},
+        {"__metadata__": torch.ones(1)},
+        {"\ud800": torch.zeros(1), "\\ud800": torch.ones(1)},
+    ],
+)
+def test_similar_paths_are_not_mixed_up(tree):
+    assert_same(tree, round_trip(tree))
+
+
+def test_arrays_are_named_by_their_path():
+    tensors: dict[str, torch.Tensor] = {}
+    to_json({"parameters": {"0.weight": np.zeros(2)}, "workers": [{"state": {3: torch.ones(1)}}]}, "", tensors)
+    assert list(tensors) == ["parameters/0.weight", "workers/0/state/3"]
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+def test_subclasses_of_plain_types_become_plain():
+    Colour = enum.IntEnum("Colour", "RED")
+    tree = {"pair": Pair(1, torch.Size([2])), "colour": Colour.RED, "text": type("Text", (str,), {})("a")}
+    assert_same(round_trip(tree), {"pair": (1, (2,)), "colour": 1, "text": "a"})
+
+
+UNSUPPORTED = {
+    "object": object(),
+    "set": {1, 2},
+    "function": print,
+    "complex number": 1j,
+    "bytes": b"ab",
+    "array of objects": np.array([None, 1]),
+    "array of texts": np.array(["a"]),
+    "array of dates": np.array(["2024-01-01"], "M8[D]"),
+    "array of pairs": np.zeros(2, [("a", "f4"), ("b", "i4")]),
+    "array of complex numbers of 128 bits": np.zeros(2, np.complex128),
+    "long double": np.longdouble(1),
+    "text of numpy": np.str_("a"),
+    "tensor of complex numbers of 128 bits": torch.zeros(2, dtype=torch.complex128),
+    "sparse tensor": torch.eye(3).to_sparse(),
+    "tensor without memory": torch.empty(2, device="meta"),
+    "module": nn.Linear(1, 1),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_value_is_an_error_that_names_its_path(name):
+    tensors: dict[str, torch.Tensor] = {}
+    with pytest.raises(TypeError, match=rf"^{re.escape(f'callbacks/Mine 1/{name}/0')} is a"):
+        to_json({"callbacks": {"Mine 1": {name: (UNSUPPORTED[name], 1)}}}, "", tensors)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
+def test_the_state_of_every_optimizer_is_restored(kind):
+    net = nn.Sequential(nn.EmbeddingBag(5, 6, sparse=True)) if kind is torch.optim.SparseAdam else mlp()
+    net = nn.Linear(6, 3, bias=False) if kind.__name__ == "Muon" else net
+    more = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
+    optimizer = kind(net.parameters(), lr=0.01, **more)
+    x = torch.arange(12).reshape(4, 3) % 5 if kind is torch.optim.SparseAdam else torch.ones(4, 6)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    state = optimizer.state_dict()
+    back = round_trip(state)
+    assert_same(back, state)
+    kind(net.parameters(), lr=1.0).load_state_dict(back)
+    assert state["state"]
+
+
+changes = st.lists(st.tuples(st.sampled_from(["append", "truncate", "replace", "last"]), st.integers(0, 9), trees))
+
+
+def changed(items, change):
+    """Return the list after a change; a changed item is another object, unless it is the last one."""
+    kind, place, value = change
+    if kind == "append" or not items:
+        return [*items, {"value": value}]
+    if kind == "truncate":
+        return items[:place]
+    if kind == "replace":
+        place %= len(items)
+        return [*items[:place], {"value": value}, *items[place + 1 :]]
+    items[-1]["value"] = value
+    return items
+
+
+@settings(max_examples=60)
+@given(changes)
+def test_incremental_encoding_equals_encoding_the_whole_list(steps):
+    encoder, items = IncrementalListEncoder("history"), []
+    for step in steps:
+        items = changed(items, step)
+        ours, theirs = encoder.encode(items), EncodedValue.encode(items, "history")
+        assert ours.text == theirs.text
+        assert ours.tensors.keys() == theirs.tensors.keys()
+        for name, tensor in ours.tensors.items():
+            assert_same(tensor, theirs.tensors[name])
+
+
+def test_each_item_is_encoded_as_the_last_one_and_once_more(monkeypatch):
+    seen = []
+    monkeypatch.setattr(json_encoding, "to_json", lambda value, *rest: seen.append(value["round"]))
+    encoder, items = IncrementalListEncoder("history"), []
+    for number in range(4):
+        items = [*items, {"round": number}]
+        encoder.encode(items)
+    assert seen == [0, 0, 1, 1, 2, 2, 3]
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(trees, max_size=4), trees)
+def test_encoded_values_are_read_like_others(tmp_path, items, other):
+    content = {"other": other, "history": items}
+    write_checkpoint(tmp_path / "it", {**content, "history": IncrementalListEncoder("history").encode(items)})
+    assert_same(content, read_checkpoint(tmp_path / "it"))
+    write_checkpoint(tmp_path / "it", {"history": IncrementalListEncoder("history").encode(items)})
+    assert_same({"history": items}, read_checkpoint(tmp_path / "it"))
+
+
+def test_numpy_numbers_in_records_are_restored(tmp_path):
+    records = [{"round": n, "own": np.float64(n / 3), "all": np.arange(n)} for n in range(3)]
+    write_checkpoint(tmp_path / "it", {"history": IncrementalListEncoder("history").encode(records)})
+    assert_same(records, read_checkpoint(tmp_path / "it")["history"])
