@@ -151,9 +151,9 @@ class ResumableTrainer(BaseTrainer):
     def _find_checkpoint(self, resume: str | os.PathLike[str] | bool, callbacks: CallbackList) -> Checkpoint | None:
         """Return the checkpoint to resume from, ``None`` for a new fit."""
         folder = _folder_of(resume, callbacks.callbacks)
-        if folder is None or (resume is True and not checkpoints.checkpoints(folder)):
+        if folder is None or (resume is True and not storage.list_checkpoints(folder)):
             return None
-        path, content = checkpoints.newest(folder)
+        path, content = storage.read_latest_checkpoint(folder)
         return path, _with_stable_names(Snapshot.from_dict(content))
 
     def _number_blocks(self, found: Checkpoint | None) -> int:
@@ -266,6 +266,6 @@ def _best_round(path: Path, content: Mapping[str, Any]) -> int:
     if not kept:
         raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")
     here = [state for state in kept if Path(state["folder"]).resolve() == path.parent.resolve()]
-    there = checkpoints.checkpoints(path.parent)
+    there = storage.list_checkpoints(path.parent)
     numbers = [int(state["best_round"]) for state in here or kept]  # all, if the folder has been moved
     return next((number for number in numbers if number in there), numbers[0])
