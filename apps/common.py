@@ -25,7 +25,7 @@ from compss_train import (
 )
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
 from compss_train.model import parameters
-from compss_train.reports.record_fields import measured_names
+from compss_train.reports.records import measured_names
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""

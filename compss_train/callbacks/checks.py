@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compss_train._utils.files import is_no_file
 from compss_train._utils.validation import suggestion, warn_user
-from compss_train.reports.record_fields import COUNTED, COUNTED_ONLINE
+from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.callback import Callback
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -81,7 +81,7 @@ def check_watched(
     """
     held_out = [f"val_{name}" for name in measures]
     measured = [*measures, *held_out] if validated else list(measures)
-    counted = COUNTED_ONLINE if online else COUNTED
+    counted = NUMERIC_ONLINE if online else NUMERIC
     for place, callback in enumerate(callbacks):
         name = callback.watches()
         if name is None or name in measured or name in counted:

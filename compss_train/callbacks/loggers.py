@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 from compss_train._utils.files import check_writable, write_whole
-from compss_train.reports.columns import row
 from compss_train.reports.history import line_of
+from compss_train.reports.records import flatten
 from compss_train.training.callback import Callback, TrainerProtocol
 
 Round: TypeAlias = tuple[int, float | None]
@@ -110,7 +110,7 @@ class Csv(_HistoryFile):
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Append the row."""
-        cells = {name: _cell(value) for name, value in row(record).items()}
+        cells = {name: _cell(value) for name, value in flatten(record).items()}
         if not cells.keys() <= set(self._columns):
             rows = self._read()
             self._columns += [name for name in cells if name not in self._columns]

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from compss_train._utils.validation import check_choice, suggestion
-from compss_train.reports.record_fields import measured_names
+from compss_train.reports.records import measured_names
 
 Mode = Literal["min", "max"]
 

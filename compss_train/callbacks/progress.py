@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
-from compss_train.reports.record_fields import measured_names
+from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback, TrainerProtocol
 
 

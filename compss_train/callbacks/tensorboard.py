@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compss_train._utils.optional_imports import import_optional
-from compss_train.reports.columns import numbers
+from compss_train.reports.records import measured_numbers
 from compss_train.training.callback import Callback, TrainerProtocol
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def _scalars(record: dict[str, Any]) -> dict[str, float]:
 
 
 def _measured(record: dict[str, Any]) -> dict[str, float]:
-    return {name.replace("[", "/").replace("]", ""): value for name, value in numbers(record).items()}
+    return {name.replace("[", "/").replace("]", ""): value for name, value in measured_numbers(record).items()}

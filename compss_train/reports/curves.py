@@ -1,4 +1,4 @@
-"""The curves that a history holds: what plots and reports draw."""
+"""The curves of a history, which plots and reports draw."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, get_args
 
 from compss_train._utils.validation import check_choice
-from compss_train.reports.columns import numbers, row
-from compss_train.reports.timeline import Record
+from compss_train.reports.records import Record, flatten, measured_numbers
 
 Axis = Literal["round", "epoch", "samples", "seconds"]
 
-RATE = "lr"
-_TOLD = {
-    "learning rate": (RATE,),
+LEARNING_RATE = "lr"
+_OTHER_PANELS = {
+    "learning rate": (LEARNING_RATE,),
     "samples/s": ("samples_per_second",),
     "batches/s": ("batches_per_second",),
     "samples in buffers": ("buffer",),
@@ -24,12 +23,12 @@ _TOLD = {
     "mean repetitions": ("repetitions_mean",),
     "simulations": ("simulations.running", "simulations.done", "simulations.failed"),
 }
-"""What else records tell, those of online fits most of all."""
+"""Titles and fields of panels beside losses and metrics, most of them of online fits."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points; NaN leaves a gap."""
+    """A line through points, interrupted by NaN."""
 
     name: str
     xs: list[float]
@@ -38,40 +37,40 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that belong in one picture."""
+    """The curves of one chart."""
 
     title: str
     curves: list[Curve]
     from_zero: bool = False
-    """Whether values are seen best from 0 on; otherwise ``spans_decades`` may ask for a logarithmic scale."""
+    """Whether the y axis starts at 0. Otherwise it is logarithmic if ``spans_decades``."""
 
     @property
     def spans_decades(self) -> bool:
-        """Whether a logarithmic scale shows more: all values are above 0, the largest 100 times the least."""
+        """Whether all values are positive and the largest is at least 100 times the smallest."""
         values = [y for curve in self.curves for y in curve.ys if math.isfinite(y)]
         return not self.from_zero and bool(values) and min(values) > 0 and max(values) >= 100 * min(values)
 
 
 def positions(history: Sequence[Record], against: Axis = "round") -> list[float]:
-    """Return where each record lies on the axis.
+    """Return the position of each record on the axis.
 
-    Rounds and epochs that do not increase, as in the joined histories of several trainers, are counted on.
+    Records are numbered from 0 if rounds or epochs decrease, as in the joined histories of several trainers.
     """
     check_choice("against", against, get_args(Axis))
     if against in ("samples", "seconds"):
         return list(accumulate(float(record[against]) for record in history))
-    told = [float(record[against]) for record in history]
-    ascends = all(one <= other for one, other in pairwise(told))
-    return told if ascends else [float(position) for position in range(len(history))]
+    values = [float(record[against]) for record in history]
+    ascending = all(one <= other for one, other in pairwise(values))
+    return values if ascending else [float(index) for index in range(len(history))]
 
 
 def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
-    """Return the pictures of a history: loss, each metric, speed, what an online fit tells, and loss by worker."""
+    """Return the panels of a history: loss, each metric, speed, numbers of online fits, and loss by worker."""
     xs = positions(history, against)
-    measured = [numbers(record) for record in history]
-    titles = dict.fromkeys(title_of(name) for each in measured for name in each if name != RATE)
-    rows = [row(record) for record in history]
-    others = [(title, names) for title, names in _TOLD.items() if any(names[0] in cells for cells in rows)]
+    measured = [measured_numbers(record) for record in history]
+    titles = dict.fromkeys(title_of(name) for each in measured for name in each if name != LEARNING_RATE)
+    rows = [flatten(record) for record in history]
+    others = [(title, names) for title, names in _OTHER_PANELS.items() if any(names[0] in cells for cells in rows)]
     by_worker = worker_panel(history, against=against)
     return [
         *(_measured_panel(title, xs, measured) for title in titles),
@@ -81,12 +80,12 @@ def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
 
 
 def title_of(name: str) -> str:
-    """Return what a measured name is of: ``recall`` for ``val_recall[2]``."""
+    """Return the name of the metric of a field: ``recall`` for ``val_recall[2]``."""
     return name.removeprefix("val_").partition("[")[0].partition(".")[0]
 
 
 def worker_panel(history: Sequence[Record], name: str = "loss", against: Axis = "round") -> Panel:
-    """Return a curve for each worker, through the rounds that it trained in."""
+    """Return a panel with a curve for each worker, through the rounds in which it trained."""
     points: dict[int, list[tuple[float, float]]] = {}
     for x, record in zip(positions(history, against), history, strict=True):
         for own in record["workers"]:

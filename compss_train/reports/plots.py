@@ -1,4 +1,4 @@
-"""A figure of a history, drawn by matplotlib without a display and without pyplot's global state."""
+"""Plots of a history with matplotlib, without a display and without the global state of pyplot."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from compss_train.reports.curves import Axis, Panel, panels, positions
-from compss_train.reports.timeline import KINDS, Record, intervals, round_totals
+from compss_train.reports.records import Record
+from compss_train.reports.timeline import KINDS, round_totals, worker_intervals
 
 COLUMNS = 2
-LEGEND_CURVES = 10
-"""The most curves that a legend names."""
+MAX_LEGEND_CURVES = 10
+"""Curves beyond which there is no legend."""
 KIND_COLORS = {"training": "#2f7ebc", "merging": "#e8862d", "waiting": "#c9ced6"}
 _PANEL_INCHES = 5.2, 3.0
 
 
 def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
-    """Return the figure; raises ``ValueError`` for an empty history."""
+    """Return the figure; raise ``ValueError`` for an empty history."""
     if not history:
-        raise ValueError("the history is empty, so there is nothing to plot; call fit first")
-    pictures = panels(history, against)
-    spent = round_totals(intervals(history))
-    figure, axes = _grid(len(pictures) + bool(spent))
-    for ax, panel in zip(axes, pictures, strict=False):
+        raise ValueError("the history is empty, there is nothing to plot; call fit first")
+    charts = panels(history, against)
+    seconds = round_totals(worker_intervals(history))
+    figure, axes = _grid(len(charts) + bool(seconds))
+    for ax, panel in zip(axes, charts, strict=False):
         _draw_panel(ax, panel)
         ax.set_xlabel(against)
-    if spent:
-        _draw_times(axes[-1], positions(history, against), [spent.get(p, {}) for p in range(len(history))])
+    if seconds:
+        rows = [seconds.get(index, {}) for index in range(len(history))]
+        _draw_times(axes[-1], positions(history, against), rows)
         axes[-1].set_xlabel(against)
     return figure
 
@@ -38,7 +40,7 @@ def _grid(number: int) -> tuple[Figure, list[Axes]]:
     rows = -(-number // COLUMNS)
     figure = Figure(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, [figure.add_subplot(rows, COLUMNS, place + 1) for place in range(number)]
+    return figure, [figure.add_subplot(rows, COLUMNS, index + 1) for index in range(number)]
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
@@ -49,21 +51,21 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
         ax.set_yscale("log")
     elif panel.from_zero:
         ax.set_ylim(bottom=0)
-    if 1 < len(panel.curves) <= LEGEND_CURVES:
+    if 1 < len(panel.curves) <= MAX_LEGEND_CURVES:
         ax.legend(fontsize="small")
-    _dress(ax, panel.title)
+    _style(ax, panel.title)
 
 
-def _draw_times(ax: Axes, xs: list[float], spent: list[dict[str, float]]) -> None:
-    heights = [[each.get(kind, 0.0) for each in spent] for kind in KINDS]
+def _draw_times(ax: Axes, xs: list[float], seconds: list[dict[str, float]]) -> None:
+    heights = [[each.get(kind, 0.0) for each in seconds] for kind in KINDS]
     if len(xs) == 1:
         xs, heights = [xs[0] - 0.5, xs[0] + 0.5], [each * 2 for each in heights]
     ax.stackplot(xs, heights, labels=KINDS, colors=[KIND_COLORS[kind] for kind in KINDS])
     ax.legend(fontsize="small", loc="upper left")
-    _dress(ax, "seconds of all workers")
+    _style(ax, "seconds of all workers")
 
 
-def _dress(ax: Axes, title: str) -> None:
+def _style(ax: Axes, title: str) -> None:
     ax.set_title(title, fontsize="medium")
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)

@@ -1,14 +1,16 @@
-"""What each worker did when, derived from the times in the records of a history.
+"""The activity of each worker over time, derived from the times in the records of a history.
 
-A worker is *training* from ``started`` for ``seconds``. Synchronous workers then are *waiting* until the last one
-of the round has ended, and all are *merging* until the first one begins the next round; who begins it later, as
-there are fewer processes than workers, is waiting again. Where nobody waits for the others (``"commutative"``,
-``"parameter_server"``) a worker is merging between two trainings, except as long as no process was free for the
-second one: as many workers trained as ever did at a time, and they were fewer than all. That is waiting. After its
-last training of a fit a worker waits for the others', and then for the last merge.
+A worker is *training* from ``started`` for ``seconds``. With synchronous merging it then is *waiting* until the
+last worker of the round has finished. All workers are *merging* until the first one starts the next round. A worker
+that starts the next round later, because there are fewer processes than workers, is waiting again.
 
-Clocks of several nodes may disagree by some milliseconds: what a worker's own clock says is kept, and the others'
-is clamped to it, so that a worker's intervals never overlap and leave no gap within a fit.
+With asynchronous merging (``"commutative"``, ``"parameter_server"``) a worker is merging between two trainings, but
+waiting while no process was free for the second one: as many workers were training as ever did at the same time,
+and these were not all workers.
+
+After its last training of a fit, a worker waits for the others and then for the last merge. Clocks of different
+nodes may differ by some milliseconds. Times of a worker's own clock are kept, and those of other clocks are clamped
+to them, so that the intervals of a worker never overlap and leave no gap within a fit.
 """
 
 from __future__ import annotations
@@ -17,58 +19,84 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
+
+from compss_train.reports.records import Record, Row, flatten
 
 Kind = Literal["training", "merging", "waiting"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Record: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A stretch of time in which a worker did one thing."""
+    """A period in which a worker had one kind of activity."""
 
     worker: int
     position: int
-    """Place in the history of the round that it belongs to: the round's number, unless histories were joined."""
+    """Index in the history of the round it belongs to: the number of the round, unless histories were joined."""
     kind: Kind
     start: float
-    """Unix seconds, as ``stop``."""
+    """In Unix seconds, as ``stop``."""
     stop: float
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Length of the interval."""
         return self.stop - self.start
 
 
-def intervals(history: Sequence[Record]) -> list[Interval]:
-    """Return what each worker did, worker by worker in order of time.
+def worker_intervals(history: Sequence[Record]) -> list[Interval]:
+    """Return the intervals of all workers, worker by worker in order of time.
 
-    Rounds whose records tell no times, such as those of ``fit_online``, have none.
+    Rounds without times in their records, such as those of ``fit_online``, have no intervals.
     """
     timed = [(position, record) for position, record in enumerate(history) if _is_timed(record)]
     fits = [_Fit(list(rounds)) for _, rounds in groupby(timed, lambda item: item[1]["fit_started"])]
-    found = [interval for fit in fits for interval in fit.intervals()]
-    return sorted(found, key=lambda interval: interval.worker)  # stable: times stay in order
+    unsorted = [interval for fit in fits for interval in fit.intervals()]
+    return sorted(unsorted, key=lambda interval: interval.worker)  # stable, so times stay in order
 
 
-def totals(found: Iterable[Interval]) -> dict[tuple[int, int], dict[str, float]]:
+def totals(intervals: Iterable[Interval]) -> dict[tuple[int, int], dict[str, float]]:
     """Return the seconds of each kind, by position in the history and worker."""
     sums: dict[tuple[int, int], dict[str, float]] = {}
-    for interval in found:
+    for interval in intervals:
         own = sums.setdefault((interval.position, interval.worker), dict.fromkeys(KINDS, 0.0))
         own[interval.kind] += interval.seconds
     return sums
 
 
-def round_totals(found: Iterable[Interval]) -> dict[int, dict[str, float]]:
+def round_totals(intervals: Iterable[Interval]) -> dict[int, dict[str, float]]:
     """Return the seconds of each kind over all workers, by position in the history."""
     sums: dict[int, dict[str, float]] = {}
-    for interval in found:
+    for interval in intervals:
         own = sums.setdefault(interval.position, dict.fromkeys(KINDS, 0.0))
         own[interval.kind] += interval.seconds
     return sums
+
+
+def round_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
+    """Return a row per round, with the seconds that all workers spent in training, merging and waiting.
+
+    ``intervals`` are those of the history, if they are known already.
+    """
+    seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
+    return [{**flatten(record), **seconds.get(position, {})} for position, record in enumerate(history)]
+
+
+def worker_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
+    """Return a row per round and worker that trained in it (of an online fit: every worker)."""
+    seconds = totals(worker_intervals(history) if intervals is None else intervals)
+    return [
+        {
+            "round": record["round"],
+            "epoch": record["epoch"],
+            "worker": own["worker"],
+            **flatten(own),
+            **seconds.get((position, own["worker"]), {}),
+        }
+        for position, record in enumerate(history)
+        for own in record["workers"]
+    ]
 
 
 def _is_timed(record: Record) -> bool:
@@ -76,11 +104,11 @@ def _is_timed(record: Record) -> bool:
 
 
 _Mark: TypeAlias = tuple[Kind, float, int]
-"""Until when a worker does something, and the round that this belongs to."""
+"""A kind of activity, the time until which it lasts, and the index of the round it belongs to."""
 
 
 class _Fit:
-    """The rounds of one fit: when workers trained in each, when the first began it and the last ended."""
+    """The timed rounds of one fit."""
 
     def __init__(self, rounds: list[tuple[int, Record]]) -> None:
         self._positions = [position for position, _ in rounds]
@@ -89,31 +117,31 @@ class _Fit:
         self._trainings = [
             {own["worker"]: _training(own) for own in record["workers"] if "started" in own} for _, record in rounds
         ]
-        self._begins = [min(start for start, _ in each.values()) for each in self._trainings]
-        self._ends = [max(stop for _, stop in each.values()) for each in self._trainings]
-        everything = [times for each in self._trainings for times in each.values()]
-        self._full = _Full(everything, len(set().union(*self._trainings)))
+        self._starts = [min(start for start, _ in each.values()) for each in self._trainings]
+        self._stops = [max(stop for _, stop in each.values()) for each in self._trainings]
+        trainings = [times for each in self._trainings for times in each.values()]
+        self._full_times = _FullTimes(trainings, len(set().union(*self._trainings)))
 
     def intervals(self) -> Iterator[Interval]:
-        """Iterate over all workers' intervals."""
+        """Iterate over the intervals of all workers."""
         for worker in sorted(set().union(*self._trainings)):
             yield from self._of_worker(worker)
 
     def _of_worker(self, worker: int) -> Iterator[Interval]:
-        """Walk along the worker's rounds: every interval begins where the one before has ended."""
+        """Iterate over the intervals of a worker; each starts when the previous one stops."""
         own = [number for number, each in enumerate(self._trainings) if worker in each]
         now = self._trainings[own[0]][worker][0]
         for number, following in zip(own, [*own[1:], None], strict=True):
             position = self._positions[number]
             stop = max(now, self._trainings[number][worker][1])
             yield Interval(worker, position, "training", now, stop)
-            for interval in self._until(worker, number, following, stop):
+            for interval in self._between(worker, number, following, stop):
                 yield interval
                 stop = interval.stop
             now = stop
 
-    def _until(self, worker: int, number: int, following: int | None, now: float) -> Iterator[Interval]:
-        """Iterate over what a worker does between its training in a round and that in the following one it has."""
+    def _between(self, worker: int, number: int, following: int | None, now: float) -> Iterator[Interval]:
+        """Iterate over the intervals between a worker's training in one round and in the following one."""
         limit = float("inf") if following is None else max(now, self._trainings[following][worker][0])
         for kind, until, position in self._marks(worker, number, following):
             if (stop := min(until, limit)) > now:
@@ -123,21 +151,21 @@ class _Fit:
     def _marks(self, worker: int, number: int, following: int | None) -> Iterator[_Mark]:
         last = len(self._positions) - 1 if following is None else following
         for each in range(number, last if self._barriers else number):
-            yield "waiting", self._ends[each], self._positions[each]
-            yield "merging", self._begins[each + 1], self._positions[each]
+            yield "waiting", self._stops[each], self._positions[each]
+            yield "merging", self._starts[each + 1], self._positions[each]
         if following is None:
-            yield "waiting", max(self._ends), self._positions[last]
+            yield "waiting", max(self._stops), self._positions[last]
             yield "merging", self._ended, self._positions[last]
             return
         begin = self._trainings[following][worker][0]
         if not self._barriers:
-            waited = self._full.seconds(self._trainings[number][worker][1], begin)
+            waited = self._full_times.seconds(self._trainings[number][worker][1], begin)
             yield "merging", begin - waited, self._positions[number]
         yield "waiting", begin, self._positions[following]
 
 
-class _Full:
-    """When no process was free: as many workers trained as ever did at a time, but not all of them."""
+class _FullTimes:
+    """The times when no process was free: the largest number of workers was training, but not all of them."""
 
     def __init__(self, trainings: Collection[tuple[float, float]], workers: int) -> None:
         changes = sorted([*((start, 1) for start, _ in trainings), *((stop, -1) for _, stop in trainings)])
@@ -149,7 +177,7 @@ class _Full:
         self._sums = list(accumulate(lengths, initial=0.0))
 
     def seconds(self, start: float, stop: float) -> float:
-        """Return how long that was, between two times within the fit."""
+        """Return the seconds without a free process between two times of the fit."""
         return max(0.0, self._until(stop) - self._until(start))
 
     def _until(self, time: float) -> float:
@@ -158,5 +186,5 @@ class _Full:
 
 
 def _training(own: Record) -> tuple[float, float]:
-    """Return when a worker's training started and stopped."""
+    """Return the start and stop of a worker's training."""
     return own["started"], own["started"] + own["seconds"]

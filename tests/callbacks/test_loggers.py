@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, TensorBoard
-from compss_train.reports.columns import row
 from compss_train.reports.history import History
+from compss_train.reports.records import flatten
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, blocked, classification, mlp
 
@@ -81,7 +81,7 @@ def test_csv_has_a_row_for_each_round_whatever_columns_come_later(tmp_path_facto
     told = rows_of(path)
     assert len(told) == len(history)
     for cells, record in zip(told, history, strict=True):
-        expected = row(record)
+        expected = flatten(record)
         assert all(cells[name] == ("" if name not in expected else str(expected[name])) for name in cells)
         assert expected.keys() <= cells.keys()
 

@@ -46,7 +46,7 @@ class Reading(Callback):
     [(None, [(0, False)] * 5), (1, [(n, True) for n in range(5)]), (2, [(n, True) for n in (0, 0, 2, 2, 4)])],
 )
 def test_reports_are_written_while_a_fit_runs_and_when_it_ends(trainer, tmp_path, monkeypatch, every, seen):
-    monkeypatch.setattr("compss_train.callbacks.report.SHARE", math.inf)
+    monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", math.inf)
     path = tmp_path / "made" / "report.html"
     reading = Reading(path)
     fit(trainer, Report(path, every), reading)
@@ -61,7 +61,7 @@ def test_reports_are_written_while_a_fit_runs_and_when_it_ends(trainer, tmp_path
 
 
 def test_pages_that_would_take_too_much_of_the_time_are_left_out(trainer, tmp_path, monkeypatch):
-    monkeypatch.setattr("compss_train.callbacks.report.SHARE", 1e-9)
+    monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", 1e-9)
     reading = Reading(tmp_path / "report.html")
     fit(trainer, Report(reading.path, every=1), reading)
     assert reading.seen == [(0, True, True)] * 5

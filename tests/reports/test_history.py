@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from compss_train import BadFileError, DistributedTrainer
 from compss_train.callbacks import Callback
-from compss_train.reports.columns import row
 from compss_train.reports.curves import panels, positions
 from compss_train.reports.history import History, line_of
+from compss_train.reports.records import flatten
 from compss_train.reports.timeline import KINDS
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, blocked, classification, mlp
@@ -75,7 +75,7 @@ def test_frames_have_every_number_of_every_record(history):
     assert (len(frame), len(workers)) == (len(history), len(entries))
     for rows, records in ((frame, history), (workers, entries)):
         for (_, cells), record in zip(rows.iterrows(), records, strict=True):
-            for name, value in row(record).items():
+            for name, value in flatten(record).items():
                 assert cells[name] == value or np.isnan(cells[name])
                 assert not isinstance(value, float) or cells[name] == pytest.approx(value, nan_ok=True)
     if history:
@@ -123,7 +123,7 @@ def test_plots_need_no_display_and_go_to_files(trainer, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["plot", "plot.docx"])
 def test_names_that_are_no_pictures_are_refused(trainer, tmp_path, name):
-    with pytest.raises(ValueError, match=r"names no kind of picture; give a name that ends in .png, .svg or .pdf"):
+    with pytest.raises(ValueError, match=r"is no image file; give a name that ends in .png, .svg or .pdf"):
         trainer.history.plot(tmp_path / name)
     assert not list(tmp_path.glob("plot*"))
 
@@ -162,7 +162,7 @@ def test_of_several_runs_in_a_file_the_last_is_loaded(trainer, tmp_path):
     for before in (text, text + text[: text.index("\n") + 1]):
         path.write_text(before + text)
         repeated = before.count("\n")
-        with pytest.warns(UserWarning, match=f"holds {repeated} rounds that later ones repeat") as told:
+        with pytest.warns(UserWarning, match=f"has {repeated} rounds that later ones repeat") as told:
             assert History.load(path) == trainer.history
         assert told[0].filename == __file__
 
@@ -172,7 +172,7 @@ def test_of_a_run_that_was_restored_the_rounds_before_are_loaded_too(trainer, tm
     records = [dict(record, loss=loss) for loss in (1.0, 2.0) for record in trainer.history]
     count = len(trainer.history)
     History([*records[:count], *records[count + 1 :]]).save(path)
-    with pytest.warns(UserWarning, match=f"holds {count - 1} rounds that later ones repeat"):
+    with pytest.warns(UserWarning, match=f"has {count - 1} rounds that later ones repeat"):
         assert [record["loss"] for record in History.load(path)] == [1.0, *[2.0] * (count - 1)]
 
 
@@ -196,11 +196,11 @@ def test_damaged_files_are_named(trainer, tmp_path):
     trainer.history.save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    with pytest.warns(UserWarning, match=r"history\.jsonl ends within a line"):
+    with pytest.warns(UserWarning, match=r"history\.jsonl ends with an incomplete line"):
         assert History.load(path) == trainer.history[:-1]
     for wrong in (b"{}\n", b"no json\n", b"[1, 2]\n", b"\xff\n"):
         path.write_bytes(whole[: whole.index(b"\n") + 1] + wrong + whole)
-        with pytest.raises(BadFileError, match=r"history\.jsonl holds no record of a round in line 2"):
+        with pytest.raises(BadFileError, match=r"history\.jsonl has no record of a round in line 2"):
             History.load(path)
     with pytest.raises(FileNotFoundError):
         History.load(tmp_path / "nowhere")

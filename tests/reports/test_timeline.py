@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.reports.timeline import KINDS, intervals, round_totals, totals
+from compss_train.reports.timeline import KINDS, round_totals, totals, worker_intervals
 from tests.helpers.histories import SECONDS, histories, numbered, online_record
 
 
@@ -14,7 +14,7 @@ def by_worker_and_fit(history):
     def place(interval):
         return interval.worker, history[interval.position]["fit_started"]
 
-    return {key: list(found) for key, found in groupby(intervals(history), key=place)}
+    return {key: list(found) for key, found in groupby(worker_intervals(history), key=place)}
 
 
 @given(histories(clocks=st.floats(-5, 5)))
@@ -59,7 +59,7 @@ def synchronous_runs(draw):
 @given(synchronous_runs())
 def test_synchronous_workers_wait_for_the_last_one_and_then_for_the_merge(run):
     history, expected = run
-    found = intervals(history)
+    found = worker_intervals(history)
     assert totals(found).keys() == expected.keys()
     for place, spent in totals(found).items():
         assert spent == pytest.approx(expected[place], abs=1e-6)
@@ -74,7 +74,7 @@ def test_a_worker_waits_while_others_train_a_round_that_has_nothing_for_it():
     again = [{"worker": 0, "started": 7.0, "seconds": 1.0}, {"worker": 1, "started": 7.5, "seconds": 2.0}]
     times = {"fit_started": 0.0, "merge": "synchronous"}
     history = [{"workers": own, "ended": end, **times} for own, end in ((both, 3.5), (one, 6.5), (again, 10.0))]
-    idle = [(i.position, i.kind, i.start, i.stop) for i in intervals(history) if i.worker == 0]
+    idle = [(i.position, i.kind, i.start, i.stop) for i in worker_intervals(history) if i.worker == 0]
     assert idle == [
         (0, "training", 1.0, 2.0),
         (0, "waiting", 2.0, 3.0),
@@ -99,7 +99,7 @@ def test_workers_that_do_not_wait_for_each_other_merge_between_trainings(merge):
         }
         for round_ in entries
     ]
-    told = [(i.position, i.kind, i.start, i.stop) for i in intervals(history) if i.worker == 0]
+    told = [(i.position, i.kind, i.start, i.stop) for i in worker_intervals(history) if i.worker == 0]
     assert told == [
         (0, "training", 1.0, 2.0),
         (0, "merging", 2.0, 3.0),
@@ -123,7 +123,7 @@ def test_workers_wait_for_a_process_while_all_are_taken():
     ]
     gaps = {
         (i.worker, i.position, i.kind): i.seconds
-        for i in intervals(history)
+        for i in worker_intervals(history)
         if i.kind != "training" and i.stop < 4.5
     }
     expected = {(0, 0, "merging"): 0.2, (0, 1, "waiting"): 0.4, (1, 0, "merging"): 0.2, (1, 1, "waiting"): 1.4}
@@ -132,5 +132,5 @@ def test_workers_wait_for_a_process_while_all_are_taken():
 
 def test_what_tells_no_times_has_no_intervals():
     old = {"round": 0, "epoch": 1, "loss": 0.5, "workers": [{"worker": 0, "seconds": 1.0}]}
-    assert intervals([old, online_record()]) == []
-    assert intervals([]) == []
+    assert worker_intervals([old, online_record()]) == []
+    assert worker_intervals([]) == []

@@ -16,7 +16,7 @@ from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.cli.run_files.training import TrainingRun, fit_options
 from compss_train.data import FileDataset
 from compss_train.engines import engine_class
-from compss_train.reports.record_fields import measured_names
+from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import BlockedSource, DataSource, as_data_source
 

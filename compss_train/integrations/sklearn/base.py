@@ -28,7 +28,7 @@ from compss_train.integrations.sklearn.inputs import (
 )
 from compss_train.model.random_state import random_state
 from compss_train.reports.history import History
-from compss_train.reports.timeline import Record
+from compss_train.reports.records import Record
 from compss_train.trainer import DistributedTrainer
 
 ADAM = {"optimizer": "adam", "lr": 1e-3}

@@ -16,7 +16,7 @@ from compss_train.model.losses import resolve
 from compss_train.model.metrics.functions import METRICS
 from compss_train.model.metrics.mean import BatchMean, Measure, Measuring, Value, mean
 from compss_train.model.metrics.torchmetrics import Accumulated
-from compss_train.reports.record_fields import BOOKKEEPING
+from compss_train.reports.records import BOOKKEEPING
 
 
 @dataclass(frozen=True)

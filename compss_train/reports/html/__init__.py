@@ -1,6 +1,6 @@
-"""The report of a run: one HTML file with curves, a timeline of the workers, configuration and all rounds.
+"""The report of a run: one HTML file with curves, a timeline of the workers, the configuration and all rounds.
 
-It needs no network and no other file, and shows in light and dark, on a screen or printed.
+It needs no network and no other file, and suits light and dark screens and printing. Needs the extra ``report``.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import write_whole
-from compss_train.reports.html.page import page
-from compss_train.reports.timeline import Record
+from compss_train.reports.html.page import load_template, page
+from compss_train.reports.records import Record
 
-__all__ = ["check_name", "page", "write"]
+__all__ = ["check_name", "load_template", "page", "write"]
 
 _SUFFIXES = (".html", ".htm")
 
 
 def check_name(path: str | Path) -> None:
-    """Raise ``ValueError`` unless a file's name ends as that of a web page."""
+    """Raise ``ValueError`` unless ``path`` ends in .html or .htm."""
     if Path(path).suffix.lower() not in _SUFFIXES:
-        raise ValueError(f"{str(path)!r}: a report is a web page; give a name that ends in .html")
+        raise ValueError(f"{str(path)!r}: a report is an HTML file; give a name that ends in .html")
 
 
 def write(
@@ -32,19 +32,20 @@ def write(
     status: str | None = None,
     refresh: bool = False,
 ) -> None:
-    """Write the report of a history to an HTML file, which is replaced when the new one is complete.
+    """Write the report of a history to an HTML file, atomically.
 
     Parameters
     ----------
     history:
-        ``trainer.history``, or what ``History.load`` has read; may be empty.
+        ``trainer.history``, or a history read by ``History.load``; may be empty.
     configuration:
-        ``trainer.configuration``, or any dict that JSON can hold.
+        ``trainer.configuration``, or any dict that JSON can represent.
     status:
-        What the run is doing, shown at the top, such as ``"running"``.
+        The state of the run, shown at the top, such as ``"running"``.
     refresh:
-        Whether browsers read the file again every few seconds, for a run that goes on.
+        Whether browsers reload the file every few seconds, for a running fit.
 
-    Raises ``OSError`` where the file cannot be written; its folder must be there.
+    Raises ``OSError`` if the file cannot be written; its folder must exist. Raises ``ModuleNotFoundError`` without
+    the extra ``report``.
     """
     write_whole(Path(path), page(history, configuration or {}, status, refresh=refresh))

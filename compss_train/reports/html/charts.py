@@ -1,133 +1,176 @@
-"""Line charts as SVG, in cards with their legends and the values for the script."""
+"""Line charts and charts of shares: the SVG paths, ticks and legends that the template draws."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count, groupby
+from typing import Any, TypeAlias
 
 from compss_train.reports.curves import Curve, Panel
+from compss_train.reports.html.downsampling import EDGES, downsample, limit_curves
 from compss_train.reports.html.formatting import number, tick
-from compss_train.reports.html.markup import Markup, data, tag
-from compss_train.reports.html.scales import LARGEST, Scale, exact, fitting
-from compss_train.reports.html.thinning import EDGES, condensed, thinned
+from compss_train.reports.html.scales import LARGEST, Scale, exact_scale, padded_scale
 
 WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 8, 24
 COLORS = 8
-MARKED = 40
-"""The most points that are marked by dots."""
-BARS = 300
-"""The most steps of a chart of shares."""
+MAX_DOTS = 40
+"""Points that are marked by dots; lines of more points have none."""
+MAX_STEPS = 300
+"""Steps of a chart of shares."""
+
+Tick: TypeAlias = tuple[str, str]
+"""The pixel and the label of a tick."""
 
 
-def chart(panel: Panel, breaks: Sequence[float] = ()) -> Markup:
-    """Return a card with a panel's curves; ``breaks`` are the places where another fit begins."""
-    panel = condensed(panel)
-    curves = [thinned(curve) for curve in panel.curves]
+@dataclass(frozen=True)
+class Line:
+    """A curve of a chart."""
+
+    css_class: str
+    title: str
+    path: str
+    dots: str
+
+
+@dataclass(frozen=True)
+class SvgPath:
+    """A path of an SVG image."""
+
+    css_class: str
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart as the template draws it; all positions are pixels as strings."""
+
+    title: str
+    note: str | None = None
+    legend: list[tuple[str, str]]
+    """Pairs of a name and the CSS class of its color."""
+    y_ticks: list[Tick]
+    x_ticks: list[Tick]
+    breaks: Sequence[str] = ()
+    """The x positions at which another fit begins."""
+    lines: Sequence[Line] = ()
+    areas: Sequence[SvgPath] = ()
+    script_data: dict[str, Any]
+    """The values that the script shows under the pointer."""
+
+
+def line_chart(panel: Panel, breaks: Sequence[float] = ()) -> Chart:
+    """Return a chart with the curves of ``panel``; ``breaks`` are the x values at which another fit begins."""
+    panel = limit_curves(panel)
+    curves = [downsample(curve) for curve in panel.curves]
     x, y = _scales(panel, curves)
-    colors = _colors(curves)
-    lines = [_line(curve, color, x, y) for curve, color in zip(curves, colors, strict=True)]
-    names = legend((curve.name, color) for curve, color in zip(curves, colors, strict=True) if len(curves) > 1)
-    note = "logarithmic" if y.logarithmic else None
-    return _card(panel.title, names, _picture(x, y, [*_breaks(breaks, x), *lines]), _told(x, curves), note=note)
+    colors = _color_classes(curves)
+    return Chart(
+        title=panel.title,
+        note="logarithmic" if y.logarithmic else None,
+        legend=[(curve.name, color) for curve, color in zip(curves, colors, strict=True)]
+        if len(curves) > 1
+        else [],
+        y_ticks=_y_ticks(y),
+        x_ticks=_x_ticks(x),
+        breaks=[_pixel(x(value)) for value in breaks],
+        lines=[_line(curve, color, x, y) for curve, color in zip(curves, colors, strict=True)],
+        script_data=_script_data(x, curves),
+    )
 
 
-def shares_chart(title: str, xs: Sequence[float], spent: Sequence[Mapping[str, float]]) -> Markup:
-    """Return a card with the shares of what ``spent`` has for each of ``xs``, as stacked steps."""
-    size = -(-len(xs) // BARS)
-    sums = [_sum(spent[first : first + size]) for first in range(0, len(xs), size)]
+def shares_chart(title: str, xs: Sequence[float], seconds: Sequence[Mapping[str, float]]) -> Chart:
+    """Return a chart of stacked steps with the share of each kind in ``seconds``, which has a dict for each x."""
+    size = -(-len(xs) // MAX_STEPS)
+    sums = [_sum(seconds[first : first + size]) for first in range(0, len(xs), size)]
     x, y = Scale(xs[0], xs[-1] + 1, LEFT, WIDTH - RIGHT), Scale(0, 100, HEIGHT - BOTTOM, TOP)
     edges = [*xs[::size], xs[-1] + 1]
-    stacks = {kind: [_share(each, list(each)[: place + 1]) for each in sums] for place, kind in enumerate(spent[0])}
-    areas = [_area(kind, edges, stack, x, y) for kind, stack in reversed(stacks.items())]
-    curves = [Curve(f"{kind} (%)", edges[:-1], [_share(each, [kind]) for each in sums]) for kind in stacks]
-    return _card(title, legend(zip(stacks, stacks, strict=True)), _picture(x, y, areas), _told(x, curves))
+    kinds = list(seconds[0])
+    stacks = {kind: [_percentage(each, kinds[: index + 1]) for each in sums] for index, kind in enumerate(kinds)}
+    curves = [Curve(f"{kind} (%)", edges[:-1], [_percentage(each, [kind]) for each in sums]) for kind in kinds]
+    return Chart(
+        title=title,
+        legend=[(kind, kind) for kind in kinds],
+        y_ticks=_y_ticks(y),
+        x_ticks=_x_ticks(x),
+        areas=[SvgPath(f"{kind} area", _steps(edges, stack, x, y)) for kind, stack in reversed(stacks.items())],
+        script_data=_script_data(x, curves),
+    )
 
 
-def legend(names: Iterable[tuple[str, str]]) -> Markup:
-    """Return names with their colours' classes."""
-    return tag("div", *(tag("span", tag("i", class_=color), name) for name, color in names), class_="legend")
+def _y_ticks(scale: Scale) -> list[Tick]:
+    return [(_pixel(scale(value)), tick(value)) for value in scale.ticks(5)]
 
 
-def _card(title: str, *content: object, note: str | None = None) -> Markup:
-    heading = tag("h3", title, None if note is None else tag("small", note))
-    return tag("figure", heading, *content, class_="card chart")
-
-
-def _picture(x: Scale, y: Scale, content: Sequence[Markup]) -> Markup:
-    return tag("svg", *_axes(x, y), *content, viewBox=f"0 0 {WIDTH} {HEIGHT}")
-
-
-def _axes(x: Scale, y: Scale) -> Iterator[Markup]:
-    for value in y.ticks(5):
-        at = _n(y(value))
-        yield tag("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at)
-        yield tag("text", tick(value), x=LEFT - 6, y=at, dy="0.32em", text_anchor="end")
-    for value in (value for value in x.ticks(7) if value.is_integer()):
-        yield tag("text", tick(value), x=_n(x(value)), y=HEIGHT - 6, text_anchor="middle")
-
-
-def _breaks(places: Iterable[float], x: Scale) -> Iterator[Markup]:
-    for place in places:
-        yield tag(
-            "path", tag("title", "the next fit"), d=f"M{_n(x(place))} {TOP}V{HEIGHT - BOTTOM}", class_="break"
-        )
+def _x_ticks(scale: Scale) -> list[Tick]:
+    return [(_pixel(scale(value)), tick(value)) for value in scale.ticks(7) if value.is_integer()]
 
 
 def _scales(panel: Panel, curves: Sequence[Curve]) -> tuple[Scale, Scale]:
     xs = [x for curve in curves for x in curve.xs] or [0.0]
     ys = (y for curve in curves for y in curve.ys)
-    x = exact(min(xs), max(xs), LEFT, WIDTH - RIGHT)
-    return x, fitting(ys, HEIGHT - BOTTOM, TOP, logarithmic=panel.spans_decades, from_zero=panel.from_zero)
+    x = exact_scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    return x, padded_scale(ys, HEIGHT - BOTTOM, TOP, logarithmic=panel.spans_decades, from_zero=panel.from_zero)
 
 
-def _told(x: Scale, curves: Sequence[Curve]) -> Markup:
-    """Return what the script tells of the place under the pointer."""
-    told = [{"name": curve.name, "x": curve.xs, "y": curve.ys} for curve in curves]
-    return data({"x": [x.low, x.high, x.start / WIDTH, x.stop / WIDTH], "over": "round", "curves": told})
+def _script_data(x: Scale, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return the curves and the range of the x axis, with 6 digits and ``None`` for NaN, as JSON has none."""
+    return {
+        "x": _rounded([x.low, x.high, x.start / WIDTH, x.stop / WIDTH]),
+        "over": "round",
+        "curves": [{"name": curve.name, "x": _rounded(curve.xs), "y": _rounded(curve.ys)} for curve in curves],
+    }
 
 
-def _line(curve: Curve, color: str, x: Scale, y: Scale) -> Markup:
-    """Return a curve; a NaN interrupts it."""
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+
+
+def _line(curve: Curve, color: str, x: Scale, y: Scale) -> Line:
+    """Return the paths of a curve, which NaN interrupts."""
     points = list(zip(curve.xs, curve.ys, strict=True))
-    runs = (list(run) for is_drawn, run in groupby(points, key=lambda point: abs(point[1]) < LARGEST) if is_drawn)
-    pixels = [[f"{_n(x(at))} {_n(y(value))}" for at, value in run] for run in runs]
-    few = sum(map(len, pixels)) <= MARKED
-    dots = "".join(f"M{point}h0" for run in pixels for point in run if few or len(run) == 1)
-    path = "".join("M" + "L".join(run) for run in pixels)
+    segments = [list(run) for drawn, run in groupby(points, key=lambda point: abs(point[1]) < LARGEST) if drawn]
+    pixels = [[f"{_pixel(x(at))} {_pixel(y(value))}" for at, value in segment] for segment in segments]
+    few = sum(map(len, pixels)) <= MAX_DOTS
     last = next((value for _, value in reversed(points) if not math.isnan(value)), math.nan)
-    told = tag("title", f"{curve.name}, at last {number(last)}")
-    return tag("g", told, tag("path", d=path), tag("path", d=dots, class_="dots"), class_=f"curve {color}")
+    return Line(
+        css_class=f"curve {color}",
+        title=f"{curve.name}, at last {number(last)}",
+        path="".join("M" + "L".join(segment) for segment in pixels),
+        dots="".join(f"M{point}h0" for segment in pixels for point in segment if few or len(segment) == 1),
+    )
 
 
-def _colors(curves: Iterable[Curve]) -> list[str]:
-    """Return the class of each curve: its colour, or that of the median whose edge it is."""
+def _color_classes(curves: Iterable[Curve]) -> list[str]:
+    """Return the CSS class of each curve: its color, or the color of its median for an edge."""
     colors: list[str] = []
-    places = count()
+    numbers = count()
     for curve in curves:
         is_edge = curve.name.endswith(EDGES)
-        colors.append(f"{colors[-1].removesuffix(' edge')} edge" if is_edge else f"c{next(places) % COLORS}")
+        colors.append(f"{colors[-1].removesuffix(' edge')} edge" if is_edge else f"c{next(numbers) % COLORS}")
     return colors
 
 
-def _sum(spent: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _sum(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:
     sums: Counter[str] = Counter()
-    for each in spent:
+    for each in seconds:
         sums.update(each)
     return dict(sums)
 
 
-def _share(each: Mapping[str, float], kinds: Iterable[str]) -> float:
-    return 100 * sum(each[kind] for kind in kinds) / (sum(each.values()) or 1.0)
+def _percentage(seconds: Mapping[str, float], kinds: Iterable[str]) -> float:
+    return 100 * sum(seconds[kind] for kind in kinds) / (sum(seconds.values()) or 1.0)
 
 
-def _area(kind: str, edges: Sequence[float], heights: Sequence[float], x: Scale, y: Scale) -> Markup:
-    steps = (f"V{_n(y(height))}H{_n(x(edge))}" for edge, height in zip(edges[1:], heights, strict=True))
-    path = f"M{_n(x(edges[0]))} {_n(y(0))}{''.join(steps)}V{_n(y(0))}z"
-    return tag("path", d=path, class_=f"{kind} area")
+def _steps(edges: Sequence[float], heights: Sequence[float], x: Scale, y: Scale) -> str:
+    steps: Iterator[str] = (
+        f"V{_pixel(y(height))}H{_pixel(x(edge))}" for edge, height in zip(edges[1:], heights, strict=True)
+    )
+    return f"M{_pixel(x(edges[0]))} {_pixel(y(0))}{''.join(steps)}V{_pixel(y(0))}z"
 
 
-def _n(value: float) -> str:
+def _pixel(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")

@@ -1,4 +1,4 @@
-"""Numbers, times and durations as people read them."""
+"""Formatting of numbers, times and durations for people."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 DIGITS = 4
-"""Significant ones, of numbers that are not whole."""
-_LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+"""Significant digits of numbers that are not whole."""
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: object) -> str:
-    """Return a number with 4 significant digits, a whole one in full; other values as they are."""
+    """Return a number with 4 significant digits, a whole number in full, and any other value as ``str`` does."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if not math.isfinite(value):
@@ -25,10 +25,10 @@ def number(value: object) -> str:
     return f"{value:.{DIGITS - 1}e}"
 
 
-def like(values: Sequence[float]) -> Callable[[float], str]:
-    """Return what makes texts of such values: with as many decimals each, where they are about as large.
+def uniform_format(values: Sequence[float]) -> Callable[[float], str]:
+    """Return a formatter for a column of values, with equally many decimals if their magnitudes are similar.
 
-    The largest has 4 significant digits or more, the smallest 3.
+    The largest value has at least 4 significant digits, the smallest 3.
     """
     sizes = [abs(value) for value in values if value and math.isfinite(value)]
     if not sizes or max(sizes) > 1e3 * min(sizes) or not 1e-4 <= min(sizes) <= max(sizes) < 1e15:
@@ -43,25 +43,25 @@ def _decimals(value: float) -> int:
 
 
 def tick(value: float) -> str:
-    """Return the label of a tick: short, such as ``20k`` or ``1e-05``."""
-    for size, letter in _LARGE:
+    """Return the short label of a tick, such as ``20k`` or ``1e-05``."""
+    for size, letter in _PREFIXES:
         if abs(value) >= size * (10 if letter == "k" else 1):
             return f"{value / size:g}{letter}"
     return f"{value:g}"
 
 
 def speed(value: float) -> str:
-    """Return samples a second, millions with two decimals."""
+    """Return samples per second, millions with two decimals."""
     return f"{value / 1e6:,.2f}M" if value >= 1e6 else f"{value:,.0f}" if value >= 100 else number(value)
 
 
 def percent(share: float) -> str:
-    """Return a share of 1 as a whole percentage, small ones with a digit more."""
+    """Return a share of 1 as a percentage, with one decimal below 10%."""
     return f"{100 * share:.0f}%" if share >= 0.095 or share == 0 else f"{100 * share:.1f}%"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the units that suit it."""
+    """Return a duration in suitable units."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
@@ -72,6 +72,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
-def moment(unix: float) -> str:
-    """Return a date and time, in UTC."""
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def timestamp(unix_seconds: float) -> str:
+    """Return a date and time in UTC."""
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,47 +1,83 @@
-"""The page of a report: what was trained, how it went, and who did what when."""
+"""The page of a report, rendered from the templates of this package."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
+from compss_train._utils.optional_imports import import_optional
 from compss_train.reports.curves import panels, positions
-from compss_train.reports.html.charts import chart, legend, shares_chart
-from compss_train.reports.html.formatting import moment, percent
-from compss_train.reports.html.lanes import is_summary, timeline
-from compss_train.reports.html.markup import Markup, joined, tag
-from compss_train.reports.html.tables import configuration_tables, facts, rounds_table, spent_shares, workers_table
-from compss_train.reports.timeline import KINDS, Interval, Record, intervals, round_totals
+from compss_train.reports.html.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Chart,
+    line_chart,
+    shares_chart,
+)
+from compss_train.reports.html.formatting import percent, timestamp
+from compss_train.reports.html.tables import activity_shares, key_figures, rounds_table, workers_table
+from compss_train.reports.html.timeline_chart import is_binned, timeline_chart
+from compss_train.reports.records import Record
+from compss_train.reports.timeline import KINDS, Interval, round_totals, worker_intervals
 
 REFRESH_SECONDS = 5
-"""After which the report of a run that goes on is read again."""
+"""Seconds after which browsers reload the report of a running fit."""
 
 
 def page(
     history: Sequence[Record], configuration: Mapping[str, Any], status: str | None = None, *, refresh: bool = False
 ) -> str:
-    """Return the report as HTML that needs nothing else.
+    """Return the report as HTML that needs no other file.
 
-    ``status`` is a text such as "running"; with ``refresh`` browsers read the page again every few seconds.
+    ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds.
     """
-    title = _title(configuration)
-    head = [
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="refresh", content=REFRESH_SECONDS) if refresh else None,
-        tag("link", rel="icon", href="data:,"),
-        tag("title", title),
-        Markup(f"<style>{_resource('style.css')}</style>"),
-    ]
-    body = [_header(title, history, configuration, status), tag("main", *_sections(history, configuration))]
-    script = Markup(f"<script>{_resource('script.js')}</script>")
-    return "<!DOCTYPE html>\n" + tag("html", tag("head", *head), tag("body", *body, script), lang="en") + "\n"
+    text: str = load_template().render(
+        style=_resource("style.css"),
+        script=_resource("script.js"),
+        title=_title(configuration),
+        subtitle=_subtitle(history, configuration),
+        status=status,
+        refresh_seconds=REFRESH_SECONDS if refresh else None,
+        configuration={part: value for part, value in configuration.items() if value is not None},
+        run=_run(history) if history else None,
+    )
+    return text
+
+
+@cache
+def load_template() -> Any:
+    """Return the compiled template of the page; raise ``ModuleNotFoundError`` without the extra ``report``."""
+    jinja2 = import_optional("jinja2", extra="report", needed_by="the HTML report")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["timestamp"] = timestamp
+    environment.globals.update(
+        chart_width=WIDTH,
+        chart_height=HEIGHT,
+        chart_left=LEFT,
+        chart_right=WIDTH - RIGHT,
+        chart_top=TOP,
+        chart_bottom=HEIGHT - BOTTOM,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return environment.get_template("page.html")
 
 
 def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _title(configuration: Mapping[str, Any]) -> str:
@@ -49,61 +85,43 @@ def _title(configuration: Mapping[str, Any]) -> str:
     return f"Training of {net}" if net else "Training"
 
 
-def _header(title: str, history: Sequence[Record], configuration: Mapping[str, Any], status: str | None) -> Markup:
+def _subtitle(history: Sequence[Record], configuration: Mapping[str, Any]) -> str:
     trainer, machine = (configuration.get(part) or {} for part in ("trainer", "machine"))
-    told = [
-        _counted(trainer["num_workers"], "worker") if "num_workers" in trainer else None,
+    parts = [
+        _plural(trainer["num_workers"], "worker") if "num_workers" in trainer else None,
         f"engine {trainer['engine']}" if "engine" in trainer else None,
         f"on {machine['host']}" if "host" in machine else None,
-        f"from {moment(history[0]['fit_started'])}" if history and "fit_started" in history[0] else None,
+        f"from {timestamp(history[0]['fit_started'])}" if history and "fit_started" in history[0] else None,
     ]
-    chip = None if status is None else tag("span", status, class_=f"status {status.partition(':')[0]}")
-    return tag("header", tag("h1", title, chip), tag("p", " · ".join(filter(None, told))))
+    return " · ".join(filter(None, parts))
 
 
-def _counted(number: object, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+def _plural(number: object, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _sections(history: Sequence[Record], configuration: Mapping[str, Any]) -> Iterator[Markup]:
-    if history:
-        found = intervals(history)
-        yield tag("div", *facts(history, found), class_="facts-row")
-        yield _section("Curves by round", tag("div", *_charts(history, found), class_="grid"))
-        yield _workers(history, found)
-        yield _section("Rounds", tag("div", rounds_table(history, found), class_="card"))
-    else:
-        yield tag("p", "No round has ended yet.", class_="note")
-    if parts := list(configuration_tables(configuration)):
-        yield _section("Configuration", tag("div", *parts, class_="columns"))
+def _run(history: Sequence[Record]) -> dict[str, Any]:
+    """Return what the template shows of a history that is not empty."""
+    intervals = worker_intervals(history)
+    shares = activity_shares(intervals)
+    return {
+        "key_figures": list(key_figures(history, intervals)),
+        "charts": list(_charts(history, intervals)),
+        "timeline": timeline_chart(history, intervals),
+        "timeline_legend": [(f"{kind} {percent(shares[kind])}", kind) for kind in KINDS],
+        "timeline_is_binned": is_binned(intervals),
+        "workers": workers_table(history, intervals),
+        "rounds": rounds_table(history, intervals),
+    }
 
 
-def _section(title: str, *content: object) -> Markup:
-    return tag("section", tag("h2", title), *content)
-
-
-def _charts(history: Sequence[Record], found: list[Interval]) -> Iterator[Markup]:
+def _charts(history: Sequence[Record], intervals: list[Interval]) -> Iterator[Chart]:
     xs = positions(history)
     fits = [record.get("fit_started") for record in history]
     breaks = [x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other]
     for panel in panels(history):
-        yield chart(panel, breaks)
-    if found:
-        spent = round_totals(found)
+        yield line_chart(panel, breaks)
+    if intervals:
+        seconds = round_totals(intervals)
         none: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-        yield shares_chart("the workers' time (%)", xs, [spent.get(at, none) for at in range(len(xs))])
-
-
-def _workers(history: Sequence[Record], found: list[Interval]) -> Markup:
-    lanes = timeline(history, found)
-    card = None if lanes is None else tag("div", _legend(found), lanes, class_="card")
-    return _section("Workers", card, tag("div", workers_table(history, found), class_="card"))
-
-
-def _legend(found: list[Interval]) -> Markup:
-    shares = spent_shares(found)
-    entries = legend((f"{kind} {percent(shares[kind])}", kind) for kind in KINDS)
-    hint = "Drag to zoom in, double-click to zoom out."
-    if is_summary(found):
-        hint = "Each step shows the shares of a stretch of time: training from the bottom, merging on it. " + hint
-    return joined([entries, tag("p", hint, class_="note")])
+        yield shares_chart("the workers' time (%)", xs, [seconds.get(index, none) for index in range(len(xs))])

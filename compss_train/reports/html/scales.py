@@ -1,4 +1,4 @@
-"""Scales: where a value lies along an axis, and where the axis has its ticks."""
+"""Scales of axes: positions of values and of ticks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from compss_train.reports.timeline import Interval, Record
+from compss_train.reports.records import Record
+from compss_train.reports.timeline import Interval
 
 LARGEST, SMALLEST = 1e300, 1e-250
-"""Beyond the one nothing is drawn, below the other all is 0: arithmetic would overflow."""
+"""Limits of magnitudes, as arithmetic overflows beyond them: larger values are not drawn, smaller ones are 0."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From ``low`` at pixel ``start`` to ``high`` at pixel ``stop``, linear or logarithmic."""
+    """A linear or logarithmic scale from ``low`` at pixel ``start`` to ``high`` at pixel ``stop``."""
 
     low: float
     high: float
@@ -29,25 +30,25 @@ class Scale:
         return self.start + (value - low) / (high - low) * (self.stop - self.start)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Return round values within the scale, about as many."""
+        """Return about ``most`` round values within the scale."""
         return _decades(self.low, self.high, most) if self.logarithmic else _steps(self.low, self.high, most)
 
 
-def fitting(
+def padded_scale(
     values: Iterable[float], start: float, stop: float, *, logarithmic: bool = False, from_zero: bool = False
 ) -> Scale:
-    """Return a scale that holds all finite values, with a little room around them."""
+    """Return a scale that contains all finite values, with a margin around them."""
     drawn = [value if abs(value) > SMALLEST else 0.0 for value in values if abs(value) < LARGEST]
     low, high = min(drawn, default=1.0), max(drawn, default=1.0)
     if logarithmic and low > 0:
         return Scale(low / 1.15, high * 1.15, start, stop, True)
     spread = high - low
-    room = 0.05 * (spread if spread > 1e-12 * max(abs(low), abs(high)) else abs(high) or 1.0)
-    return Scale(0.0 if from_zero and low >= 0 else low - room, high + room, start, stop)
+    margin = 0.05 * (spread if spread > 1e-12 * max(abs(low), abs(high)) else abs(high) or 1.0)
+    return Scale(0.0 if from_zero and low >= 0 else low - margin, high + margin, start, stop)
 
 
-def exact(low: float, high: float, start: float, stop: float) -> Scale:
-    """Return a linear scale without room around it; a single value is in its middle."""
+def exact_scale(low: float, high: float, start: float, stop: float) -> Scale:
+    """Return a linear scale without margins; a single value is in its middle."""
     return Scale(low, high, start, stop) if high > low else Scale(low - 0.5, low + 0.5, start, stop)
 
 
@@ -56,7 +57,7 @@ def _steps(low: float, high: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
@@ -68,35 +69,35 @@ def _decades(low: float, high: float, most: int) -> list[float]:
     return within[:: -(-len(within) // most)]
 
 
-UNITS = 100_000
-"""From one end of the axis to the other, whatever the screen's width: what zooming in can show."""
+AXIS_UNITS = 100_000
+"""Length of the time axis, on any screen: the resolution of zooming."""
 
 
 class TimeAxis:
-    """Places intervals along an axis from 0 to ``UNITS``."""
+    """An axis from 0 to ``AXIS_UNITS`` with the fits one after another, without the time between them."""
 
-    def __init__(self, history: Sequence[Record], found: Sequence[Interval]) -> None:
+    def __init__(self, history: Sequence[Record], intervals: Sequence[Interval]) -> None:
         self._fits = [record.get("fit_started") for record in history]
         spans: dict[object, tuple[float, float]] = {}
-        for interval in found:
+        for interval in intervals:
             start, stop = spans.get(self._fits[interval.position], (interval.start, interval.stop))
             spans[self._fits[interval.position]] = min(start, interval.start), max(stop, interval.stop)
         self._spans = dict(sorted(spans.items(), key=lambda item: item[1]))
         lengths = [stop - start for start, stop in self._spans.values()]
-        self._before = dict(zip(self._spans, accumulate(lengths, initial=0.0), strict=False))
+        self._offsets = dict(zip(self._spans, accumulate(lengths, initial=0.0), strict=False))
         self.seconds = sum(lengths) or 1e-3
-        """Of all fits together."""
+        """Total length of all fits."""
 
-    def place(self, interval: Interval) -> tuple[float, float]:
-        """Return where an interval starts and stops."""
+    def span(self, interval: Interval) -> tuple[float, float]:
+        """Return the positions of the start and stop of an interval."""
         fit = self._fits[interval.position]
-        shift = self._before[fit] - self._spans[fit][0]
+        shift = self._offsets[fit] - self._spans[fit][0]
         return self._units(interval.start + shift), self._units(interval.stop + shift)
 
-    def pauses(self) -> Iterator[tuple[float, float]]:
-        """Iterate over the ends of all fits but the last: where each is, and the unix seconds of what follows."""
+    def breaks(self) -> Iterator[tuple[float, float]]:
+        """Iterate over pairs of the position at which another fit begins and the unix time of its start."""
         for fit in list(self._spans)[1:]:
-            yield self._units(self._before[fit]), self._spans[fit][0]
+            yield self._units(self._offsets[fit]), self._spans[fit][0]
 
     def _units(self, seconds: float) -> float:
-        return seconds / self.seconds * UNITS
+        return seconds / self.seconds * AXIS_UNITS

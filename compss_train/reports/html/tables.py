@@ -1,162 +1,147 @@
-"""The tables of a report: rounds, workers, and what the trainer was given."""
+"""The tables and key figures of a report, as strings that the template shows."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from compss_train.reports.columns import Row, numbers, round_rows, worker_rows
-from compss_train.reports.curves import RATE
-from compss_train.reports.html.formatting import duration, like, moment, number, percent, speed
-from compss_train.reports.html.markup import Markup, joined, tag
-from compss_train.reports.html.thinning import every_few
-from compss_train.reports.timeline import KINDS, Interval, Record
+from compss_train.reports.curves import LEARNING_RATE
+from compss_train.reports.html.downsampling import every_nth
+from compss_train.reports.html.formatting import duration, number, percent, speed, timestamp, uniform_format
+from compss_train.reports.records import Record, Row, measured_numbers
+from compss_train.reports.timeline import KINDS, Interval, round_rows, worker_rows
 
-ROWS = 400
-"""The most rows of the table of rounds."""
-_MOMENTS = ("ended", "fit_started", "started")
-_LAST = (*KINDS, *_MOMENTS, "merge")
-"""Columns that come after all others."""
-
-
-def rounds_table(history: Sequence[Record], found: list[Interval]) -> Markup:
-    """Return the table of rounds, every n-th of them where there are too many."""
-    rows, step = every_few(round_rows(history, found), ROWS)
-    note = tag("p", f"Every {step}th of {len(history):,} rounds.", class_="note") if step > 1 else None
-    return joined([note, _table(rows)])
+MAX_ROWS = 400
+"""Rows of the table of rounds."""
+MAX_MEASURED = 6
+"""Losses and metrics among the key figures."""
+_TIMESTAMPS = ("ended", "fit_started", "started")
+_LAST = (*KINDS, *_TIMESTAMPS, "merge")
+"""Columns to the right of all others."""
 
 
-def workers_table(history: Sequence[Record], found: list[Interval]) -> Markup:
-    """Return what each worker did in all rounds together."""
+@dataclass(frozen=True)
+class ShareBar:
+    """A bar with a segment for each kind of activity."""
+
+    segments: list[tuple[str, str]]
+    """Pairs of a kind and its percentage."""
+
+
+Cell: TypeAlias = str | ShareBar
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with equally many cells in all rows."""
+
+    headings: list[str]
+    rows: list[list[Cell]]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A number of the run at the top of the report."""
+
+    name: str
+    value: str
+    detail: str | None = None
+    bar: ShareBar | None = None
+
+
+def rounds_table(history: Sequence[Record], intervals: list[Interval]) -> Table:
+    """Return the table of rounds, with every n-th round if there are too many."""
+    rows, step = every_nth(round_rows(history, intervals), MAX_ROWS)
+    return _table(rows, note=f"Every {step}th of {len(history):,} rounds." if step > 1 else None)
+
+
+def workers_table(history: Sequence[Record], intervals: list[Interval]) -> Table:
+    """Return the table of workers, with sums over all rounds."""
     sums: dict[int, Counter[str]] = {}
-    for cells in worker_rows(history, found):
+    for cells in worker_rows(history, intervals):
         own = sums.setdefault(cells["worker"], Counter())
         own.update({name: cells[name] for name in ("samples", "batches", *KINDS) if name in cells})
         own["rounds"] += cells["samples"] > 0
     return _table([_worker_row(worker, own) for worker, own in sorted(sums.items())])
 
 
-def _worker_row(worker: int, own: Counter[str]) -> Row:
-    cells: Row = {name: own[name] for name in ("rounds", "samples", "batches") if name in own}
-    if own["training"]:
-        cells["samples/s in training"] = own["samples"] / own["training"]
-    spent: dict[str, float] = {kind: own[kind] for kind in KINDS if kind in own}
-    return {"worker": worker, **cells, **spent, **({"time": _bar(spent)} if any(spent.values()) else {})}
+def _worker_row(worker: int, sums: Counter[str]) -> Row:
+    row: Row = {"worker": worker, **{name: sums[name] for name in ("rounds", "samples", "batches") if name in sums}}
+    if sums["training"]:
+        row["samples/s in training"] = sums["samples"] / sums["training"]
+    seconds: dict[str, float] = {kind: sums[kind] for kind in KINDS if kind in sums}
+    row |= seconds
+    if any(seconds.values()):
+        row["time"] = _share_bar(seconds)
+    return row
 
 
-def _bar(spent: Mapping[str, float]) -> Markup:
-    whole = sum(spent.values())
-    parts = (tag("i", class_=kind, style=f"width:{100 * each / whole:.1f}%") for kind, each in spent.items())
-    return tag("div", *parts, class_="bar")
+def _share_bar(parts: Mapping[str, float]) -> ShareBar:
+    whole = sum(parts.values()) or 1.0
+    return ShareBar([(kind, f"{100 * part / whole:.1f}") for kind, part in parts.items()])
 
 
-def _table(rows: Sequence[Row]) -> Markup:
-    names = list(dict.fromkeys(name for cells in rows for name in cells))
+def _table(rows: Sequence[Row], note: str | None = None) -> Table:
+    names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1)
-    told = {name: _teller(name, [cells[name] for cells in rows if name in cells]) for name in names}
-    head = tag("tr", *(tag("th", _heading(name), scope="col") for name in names))
-    lines = (
-        tag("tr", *(tag("td", told[name](cells[name]) if name in cells else "") for name in names))
-        for cells in rows
-    )
-    return tag("div", tag("table", tag("thead", head), tag("tbody", *lines)), class_="scrolled")
+    formats = {name: _column_format(name, [row[name] for row in rows if name in row]) for name in names}
+    cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
+    return Table([_heading(name) for name in names], cells, note)
 
 
 def _heading(name: str) -> str:
     return f"{name} (s)" if name in KINDS else name.replace("_per_second", "/s").replace("_", " ")
 
 
-def _teller(name: str, values: Sequence[object]) -> Callable[[Any], object]:
-    """Return what makes texts of a column's values: times, numbers with as many decimals, or anything else."""
-    if name in _MOMENTS:
-        return moment
-    decimals = like([value for value in values if isinstance(value, float)])
+def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], Cell]:
+    """Return the function that formats the values of a column."""
+    if name in _TIMESTAMPS:
+        return timestamp
+    format_float = uniform_format([value for value in values if isinstance(value, float)])
 
-    def tell(value: object) -> object:
-        if isinstance(value, Markup):
+    def format_value(value: object) -> Cell:
+        if isinstance(value, ShareBar):
             return value
         if isinstance(value, list | tuple):
             return ", ".join(map(number, value))
-        return decimals(value) if isinstance(value, float) else number(value)
+        return format_float(value) if isinstance(value, float) else number(value)
 
-    return tell
-
-
-def configuration_tables(configuration: Mapping[str, Any]) -> Iterator[Markup]:
-    """Iterate over a card for each part of the configuration."""
-    for part, value in configuration.items():
-        if value is not None:
-            content = _list(value) if isinstance(value, Mapping) else str(value)
-            yield tag("section", tag("h3", part), content, class_="card facts")
+    return format_value
 
 
-def _list(values: Mapping[str, Any]) -> Markup:
-    return tag(
-        "dl", *(tag("div", tag("dt", name), tag("dd", _value(name, value))) for name, value in values.items())
-    )
-
-
-def _value(name: str, value: object) -> object:
-    if isinstance(value, Mapping) and value:
-        return _list(value)
-    if value is None or value in ([], {}):
-        return tag("span", "none", class_="none")
-    if name == "started" and isinstance(value, int | float):
-        return moment(value)
-    if isinstance(value, str) and "\n" in value:
-        return tag("details", tag("summary", value.split("\n", 1)[0].rstrip("( ")), tag("pre", value))
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return f"{value:,}" if name == "parameters" and isinstance(value, int) else str(value)
-
-
-MEASURED = 6
-"""The most losses and metrics among them."""
-
-
-def facts(history: Sequence[Record], found: Sequence[Interval]) -> Iterator[Markup]:
-    """Iterate over the facts of a history that is not empty."""
+def key_figures(history: Sequence[Record], intervals: Sequence[Interval]) -> Iterator[KeyFigure]:
+    """Iterate over the key figures of a history that is not empty."""
     samples, seconds = (sum(record[name] for record in history) for name in ("samples", "seconds"))
     best = max(record["samples_per_second"] for record in history)
     epochs = history[-1]["epoch"]
-    yield _fact("rounds", f"{len(history):,}", f"{epochs:,} epoch{'s' * (epochs > 1)}" if epochs else None)
-    yield _fact("time", duration(seconds), f"{samples:,} samples")
-    yield _fact("samples/s", speed(samples / seconds) if seconds else "", f"best round {speed(best)}")
-    names = dict.fromkeys(name for record in history for name in numbers(record))
-    for name in [name for name in names if name != RATE and "[" not in name][:MEASURED]:
+    yield KeyFigure("rounds", f"{len(history):,}", f"{epochs:,} epoch{'s' * (epochs > 1)}" if epochs else None)
+    yield KeyFigure("time", duration(seconds), f"{samples:,} samples")
+    yield KeyFigure("samples/s", speed(samples / seconds) if seconds else "", f"best round {speed(best)}")
+    names = dict.fromkeys(name for record in history for name in measured_numbers(record))
+    for name in [name for name in names if name != LEARNING_RATE and "[" not in name][:MAX_MEASURED]:
         yield _measured(name, history)
-    if found:
-        yield _spent(found)
+    if intervals:
+        shares = activity_shares(intervals)
+        others = ", ".join(f"{percent(shares[kind])} {kind}" for kind in KINDS[1:])
+        yield KeyFigure("time in training", percent(shares["training"]), others, _share_bar(shares))
 
 
-def _measured(name: str, history: Sequence[Record]) -> Markup:
-    """Return the last value, and the lowest one, or the highest of what has grown."""
-    values = [(each[name], record["round"]) for record in history if name in (each := numbers(record))]
+def _measured(name: str, history: Sequence[Record]) -> KeyFigure:
+    """Return the last value of a loss or metric, with the lowest value, or the highest if it has increased."""
+    values = [(each[name], record["round"]) for record in history if name in (each := measured_numbers(record))]
     known = [(value, at) for value, at in values if not math.isnan(value)] or values
-    grows = known[-1][0] > known[0][0] and not name.endswith("loss")
-    best, at = max(known) if grows else min(known)
-    detail = f"{'highest' if grows else 'lowest'} {number(best)}, round {at}"
-    return _fact(name.replace("_", " "), number(values[-1][0]), detail if len(values) > 1 else None)
+    increases = known[-1][0] > known[0][0] and not name.endswith("loss")
+    best, at = max(known) if increases else min(known)
+    detail = f"{'highest' if increases else 'lowest'} {number(best)}, round {at}"
+    return KeyFigure(name.replace("_", " "), number(values[-1][0]), detail if len(values) > 1 else None)
 
 
-def _spent(found: Sequence[Interval]) -> Markup:
-    shares = spent_shares(found)
-    bar = tag(
-        "div", *(tag("i", class_=kind, style=f"width:{100 * shares[kind]:.2f}%") for kind in KINDS), class_="bar"
-    )
-    text = ", ".join(f"{percent(shares[kind])} {kind}" for kind in KINDS[1:])
-    return _fact("time in training", percent(shares["training"]), text, bar)
-
-
-def spent_shares(found: Sequence[Interval]) -> Mapping[str, float]:
-    """Return the share of each kind in all that the workers did."""
-    seconds = {kind: sum(interval.seconds for interval in found if interval.kind == kind) for kind in KINDS}
+def activity_shares(intervals: Sequence[Interval]) -> Mapping[str, float]:
+    """Return the share of each kind of activity in the time of all workers."""
+    seconds = {kind: sum(interval.seconds for interval in intervals if interval.kind == kind) for kind in KINDS}
     whole = sum(seconds.values()) or 1.0
     return {kind: each / whole for kind, each in seconds.items()}
-
-
-def _fact(name: str, value: str, detail: str | None = None, *more: Any) -> Markup:
-    small = None if detail is None else tag("small", detail)
-    return tag("div", tag("span", name), tag("b", value), *more, small, class_="fact")

@@ -15,13 +15,13 @@ def test_invalid_histories_are_an_error(fitted, command, tmp_path):
     assert "empty.jsonl has no round yet" in command("plot", "empty.jsonl", code=2).err
     assert "No such file" in command("plot", "nowhere", code=2).err
     (tmp_path / "other.jsonl").write_text("{}\n")
-    assert "holds no record of a round in line 1" in command("plot", "other.jsonl", code=2).err
+    assert "has no record of a round in line 1" in command("plot", "other.jsonl", code=2).err
 
 
 def test_invalid_output_names_are_an_error_and_leave_nothing(fitted, command, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("plot.docx", "plot"):
         output = command("plot", fitted, "-o", name, code=2).err
-        assert f"'{name}' names no kind of picture; give a name that ends in .png, .svg or .pdf" in output
+        assert f"'{name}' is no image file; give a name that ends in .png, .svg or .pdf" in output
     assert "the folder my-plots does not exist" in command("plot", fitted, "-o", "my-plots/a.png", code=2).err
     assert not list(tmp_path.glob("*plot*"))

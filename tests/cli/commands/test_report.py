@@ -15,7 +15,7 @@ def test_runs_and_histories_are_reported(run_file, fitted, command, tmp_path):
 def test_invalid_output_names_are_an_error_and_leave_nothing(fitted, command, tmp_path):
     before = sorted(tmp_path.iterdir())
     output = command("report", fitted, "-o", "page.pdf", code=2).err
-    assert "'page.pdf': a report is a web page; give a name that ends in .html" in output
+    assert "'page.pdf': a report is an HTML file; give a name that ends in .html" in output
     output = command("report", fitted, "-o", "new/page.html", code=2).err
     assert "new/page.html: the folder new does not exist; create it" in output
     assert sorted(tmp_path.iterdir()) == before

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from compss_train import BufferSpec, DistributedTrainer, SerialEngine
 from compss_train.engines.machine import intra_op_threads
-from compss_train.reports.record_fields import measured_names
+from compss_train.reports.records import measured_names
 from tests.helpers.models import (
     ADAM,
     MODES,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compss_train.reports import html as report
-from compss_train.reports.columns import round_rows
 from compss_train.reports.html import page
-from compss_train.reports.html.lanes import is_summary
-from compss_train.reports.timeline import KINDS, intervals
+from compss_train.reports.html.timeline_chart import is_binned
+from compss_train.reports.timeline import KINDS, round_rows, worker_intervals
 from tests.helpers.histories import histories, online_record, steady_run
 from tests.reports.html.page_reader import PageReader, value_of
 
@@ -132,6 +132,16 @@ def test_a_page_needs_nothing_else():
     assert "refresh" not in page(steady_run(5, 2), CONFIGURATION, "complete")
 
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
+
+
+@given(TEXTS, TEXTS)
+def test_texts_and_attributes_come_back_as_they_were(name, text):
+    reader = PageReader(page([], {"fit": {name: text}}, text))
+    assert {name, text} <= {*reader.texts}
+    assert reader.attributes("span")[0] == {"class": f"status {text.partition(':')[0]}"}
+
+
 HOSTILE = """</script></style><script>alert('1')</script><img src=x onerror="alert(2)">&lt;"'`"""
 
 
@@ -193,14 +203,14 @@ def test_lanes_are_as_long_as_what_they_show(merge):
     shown = drawn(PageReader(page(history, {})), history, summary=False)
     for worker in range(5):
         for kind in KINDS:
-            expected = sum(i.seconds for i in intervals(history) if (i.worker, i.kind) == (worker, kind))
+            expected = sum(i.seconds for i in worker_intervals(history) if (i.worker, i.kind) == (worker, kind))
             assert shown[f"worker {worker}"][kind] == pytest.approx(expected, abs=0.02)
 
 
 def test_lanes_of_many_workers_show_their_mean():
     history = steady_run(30, 130)
-    found = intervals(history)
-    assert is_summary(found)
+    found = worker_intervals(history)
+    assert is_binned(found)
     shown = drawn(PageReader(page(history, {})), history, summary=True)
     assert list(shown)[:2] == ["workers 0-2", "workers 3-5"]
     for first in (0, 60, 126):

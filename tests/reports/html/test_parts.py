@@ -1,4 +1,4 @@
-"""The parts that pages are made of: markup, scales, texts, fewer points."""
+"""The parts that pages are made of: scales, formatted numbers, downsampled curves."""
 
 import math
 
@@ -7,33 +7,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from compss_train.reports.curves import Curve, Panel
-from compss_train.reports.html.formatting import duration, like, number, percent, speed, tick
-from compss_train.reports.html.markup import Markup, joined, tag
-from compss_train.reports.html.scales import LARGEST, exact, fitting
-from compss_train.reports.html.thinning import CURVES, POINTS, condensed, every_few, thinned
-from tests.reports.html.page_reader import PageReader, value_of
+from compss_train.reports.html.downsampling import MAX_CURVES, MAX_POINTS, downsample, every_nth, limit_curves
+from compss_train.reports.html.formatting import duration, number, percent, speed, tick, uniform_format
+from compss_train.reports.html.scales import LARGEST, exact_scale, padded_scale
+from tests.reports.html.page_reader import value_of
 
 FLOATS = st.floats(-1e307, 1e307)
-TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
-
-
-@given(TEXTS, TEXTS)
-def test_texts_and_attributes_come_back_as_they_were(text, attribute):
-    reader = PageReader(tag("p", text, title=attribute))
-    assert "".join(reader.texts) == text
-    assert reader.elements == [("p", {"title": attribute})]
-
-
-def test_only_markup_is_left_as_it_is():
-    assert tag("b", "<", Markup("&"), ["<", None, 3], class_="x", data_y=1, z=None) == (
-        '<b class="x" data-y="1">&lt;&&lt;3</b>'
-    )
-    assert joined(["<br>", tag("br")]) == "&lt;br&gt;<br>"
 
 
 @given(st.lists(FLOATS | st.sampled_from([math.nan, math.inf]), max_size=5), st.booleans())
 def test_a_scale_holds_what_it_was_made_for(values, from_zero):
-    scale = fitting(values, 0.0, 100.0, from_zero=from_zero)
+    scale = padded_scale(values, 0.0, 100.0, from_zero=from_zero)
     assert all(-1e-6 <= scale(value) <= 100 + 1e-6 for value in values if abs(value) < LARGEST)
     ticks = scale.ticks()
     assert ticks == sorted(ticks)
@@ -43,7 +27,7 @@ def test_a_scale_holds_what_it_was_made_for(values, from_zero):
 
 @given(st.lists(st.floats(1e-240, 1e299), min_size=1, max_size=5))
 def test_a_logarithmic_scale_does_so_too(values):
-    scale = fitting(values, 0.0, 100.0, logarithmic=True)
+    scale = padded_scale(values, 0.0, 100.0, logarithmic=True)
     assert all(-1e-6 <= scale(value) <= 100 + 1e-6 for value in values)
     assume(max(values) >= 100 * min(values))
     assert 2 <= len(scale.ticks()) <= 9
@@ -51,10 +35,10 @@ def test_a_logarithmic_scale_does_so_too(values):
 
 
 def test_ticks_are_round_numbers():
-    assert exact(0, 10, 0, 1).ticks(5) == [0, 2, 4, 6, 8, 10]
-    assert fitting([1e-3, 2], 0, 1, logarithmic=True).ticks() == [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1]
-    assert fitting([1e-4, 20], 0, 1, logarithmic=True).ticks() == [10.0**power for power in range(-4, 2)]
-    assert exact(3, 3, 0, 1)(3) == 0.5
+    assert exact_scale(0, 10, 0, 1).ticks(5) == [0, 2, 4, 6, 8, 10]
+    assert padded_scale([1e-3, 2], 0, 1, logarithmic=True).ticks() == [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1]
+    assert padded_scale([1e-4, 20], 0, 1, logarithmic=True).ticks() == [10.0**power for power in range(-4, 2)]
+    assert exact_scale(3, 3, 0, 1)(3) == 0.5
 
 
 @given(FLOATS)
@@ -64,7 +48,7 @@ def test_numbers_have_four_significant_digits(value):
 
 @given(st.lists(FLOATS, min_size=1, max_size=6))
 def test_numbers_of_a_column_have_three_at_least(values):
-    tell = like(values)
+    tell = uniform_format(values)
     assert all(value_of(tell(value)) == pytest.approx(value, rel=6e-3) for value in values)
 
 
@@ -72,7 +56,7 @@ def test_numbers_times_and_shares_as_people_read_them():
     assert [number(v) for v in (0.12345, 12345, 12345.678, 0.0, 100.0, math.nan, 1e-7, True, "x", -0.5)] == [
         *("0.1235", "12,345", "12,346", "0", "100", "NaN", "1.000e-07", "True", "x", "-0.5")
     ]
-    assert [like([23.4, 0.12])(v) for v in (23.4, 0.12, 0.0)] == ["23.400", "0.120", "0.000"]
+    assert [uniform_format([23.4, 0.12])(v) for v in (23.4, 0.12, 0.0)] == ["23.400", "0.120", "0.000"]
     assert [duration(v) for v in (0.0123, 5, 65, 7265)] == ["12 ms", "5.0 s", "1 min 05 s", "2 h 01 min"]
     assert [percent(v) for v in (0, 0.012, 0.5, 1)] == ["0%", "1.2%", "50%", "100%"]
     assert [tick(v) for v in (0.0, 0.5, 2000, 20000, 3e6, 1e-5)] == ["0", "0.5", "2000", "20k", "3M", "1e-05"]
@@ -82,8 +66,8 @@ def test_numbers_times_and_shares_as_people_read_them():
 @given(st.lists(FLOATS | st.just(math.nan), min_size=1, max_size=4), st.integers(1, 400))
 def test_thinned_curves_keep_their_extremes(values, times):
     ys = values * times
-    curve = thinned(Curve("loss", [float(x) for x in range(len(ys))], ys))
-    assert len(curve.xs) == len(curve.ys) <= POINTS + 1
+    curve = downsample(Curve("loss", [float(x) for x in range(len(ys))], ys))
+    assert len(curve.xs) == len(curve.ys) <= MAX_POINTS + 1
     known = [y for y in ys if not math.isnan(y)]
     if known:
         kept = [y for y in curve.ys if not math.isnan(y)]
@@ -94,9 +78,9 @@ def test_thinned_curves_keep_their_extremes(values, times):
 
 def test_many_curves_become_three():
     xs = [0.0, 1.0]
-    curves = [Curve(f"recall[{n}]", xs, [n, n + 10.0]) for n in range(CURVES + 2)]
+    curves = [Curve(f"recall[{n}]", xs, [n, n + 10.0]) for n in range(MAX_CURVES + 2)]
     kept = Curve("val_recall[0]", xs, [1.0, 2.0])
-    told = condensed(Panel("recall", [*curves, kept])).curves
+    told = limit_curves(Panel("recall", [*curves, kept])).curves
     assert [(curve.name, curve.ys) for curve in told] == [
         ("recall, median", [4.5, 14.5]),
         ("recall, lowest", [0.0, 10.0]),
@@ -107,7 +91,7 @@ def test_many_curves_become_three():
 
 @given(st.integers(0, 3000), st.integers(1, 100))
 def test_every_few_items_and_the_last(count, most):
-    kept, step = every_few(list(range(count)), most)
+    kept, step = every_nth(list(range(count)), most)
     assert len(kept) <= most + 1
     assert kept[:-1] == list(range(0, count, step))[: len(kept) - 1]
     assert kept[-1:] == ([count - 1] if count else [])

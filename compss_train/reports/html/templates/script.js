@@ -1,4 +1,4 @@
-// Values under the pointer, and a timeline that can be zoomed; everything is readable without.
+// Shows values under the pointer and lets the timeline be zoomed; the page is complete without.
 "use strict";
 
 const UNITS = 100000;
@@ -6,7 +6,7 @@ const tip = document.body.appendChild(document.createElement("div"));
 tip.className = "tip";
 tip.hidden = true;
 
-function tell(event, text) {
+function showTip(event, text) {
   tip.hidden = !text;
   if (!text) return;
   tip.textContent = text;
@@ -15,35 +15,35 @@ function tell(event, text) {
   tip.style.top = Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8) + "px";
 }
 
-function nearest(xs, x) {
+function nearestIndex(xs, x) {
   let best = 0;
-  xs.forEach((each, place) => { if (Math.abs(each - x) < Math.abs(xs[best] - x)) best = place; });
+  xs.forEach((each, index) => { if (Math.abs(each - x) < Math.abs(xs[best] - x)) best = index; });
   return best;
 }
 
 for (const chart of document.querySelectorAll(".chart")) {
-  const picture = chart.querySelector("svg"), told = JSON.parse(chart.querySelector("script").textContent);
-  const [low, high, left, right] = told.x;
+  const picture = chart.querySelector("svg"), data = JSON.parse(chart.querySelector("script").textContent);
+  const [low, high, left, right] = data.x;
   const cursor = chart.appendChild(document.createElement("div"));
   cursor.className = "cursor";
   picture.addEventListener("pointermove", (event) => {
     const box = picture.getBoundingClientRect(), card = chart.getBoundingClientRect();
     const x = low + ((event.clientX - box.left) / box.width - left) / (right - left) * (high - low);
-    const all = told.curves.flatMap((curve) => curve.x);
+    const all = data.curves.flatMap((curve) => curve.x);
     if (!all.length) return;
-    const at = all[nearest(all, x)];
-    const lines = told.curves.filter((curve) => curve.x.length).map((curve) => {
-      const place = nearest(curve.x, at), value = curve.y[place];
-      const where = curve.x[place] === at ? "" : ` (${told.over} ${curve.x[place]})`;
+    const at = all[nearestIndex(all, x)];
+    const lines = data.curves.filter((curve) => curve.x.length).map((curve) => {
+      const index = nearestIndex(curve.x, at), value = curve.y[index];
+      const where = curve.x[index] === at ? "" : ` (${data.over} ${curve.x[index]})`;
       return `${curve.name}: ${value === null ? "NaN" : value}${where}`;
     });
-    tell(event, [`${told.over} ${at}`, ...lines].join("\n"));
+    showTip(event, [`${data.over} ${at}`, ...lines].join("\n"));
     cursor.hidden = false;
     cursor.style.left = box.left - card.left + (left + (at - low) / (high - low) * (right - left)) * box.width + "px";
     cursor.style.top = box.top - card.top + "px";
     cursor.style.height = box.height * 0.89 + "px";
   });
-  picture.addEventListener("pointerleave", (event) => { tell(event, ""); cursor.hidden = true; });
+  picture.addEventListener("pointerleave", (event) => { showTip(event, ""); cursor.hidden = true; });
 }
 
 function seconds(value) {
@@ -51,14 +51,14 @@ function seconds(value) {
   return value < 100 ? value.toPrecision(3) + " s" : Math.round(value).toLocaleString("en") + " s";
 }
 
-// The interval of a lane at a place along the axis, read from the strokes that draw it.
-function intervalAt(lane, place) {
+// Returns the kind and length of the interval of a lane at a position, read from its strokes.
+function intervalAt(lane, position) {
   for (const path of lane.querySelectorAll("path:not(.area)")) {
-    let now = 0;
+    let end = 0;
     for (const [, gap, length] of path.getAttribute("d").matchAll(/m(-?\d+) 0h(\d+)/g)) {
-      now += Number(gap);
-      if (now <= place && place < now + Number(length)) return [path.getAttribute("class"), Number(length)];
-      now += Number(length);
+      end += Number(gap);
+      if (end <= position && position < end + Number(length)) return [path.getAttribute("class"), Number(length)];
+      end += Number(length);
     }
   }
   return null;
@@ -85,10 +85,10 @@ for (const timeline of document.querySelectorAll(".timeline")) {
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough * 0.999);
     ticks.replaceChildren();
-    for (let place = Math.ceil(low / step - 1e-9); place * step <= high; place++) {
+    for (let index = Math.ceil(low / step - 1e-9); index * step <= high; index++) {
       const label = ticks.appendChild(document.createElement("span"));
-      label.textContent = Number((place * step).toPrecision(12)) + " s";
-      label.style.left = (place * step - low) / (high - low) * 100 + "%";
+      label.textContent = Number((index * step).toPrecision(12)) + " s";
+      label.style.left = (index * step - low) / (high - low) * 100 + "%";
     }
   }
 
@@ -101,7 +101,7 @@ for (const timeline of document.querySelectorAll(".timeline")) {
   });
   picture.addEventListener("dblclick", () => zoom(0, UNITS));
   picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect(), at = share(event), place = from + at * (to - from);
+    const box = picture.getBoundingClientRect(), at = share(event), position = from + at * (to - from);
     if (begin !== null) {
       selection.hidden = false;
       selection.style.left = Math.min(begin, at) * 100 + "%";
@@ -109,9 +109,9 @@ for (const timeline of document.querySelectorAll(".timeline")) {
     }
     const lane = lanes[Math.floor((event.clientY - box.top) / box.height * lanes.length)];
     if (!lane) return;
-    const found = intervalAt(lane, place);
+    const found = intervalAt(lane, position);
     const doing = found ? `: ${found[0]} for ${seconds(found[1] / UNITS * whole)}` : "";
-    tell(event, `${lane.dataset.name}${doing}\nat ${seconds(place / UNITS * whole)}`);
+    showTip(event, `${lane.dataset.name}${doing}\nat ${seconds(position / UNITS * whole)}`);
   });
-  picture.addEventListener("pointerleave", (event) => tell(event, ""));
+  picture.addEventListener("pointerleave", (event) => showTip(event, ""));
 }

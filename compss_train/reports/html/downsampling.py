@@ -1,0 +1,68 @@
+"""Downsampling of curves and tables, so that reports of long runs stay small and look the same."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TypeVar
+
+from compss_train.reports.curves import Curve, Panel
+
+Item = TypeVar("Item")
+
+MAX_POINTS = 500
+"""Points of a curve, about as many as the pixels across a chart."""
+MAX_CURVES = 8
+"""Curves of one kind in a chart; a larger number is summarized by the lowest, the median and the highest values."""
+
+EDGES = (", lowest", ", highest")
+"""Suffixes of the names of curves at the edges of a summary."""
+
+
+def downsample(curve: Curve) -> Curve:
+    """Return a curve of at most ``MAX_POINTS`` points, which keeps the extremes of each segment."""
+    if len(curve.xs) <= MAX_POINTS:
+        return curve
+    size = -(-2 * len(curve.xs) // MAX_POINTS)
+    kept = [index for start in range(0, len(curve.xs), size) for index in _extremes(curve.ys, start, size)]
+    return Curve(curve.name, [curve.xs[index] for index in kept], [curve.ys[index] for index in kept])
+
+
+def _extremes(ys: Sequence[float], start: int, size: int) -> list[int]:
+    """Return the indices of the lowest and the highest value of a segment, or its start if all are NaN."""
+    indices = range(start, min(start + size, len(ys)))
+    numbers = [index for index in indices if not math.isnan(ys[index])]
+    if not numbers:
+        return [start]
+    return sorted({min(numbers, key=ys.__getitem__), max(numbers, key=ys.__getitem__)})
+
+
+def limit_curves(panel: Panel) -> Panel:
+    """Return the panel with at most ``MAX_CURVES`` curves of each kind, the others summarized."""
+    kinds: dict[str, list[Curve]] = defaultdict(list)
+    for curve in panel.curves:
+        kinds[curve.name.partition("[")[0].partition(" ")[0]].append(curve)
+    curves: list[Curve] = []
+    for kind, members in kinds.items():
+        curves += members if len(members) <= MAX_CURVES else _summarize(kind, members)
+    return Panel(panel.title, curves, panel.from_zero)
+
+
+def _summarize(kind: str, curves: list[Curve]) -> list[Curve]:
+    values: dict[float, list[float]] = defaultdict(list)
+    for curve in curves:
+        for x, y in zip(curve.xs, curve.ys, strict=True):
+            if not math.isnan(y):
+                values[x].append(y)
+    xs = sorted(values)
+    statistics: dict[str, Callable[[list[float]], float]] = {"median": median, "lowest": min, "highest": max}
+    return [Curve(f"{kind}, {name}", xs, [reduce(values[x]) for x in xs]) for name, reduce in statistics.items()]
+
+
+def every_nth(items: Sequence[Item], most: int) -> tuple[list[Item], int]:
+    """Return every n-th item and the last one, and the smallest n that leaves at most ``most`` + 1 items."""
+    step = max(1, -(-len(items) // most))
+    kept = [item for index, item in enumerate(items) if index % step == 0 or index == len(items) - 1]
+    return kept, step

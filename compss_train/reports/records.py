@@ -1,0 +1,57 @@
+"""Records of the history: the names of their fields, and records flattened to rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+Record: TypeAlias = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
+
+BOOKKEEPING = (
+    *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
+    *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
+    *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
+)
+"""Fields of a record that are not losses or metrics."""
+
+NUMERIC = ("round", "epoch", "samples", "seconds", "samples_per_second")
+"""Bookkeeping fields that are a number in every record."""
+NUMERIC_ONLINE = (*NUMERIC, "batches_per_second", "received", "buffer", "unseen", "repetitions_mean")
+"""Bookkeeping fields that are a number in every record of an online fit."""
+
+
+def measured_names(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of a record's losses and metrics, those of validation last."""
+    return [name for name in record if name not in BOOKKEEPING]
+
+
+def flatten(record: Record) -> Row:
+    """Return a record as a row without its workers: ``recall[0]`` for items of metrics, ``name.key`` for dicts."""
+    measured = set(measured_names(record))
+    row: Row = {}
+    for name, value in record.items():
+        if name != "workers":
+            row.update(_flat_items(name, value, lists=name in measured))
+    return row
+
+
+def measured_numbers(record: Record) -> dict[str, float]:
+    """Return the losses and metrics of a record, or of a worker in a record, that are numbers."""
+    measured = {name: record[name] for name in measured_names(record)}
+    return {name: float(value) for name, value in flatten(measured).items() if _is_number(value)}
+
+
+def _flat_items(name: str, value: Any, *, lists: bool) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat_items(f"{name}.{key}", item, lists=lists)
+    elif lists and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _flat_items(f"{name}[{index}]", item, lists=lists)
+    else:
+        yield name, value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
