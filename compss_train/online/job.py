@@ -11,7 +11,7 @@ from compss_train.online.connection import Address
 from compss_train.online.receiver import Received
 from compss_train.online.stream import needed_by
 from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.server_exchange import Served
+from compss_train.training.worker.server_exchange import ServerAddress
 from compss_train.training.worker.train import WorkerState
 
 Pairing = Callable[[Any, Any], Any]
@@ -27,7 +27,7 @@ class OnlineJob:
     """What streams must know to be received."""
     host: str | None
     """Where workers listen for streams, ``None`` for where they reach the coordinator from."""
-    served: Served
+    served: ServerAddress
     """The global parameters."""
     num_workers: int
     buffer: BufferSpec

@@ -10,7 +10,7 @@ from compss_train._utils.validation import check_choice, check_count, check_seco
 from compss_train.buffers import BufferSpec
 from compss_train.online.job import Pairing
 from compss_train.online.sender import host_and_port
-from compss_train.training.build_checks import check_picklable
+from compss_train.training.build_arguments import check_picklable
 from compss_train.training.fit_options import OptimizerState
 
 

@@ -62,7 +62,7 @@ def online_fit(
             director=director.address,
             key=new_key(),
             host=None if options.address is None else "0.0.0.0",
-            served=shared.served,
+            served=shared.server_address,
             num_workers=workers,
             buffer=options.buffer,
             batch_size=options.batch_size,

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -22,7 +21,7 @@ from compss_train.model import parameters as params
 from compss_train.model.export import export
 from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.model.losses import BatchFunction, resolve_loss
-from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
+from compss_train.model.lr_schedules import ScheduleSpec, make_schedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.model.parameters import Parameters
@@ -37,24 +36,13 @@ from compss_train.model.training_spec import (
 )
 from compss_train.reports.history import History
 from compss_train.training import worker
-from compss_train.training.build_checks import check_network, check_optimizer, check_picklable
+from compss_train.training.build_arguments import BuildArguments, check_network, check_optimizer, check_picklable
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.description import described_build, described_machine, versions
 from compss_train.training.fit_state import ActiveFit
 from compss_train.training.inference import EVALUATION_BATCH, Inference, warn_of_skipped_files
 from compss_train.training.session import Session
 from compss_train.training.worker import WorkerState
-
-
-@dataclass(frozen=True)
-class Built:
-    """The arguments of ``build`` after their checks."""
-
-    training_spec: TrainingSpec
-    num_gpu: int
-    schedule: ScheduleSpec | None = None
-    """The argument ``schedule``."""
-    lr_schedule: LrSchedule | None = field(default=None, repr=False)
 
 
 class BaseTrainer:
@@ -82,7 +70,7 @@ class BaseTrainer:
             threads = own or self._engine_class.thread_share(num_workers)
         self.threads = check_count("threads", threads)
         self._session: Session | None = None
-        self._built: Built | None = None
+        self._built: BuildArguments | None = None
         self._parameters: Parameters = {}
         self._active: ActiveFit | None = None
         self._epochs = 0
@@ -179,7 +167,7 @@ class BaseTrainer:
         training_spec = TrainingSpec(
             own, factory, loss_function, measures, transform, precision, memory_format, weights, step_options
         )
-        self._built = Built(training_spec, num_gpu, schedule, lr_schedule)
+        self._built = BuildArguments(training_spec, num_gpu, schedule, lr_schedule)
         self._reset_fits()
         if self._session is not None:
             self._session.close()
@@ -315,13 +303,13 @@ class BaseTrainer:
                 "validation_data=, or use model() in this process"
             )
 
-    def _require_built(self) -> Built:
+    def _require_built(self) -> BuildArguments:
         if self._built is None:
             raise NotBuiltError("this trainer has no network yet; call build(net, optimizer, loss) first")
         return self._built
 
     @contextmanager
-    def _working(self, built: Built, *, fitting: bool = False) -> Iterator[Session]:
+    def _working(self, built: BuildArguments, *, fitting: bool = False) -> Iterator[Session]:
         """Provide the session; start it if necessary.
 
         Exceptions that leave tasks running (in a fit, Ctrl-C, a dead engine) end the session. An exception in
@@ -348,7 +336,9 @@ class BaseTrainer:
             raise
 
     @contextmanager
-    def _inference(self, built: Built, data: DataSource, batch_size: int) -> Iterator[tuple[Inference, Ref]]:
+    def _inference(
+        self, built: BuildArguments, data: DataSource, batch_size: int
+    ) -> Iterator[tuple[Inference, Ref]]:
         with (
             self._working(built) as session,
             session.inference_with(self._current(), data, batch_size) as published,

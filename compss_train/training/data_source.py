@@ -19,7 +19,7 @@ from compss_train.data.reading import FilePart
 from compss_train.data.sample_weights import as_weights
 from compss_train.data.shuffle import check_paired
 from compss_train.engines import Engine
-from compss_train.training.build_checks import check_picklable
+from compss_train.training.build_arguments import check_picklable
 from compss_train.training.data_handles import BlockHandles, DataHandles, FileHandles
 
 

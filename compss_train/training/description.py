@@ -1,4 +1,4 @@
-"""What a trainer was given, as plain values that JSON can hold and people can read: ``trainer.configuration``."""
+"""Descriptions of arguments as plain values, readable and valid in JSON: ``trainer.configuration``."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from torch import nn
 from compss_train._utils.version import __version__
 
 if TYPE_CHECKING:
-    from compss_train.training.base_trainer import Built
+    from compss_train.training.build_arguments import BuildArguments
     from compss_train.training.callback import Callback
 
 MOST_ITEMS = 100
-"""Items of a list or dict beyond which only their number is told."""
+"""Maximum number of items of a list or dict; of larger ones only the number is given."""
 MOST_CHARACTERS = 500
-"""Of a value's text; networks are told in full."""
+"""Maximum length of a value's ``repr``; networks are given in full."""
 DEEPEST = 8
-"""Levels of lists and dicts beyond which only types are told."""
+"""Maximum nesting of lists and dicts; of deeper ones only the type is given."""
 
 
 def described(value: object, depth: int = 0) -> Any:
-    """Return a description made of dicts, lists, texts and finite numbers.
+    """Return a description made of dicts, lists, strings and finite numbers.
 
-    Functions and classes are told by their qualified names, arrays by type and shape, dataclasses by their fields
-    (except those that ``repr`` leaves out, which are secrets), networks in full, and anything else by its ``repr``.
+    Functions and classes are given by qualified name, arrays by type and shape, dataclasses by their fields (except
+    those with ``repr=False``, which are secrets), networks in full, and everything else by its ``repr``.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -55,7 +55,7 @@ def described(value: object, depth: int = 0) -> Any:
 
 
 def _parts(value: object, depth: int) -> Any:
-    """Return the description of something that consists of others, ``None`` for anything else."""
+    """Return the description of a dataclass, collection or partial function, ``None`` for other values."""
     if is_dataclass(value) and not isinstance(value, type):
         return described_fields(value, depth)
     if isinstance(value, Mapping | list | tuple | Set):
@@ -82,7 +82,7 @@ def _named(value: Any) -> str:
         return stable_name(f"{value.__module__}.{value.__qualname__}")
     try:
         text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    except Exception as error:  # it is only told, and no reason to end a fit
+    except Exception as error:  # a description is no reason to end a fit
         return f"{type(value).__qualname__}, whose repr raises {type(error).__name__}"
     return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
 
@@ -96,12 +96,12 @@ def stable_name(name: str) -> str:
 
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:
-    """Return the description of each field of a dataclass, except those that its ``repr`` leaves out."""
+    """Return the description of each field of a dataclass, except those with ``repr=False``."""
     return {each.name: described(getattr(value, each.name), depth) for each in fields(value) if each.repr}
 
 
-def described_build(built: Built) -> dict[str, Any]:
-    """Return the description of what ``build`` was given."""
+def described_build(built: BuildArguments) -> dict[str, Any]:
+    """Return the description of the arguments of ``build``."""
     training_spec = described_fields(built.training_spec)
     count = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
     others = {name: value for name, value in described_fields(built).items() if name != "training_spec"}
@@ -115,7 +115,7 @@ def described_build(built: Built) -> dict[str, Any]:
 
 
 def described_fit(method: str, options: object, callbacks: Sequence[Callback], **data: object) -> dict[str, Any]:
-    """Return the description of a fit that begins now."""
+    """Return the description of a fit that starts now."""
     return {
         "method": method,
         "started": time.time(),
@@ -131,6 +131,6 @@ def described_machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this package, and of what it computes with."""
+    """Return the versions of Python, of this package, of torch and of numpy."""
     found = {"python": platform.python_version(), "compss_train": __version__}
     return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy")}

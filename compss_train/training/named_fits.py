@@ -1,7 +1,7 @@
 """The eight named fits: dislib's names and keywords, each one call of ``fit``.
 
-Three choices make eight names: synchronous or asynchronous (commutative) merging, every epoch or every n, and
-shuffled by blocks or in total. They train on the CPU where ``num_gpu`` is 0.
+Three choices make eight names: synchronous or asynchronous (commutative) merging, every epoch or every n epochs,
+and shuffling by blocks or in total. They train on the CPU if ``num_gpu`` is 0.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Fitted = TypeVar("Fitted")
 
 
 class NamedFits(Generic[Fitted]):
-    """The eight fits over an abstract ``fit``, whose result is ``Fitted``.
+    """The eight fits on top of an abstract ``fit``, whose result is ``Fitted``.
 
     Common to all: ``x_train`` and ``y_train`` are blocked tensors (samples and targets; y may be ``None``),
-    ``num_batches_per_worker`` the batches that each block is cut into, ``num_epochs`` how often all samples are
-    trained on. ``n_epocs_sync`` is the number of epochs between merges, 0 for one merge at the end.
-    ``shuffle_blocks`` deals blocks to workers in a new order each epoch, ``shuffle_block_data`` shuffles the
-    samples within each block. Errors and the result are those of ``fit``.
+    ``num_batches_per_worker`` is the number of batches that each block is cut into, ``num_epochs`` the number of
+    passes over all samples. ``n_epocs_sync`` is the number of epochs between merges, 0 for one merge at the end.
+    ``shuffle_blocks`` distributes blocks to workers in a new order each epoch, ``shuffle_block_data`` shuffles the
+    samples within each block. Results and errors are those of ``fit``.
     """
 
     @abstractmethod
@@ -97,7 +97,7 @@ class NamedFits(Generic[Fitted]):
         shuffle_blocks: bool = True,
         shuffle_block_data: bool = True,
     ) -> Fitted:
-        """Each worker adds its change to the global parameters after every epoch and goes on at once."""
+        """Each worker adds its change to the global parameters after every epoch and continues at once."""
         return self._fit(
             x_train,
             y_train,

@@ -1,4 +1,4 @@
-"""Stopping: how a fit ends before its last round, for a callback, for the time that it may take, or for SIGTERM."""
+"""``Stopping``: ends a fit before its last round, for a callback, a time limit or SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MAX_TIME = "max_time"
 SIGTERM = "SIGTERM"
 
 TICK = 0.2
-"""Seconds after which a fit that waits for something looks whether it is to stop at once."""
+"""Seconds between two checks of a waiting fit whether it must stop at once."""
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a process that SIGTERM ends, as shells give it."""
+"""Exit code of a process ended by SIGTERM, as in shells."""
 
 
 class Stopping:
-    """Whether one fit is to stop, why, and whether at once.
+    """Whether one fit must stop, why, and whether at once.
 
-    A round's end is a good place to stop, so that is what a fit does: before a round for which ``max_time`` leaves
-    too little, as far as earlier ones tell. When time is up all the same, or SIGTERM comes, it is ``urgent``: the
-    round under way is given up.
+    A fit stops at the end of a round if possible: before a round that would exceed ``max_time``, judging by the
+    longest round so far. If the time is up during a round, or on SIGTERM, stopping is ``urgent``: the current round
+    is cancelled.
     """
 
     def __init__(
@@ -43,27 +43,27 @@ class Stopping:
 
     @property
     def reason(self) -> str | None:
-        """Why the fit is to stop, ``None`` where it is not."""
+        """Why the fit must stop, ``None`` if it need not."""
         if self._terminated:
             return SIGTERM
         return self._reason or (MAX_TIME if self._is_over() else None)
 
     @property
     def urgent(self) -> bool:
-        """Whether there is no time for the round under way."""
+        """Whether the current round must be cancelled."""
         return self._terminated or self._is_over()
 
     @property
     def terminated(self) -> bool:
-        """Whether the process is to end."""
+        """Whether SIGTERM was received, so that the process must end."""
         return self._terminated
 
     def request(self, reason: str) -> None:
-        """Have the fit stop; the first reason stays."""
+        """Make the fit stop; the first reason counts."""
         self._reason = self._reason or reason
 
     def after_round(self, seconds: float) -> None:
-        """Take note of how long a round took, and stop where another one would take too long."""
+        """Record the duration of a round, and stop if another one would exceed the time limit."""
         self._longest = max(self._longest, seconds)
         if self._deadline is not None and self.clock() + self._longest > self._deadline:
             self.request(MAX_TIME)
@@ -73,9 +73,9 @@ class Stopping:
 
     @contextmanager
     def on_sigterm(self) -> Iterator[None]:
-        """Stop on SIGTERM, unless the program has a handler of its own or this is not the main thread.
+        """Stop on SIGTERM, unless the program has its own handler or this is not the main thread.
 
-        Raises ``SystemExit`` at the end where it has come, however late.
+        Raises ``SystemExit`` at the end of the block if the signal was received.
         """
         in_main = threading.current_thread() is threading.main_thread()
         if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

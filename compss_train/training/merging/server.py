@@ -13,7 +13,12 @@ from compss_train.parameter_server.subprocess_server import serve_apart
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import ROUNDS_AHEAD
 from compss_train.training.task_submission import WorkerGroup
-from compss_train.training.worker.server_exchange import Exchange, Served, read, train_and_exchange
+from compss_train.training.worker.server_exchange import (
+    Exchange,
+    ServerAddress,
+    read_parameters,
+    train_and_exchange,
+)
 
 
 class GlobalParameters(Closable):
@@ -26,10 +31,10 @@ class GlobalParameters(Closable):
         exchange = Exchange.of(initial, buffers, num_workers)
         serve = serve_apart if engine.waiting_stops_threads else parameter_server.serve
         self._serving = serve(f"tcp://{engine.host()}:*")
-        self.served = Served(self._serving.address, self._serving.token, exchange)
+        self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
         """The address, token and layout that tasks need to connect."""
         try:
-            with self.served.connect() as server:
+            with self.server_address.connect() as server:
                 exchange.publish(server, initial)
         except BaseException:
             self.close()
@@ -37,8 +42,8 @@ class GlobalParameters(Closable):
 
     def pull(self, timeout: float = 60.0) -> Parameters:
         """Return the current parameters; raise ``TimeoutError`` after ``timeout`` seconds."""
-        with self.served.connect(timeout=timeout) as server:
-            return self.served.exchange.pull(server)
+        with self.server_address.connect(timeout=timeout) as server:
+            return self.server_address.exchange.pull(server)
 
     def close(self) -> None:
         """End the server; workers that connect later get no reply."""
@@ -55,7 +60,7 @@ class ServerMerge(Merge):
         self._engine = engine
         self._global = GlobalParameters(engine, initial, num_workers, buffers)
         try:
-            self._served = engine.publish(self._global.served)
+            self._address = engine.publish(self._global.server_address)
             self.parameters = self._initial = engine.publish(initial)
         except BaseException:
             self.stop()
@@ -69,13 +74,15 @@ class ServerMerge(Merge):
         for worker, count in enumerate(counts):
             if count:
                 base = self._bases[worker]
-                more = self._served, worker, sum(counts)
+                more = self._address, worker, sum(counts)
                 self._bases[worker], measured[worker] = workers.train(
                     worker, round_, base, train_and_exchange, *more
                 )
                 self._free([base])
         name = f"round {round_.number}"
-        self.parameters = self._engine.submit(read, self._served, list(measured.values()), name, priority=True)
+        self.parameters = self._engine.submit(
+            read_parameters, self._address, list(measured.values()), name, priority=True
+        )
         return SubmittedRound(round_, measured, self.parameters, tuple(workers.states))
 
     def current(self, submitted: SubmittedRound) -> Parameters:
@@ -100,7 +107,7 @@ class ServerMerge(Merge):
     def close(self) -> None:
         """Free the parameters that were read last, and the bases of the workers."""
         self._free({*self._bases, self.parameters})
-        self._engine.delete([self._initial, self._served])
+        self._engine.delete([self._initial, self._address])
 
     def _free(self, refs: Iterable[Ref]) -> None:
         self._engine.delete([ref for ref in refs if ref is not self._initial])

@@ -1,4 +1,4 @@
-"""Worker: the plain functions that engines run as tasks. Knows no engine and no coordinator."""
+"""The worker's side of training: plain functions that engines run as tasks. Knows no engine and no trainer."""
 
 from compss_train.training.worker.batches import split_rows
 from compss_train.training.worker.inference import evaluate, predict

@@ -1,4 +1,4 @@
-"""The tasks without gradients: evaluate and predict."""
+"""The tasks without gradients: ``evaluate`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def evaluate(
     batch_size: int,
     device: str,
 ) -> dict[str, Any]:
-    """Return what a ``Tally`` sums up over the samples of blocks or files, in evaluation mode."""
+    """Return the sums of a ``MetricAccumulator`` over blocks or files, with the network in evaluation mode."""
     shard = unshuffled(xs, batch_size)
     source = source_of(shard, xs, ys)
     with random_state(0, device), torch.no_grad():
@@ -55,10 +55,9 @@ def predict(
     batch_size: int,
     device: str,
 ) -> list[NDArray[np.generic]]:
-    """Return the outputs of each batch of blocks, or files, with the network in evaluation mode.
+    """Return the outputs of each batch of blocks or files, with the network in evaluation mode.
 
-    bfloat16 comes as float32. A file that cannot be read is an error, whatever else is to be done with such: there
-    is an output for each sample.
+    bfloat16 is converted to float32. A file that cannot be read is always an error: every sample needs an output.
     """
     xs = replace(xs, skip=False) if isinstance(xs, FilePart) else xs
     shard = unshuffled(xs, batch_size)
@@ -73,7 +72,7 @@ def _output(replica: ModelReplica, batch: torch.Tensor) -> NDArray[np.generic]:
     if not isinstance(output, torch.Tensor):
         raise TypeError(
             f"predict needs a network that returns one tensor, this one returns a {type(output).__name__}; "
-            "wrap it in a module that returns what you want, or use model()"
+            "wrap it in a module that returns the tensor that you need, or use model()"
         )
     array: NDArray[np.generic] = (output.float() if output.dtype == torch.bfloat16 else output).cpu().numpy()
     return array

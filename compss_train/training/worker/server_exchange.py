@@ -1,11 +1,11 @@
-"""Exchanging parameters by way of a parameter server, layer by layer, so that nobody waits for anybody.
+"""Exchange of parameters through a parameter server, layer by layer, without waiting for other workers.
 
-A layer's weights are one key, which changes are added to. Additions commute, so that in double precision
-the order of arrival decides no more than which way a tie is rounded. Statistics (floating buffers, such as
-BatchNorm's variances) and integers cannot be added up like this: a change against a base that is no longer there
-turns a variance negative, and two workers that raise a counter raise it twice. Of these a second key holds a row a
-worker, what that worker had last, which only it changes. Their global values are the mean of the rows, by the
-workers' shares, and of integers the maximum.
+The weights of a layer are one key, to which changes are added. Additions commute, so that in double precision the
+order of arrival only affects the rounding of ties. Floating buffers (such as BatchNorm's variances) and integers
+cannot be merged by adding changes: a change relative to an outdated base can make a variance negative, and two
+workers that increment a counter would increment it twice. For these a second key holds one row a worker, with the
+worker's latest values, which only this worker changes. Their global value is the mean of the rows weighted by the
+workers' shares, and for integers the maximum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compss_train.training.worker.train import WorkerState, train
 
 @dataclass(frozen=True)
 class Layer:
-    """The parameters of one module by name, those that are added up and those that have a row a worker."""
+    """The parameters of one module by name: those that changes are added to, and those with one row a worker."""
 
     name: str
     added: tuple[str, ...]
@@ -36,30 +36,30 @@ class Layer:
 
     @property
     def weights(self) -> str:
-        """The key of what is added up."""
+        """The key of the parameters that changes are added to."""
         return f"{self.name}: weights"
 
     @property
     def rows(self) -> str:
-        """The key of the rows: the workers' shares, and then an array for each name."""
+        """The key of the rows: the workers' shares, then one array a name."""
         return f"{self.name}: rows"
 
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """How a model's parameters lie on a parameter server, and how they get there and back.
+    """The layout of a model's parameters on a parameter server, with methods to push and pull them.
 
-    The first layers have the highest priority: the next forward pass begins with them.
+    The first layers have the highest priority, as the next forward pass starts with them.
     """
 
     layers: tuple[Layer, ...]
     dtypes: dict[str, np.dtype[Any]]
-    """Of all parameters, in state_dict order."""
+    """The dtypes of all parameters, in state_dict order."""
     num_workers: int
 
     @classmethod
     def of(cls, parameters: Parameters, statistics: Collection[str], num_workers: int) -> Self:
-        """Return the exchange of parameters like these; ``statistics`` names the floating buffers."""
+        """Return the exchange for parameters of this structure; ``statistics`` are the names of the buffers."""
 
         def layer(name: str, members: list[str]) -> Layer:
             added = [m for m in members if _is_floating(parameters[m].dtype) and m not in statistics]
@@ -72,8 +72,8 @@ class Exchange:
         return cls(layers, {name: array.dtype for name, array in parameters.items()}, num_workers)
 
     def publish(self, server: ParameterServer, parameters: Parameters) -> None:
-        """Set the global parameters on a server that has none yet; done once, before any worker comes."""
-        for _, layer in self._by_urgency():
+        """Initialize the global parameters on an empty server; called once, before any worker connects."""
+        for _, layer in self._by_priority():
             if layer.added:
                 server.init(layer.weights, [_wide(parameters[name]) for name in layer.added])
             if layer.by_worker:
@@ -83,17 +83,17 @@ class Exchange:
     def push_change(
         self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float
     ) -> None:
-        """Push what a worker made of its base; ``share`` is how much it counts, of 1 for all workers together.
+        """Push the change of a worker relative to its base, weighted by ``share``; all shares sum to 1.
 
-        Returns before all is sent. Without a share the worker has no vote, and nothing is pushed.
+        Returns before everything is sent. With a share of 0 nothing is pushed.
         """
         if not share:
             return
-        for priority, layer in self._by_urgency():
+        for priority, layer in self._by_priority():
             if layer.added:
                 changes = [share * (_wide(trained[name]) - _wide(base[name])) for name in layer.added]
                 server.push(layer.weights, changes, priority)
-        for priority, layer in self._by_urgency():
+        for priority, layer in self._by_priority():
             if layer.by_worker:
                 self._replace_row(server, worker, layer, trained, share, priority)
 
@@ -108,9 +108,9 @@ class Exchange:
         server.push(layer.rows, changes, priority)
 
     def pull(self, server: ParameterServer) -> Parameters:
-        """Return the global parameters as they are by now, which a worker goes on from."""
+        """Return the current global parameters."""
         pulled: Parameters = {}
-        for priority, layer in self._by_urgency():
+        for priority, layer in self._by_priority():
             if layer.added:
                 weights = server.pull(layer.weights, priority=priority)
                 pulled |= zip(layer.added, map(np.asarray, weights), strict=True)
@@ -120,7 +120,7 @@ class Exchange:
                     pulled[name] = _merged(shares, array, self.dtypes[name])
         return {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
 
-    def _by_urgency(self) -> Iterator[tuple[int, Layer]]:
+    def _by_priority(self) -> Iterator[tuple[int, Layer]]:
         return zip(range(len(self.layers), 0, -1), self.layers, strict=True)
 
 
@@ -129,32 +129,32 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in double precision, where the difference of two of single precision is exact."""
+    """Return the array in double precision, in which differences of single-precision values are exact."""
     return array.astype(np.result_type(array.dtype, np.float64) if _is_floating(array.dtype) else np.int64)
 
 
 def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the mean of the rows of those that have voted, or the maximum; before any has, what all began with."""
-    voting = shares > 0
-    if not voting.any():
+    """Return the weighted mean or the maximum of the rows with a share; the initial values if there are none."""
+    active = shares > 0
+    if not active.any():
         return np.asarray(rows[0])
     if not _is_floating(dtype):
-        return np.asarray(rows[voting].astype(dtype).max(axis=0))
-    # A single vote is 1.0 exactly, so that one worker's statistics are those of a plain loop.
-    return np.asarray(np.tensordot(shares[voting] / shares[voting].sum(), rows[voting], axes=1))
+        return np.asarray(rows[active].astype(dtype).max(axis=0))
+    # The weight of a single worker is exactly 1.0, so that its statistics are those of a plain loop.
+    return np.asarray(np.tensordot(shares[active] / shares[active].sum(), rows[active], axes=1))
 
 
 @dataclass(frozen=True)
-class Served:
-    """Parameters on a server: all that a task needs to get at them."""
+class ServerAddress:
+    """The address, token and layout that a task needs to reach the parameters on a server."""
 
     address: str
     token: str = field(repr=False)
     exchange: Exchange
 
     def connect(self, name: str | None = None, *, timeout: float = 60.0) -> ParameterServer:
-        """Return a client; of one that comes again under its name, nothing is executed twice."""
-        from compss_train.parameter_server import connect  # needs ZeroMQ, as nothing else of a worker does
+        """Return a client; the calls of a client that reconnects under the same name are executed once."""
+        from compss_train.parameter_server import connect  # needs ZeroMQ, unlike the rest of a worker
 
         return connect(self.address, self.token, name=name, timeout=timeout)
 
@@ -167,22 +167,22 @@ def train_and_exchange(
     others: Sequence[Block],
     shard: Shard,
     device: str,
-    served: Served,
+    server_address: ServerAddress,
     worker: int,
     samples: int,
 ) -> tuple[Parameters, WorkerState, dict[str, Any]]:
-    """Train as ``train`` does, push the change, and return the global parameters in place of the worker's own.
+    """Train as ``train`` does, push the change, and return the global parameters instead of the worker's own.
 
-    ``samples`` are those of all workers in the round. Run again after its process died, it is the same client: what
-    had arrived is not added twice.
+    ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
+    died connects as the same client, so that changes that had arrived are not added twice.
     """
     trained, after, measured = train(training_spec, parameters, state, xs, others, shard, device)
-    with served.connect(shard.name) as server:
-        served.exchange.push_change(server, worker, parameters, trained, measured["given"] / samples)
-        return served.exchange.pull(server), after, measured
+    with server_address.connect(shard.name) as server:
+        server_address.exchange.push_change(server, worker, parameters, trained, measured["given"] / samples)
+        return server_address.exchange.pull(server), after, measured
 
 
-def read(served: Served, measured: Sequence[dict[str, Any]], name: str) -> Parameters:
-    """Return the global parameters, when those who measured this have pushed their changes."""
-    with served.connect(name) as server:
-        return served.exchange.pull(server)
+def read_parameters(server_address: ServerAddress, measured: Sequence[dict[str, Any]], name: str) -> Parameters:
+    """Return the global parameters; ``measured`` delays the task until all workers have pushed their changes."""
+    with server_address.connect(name) as server:
+        return server_address.exchange.pull(server)

@@ -1,18 +1,32 @@
-"""Checks of what ``build`` is given, made in the coordinator before any task starts."""
+"""``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import nn
 
+from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec
 from compss_train.model.optimizers import OptimizerFactory
+from compss_train.model.training_spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class BuildArguments:
+    """The arguments of ``build`` after their checks."""
+
+    training_spec: TrainingSpec
+    num_gpu: int
+    schedule: ScheduleSpec | None = None
+    """The argument ``schedule``."""
+    lr_schedule: LrSchedule | None = field(default=None, repr=False)
 
 
 def check_network(net: object) -> None:
-    """Raise ``TypeError`` unless ``net`` is a module, ``ValueError`` where it has nothing to train."""
+    """Raise ``TypeError`` unless ``net`` is a module, ``ValueError`` if it has no trainable parameters."""
     if not isinstance(net, nn.Module):
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
@@ -23,10 +37,10 @@ def check_network(net: object) -> None:
 
 
 def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:
-    """Raise unless the factory makes an optimizer that trains the parameters it is given.
+    """Raise unless the factory makes an optimizer of the parameters that it is called with.
 
-    ``net`` is a copy, as every worker has one: an optimizer over the original's parameters would train nothing.
-    What the optimizer itself objects to (a negative learning rate, say) is raised as it is.
+    ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters would train nothing.
+    Errors of the optimizer itself (a negative learning rate, say) are raised unchanged.
     """
     optimizer = factory(net.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -43,13 +57,13 @@ def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:
 
 
 def check_picklable(**values: object) -> None:
-    """Raise ``TypeError`` for the first value that cannot travel to another process, naming the attribute."""
+    """Raise ``TypeError`` for the first value that cannot be pickled, naming the attribute."""
     for name, value in values.items():
         if (error := _pickling_error(value)) is not None:
             where = _culprit(name, value) or name
             raise TypeError(
-                f"{where} cannot be pickled, so workers in other processes cannot get it ({error}); make it in "
-                "forward when it is first needed, or leave it out in __getstate__"
+                f"{where} cannot be pickled, so it cannot be sent to workers in other processes ({error}); create it "
+                "in forward on first use, or exclude it in __getstate__"
             )
 
 
@@ -64,7 +78,7 @@ def _pickling_error(value: object) -> Exception | None:
 def _culprit(name: str, value: object, seen: frozenset[int] = frozenset()) -> str | None:
     """Return the path and type of the innermost part that cannot be pickled.
 
-    ``None`` where that is none of its own parts but only what refers back to something in ``seen``.
+    Returns ``None`` if the only such parts refer back to a value in ``seen``.
     """
     failing = [(part, inner) for part, inner in _parts(value) if _pickling_error(inner) is not None]
     if not failing:
