@@ -62,7 +62,7 @@ def check_picklable(**values: object) -> None:
         if (error := _pickling_error(value)) is not None:
             where = _culprit(name, value) or name
             raise TypeError(
-                f"{where} cannot be pickled, so it cannot be sent to workers in other processes ({error}); create it "
+                f"{where} cannot be pickled, so it cannot be sent to other processes ({error}); create it "
                 "in forward on first use, or exclude it in __getstate__"
             )
 
