@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -172,9 +171,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         built = self._require_built()
         self._require_idle("fit")
         plan = self._plan_fit(
-            x,
-            y,
-            options,
+            x=x,
+            y=y,
+            options=options,
             callbacks=self._callback_list(callbacks, progress, validated=validation_data is not None),
             validation_data=validation_data,
             resume=resume,
@@ -183,7 +182,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         )
         self._resume(plan.checkpoint, plan.callbacks)
         if built.lr_schedule is not None:
-            built.lr_schedule.prepare(plan.progress.first_epoch + num_epochs)
+            built.lr_schedule.prepare(plan.last_epoch)
         self._last_fit = described_fit(
             "fit", options, plan.callbacks.callbacks, data=plan.data, validation_data=plan.validation
         )
@@ -203,18 +202,14 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         worker is started, no file is written, and the trainer stays as it is.
         """
         self._require_idle("check_fit")
-        arguments = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
-        arguments.apply_defaults()
-        given = arguments.arguments
-        fit_options = FitOptions(**{field.name: given.pop(field.name) for field in fields(FitOptions)})
-        built = self._require_built()
-        callbacks = self._callback_list(
-            given.pop("callbacks"), given.pop("progress"), validated=given["validation_data"] is not None
-        )
-        plan = self._plan_fit(given.pop("x"), given.pop("y"), fit_options, callbacks=callbacks, **given)
-        if built.lr_schedule is not None:
-            copy.deepcopy(built.lr_schedule).prepare(plan.progress.first_epoch + fit_options.num_epochs)
-        self._train_first_batch(plan.data, fit_options)
+        bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
+        bound.apply_defaults()
+        arguments = bound.arguments
+        fit_options = FitOptions(**{field.name: arguments.pop(field.name) for field in fields(FitOptions)})
+        self._require_built()
+        validated = arguments["validation_data"] is not None
+        called = self._callback_list(arguments.pop("callbacks"), arguments.pop("progress"), validated=validated)
+        self._check_plan(self._plan_fit(options=fit_options, callbacks=called, **arguments))
 
     def fit_online(
         self,

@@ -13,6 +13,7 @@ from compss_train.data.partitioning import BlockPass, Schedule
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import check_weightable
+from compss_train.model.lr_schedules import make_schedule
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.fit_options import FitOptions
@@ -40,16 +41,21 @@ class FitPlan:
     progress: FitProgress
     """Where the fit starts."""
 
+    @property
+    def last_epoch(self) -> int:
+        """The number of epochs at the end of the fit, counted over all fits of the trainer."""
+        return self.progress.first_epoch + self.options.num_epochs
+
 
 class FittingTrainer(ResumableTrainer):
     """A trainer that runs the rounds of fits; ``DistributedTrainer.fit`` documents their options."""
 
     def _plan_fit(
         self,
+        *,
         x: Any,
         y: Any,
         options: FitOptions,
-        *,
         callbacks: CallbackList,
         validation_data: Any,
         resume: Any,
@@ -86,6 +92,17 @@ class FittingTrainer(ResumableTrainer):
                 "own target, or a FileDataset"
             )
         return as_data_source(pair[0], pair[1], self.num_workers)
+
+    def _check_plan(self, plan: FitPlan) -> None:
+        """Check a new copy of the learning-rate schedule, and train the first batch."""
+        built = self._require_built()
+        if built.schedule is not None and built.lr_schedule is not None:
+            spec = built.training_spec
+            schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
+            saved = built.lr_schedule.state_dict() if plan.checkpoint is None else plan.checkpoint[1].schedule
+            schedule.load_state_dict(saved)
+            schedule.prepare(plan.last_epoch)
+        self._train_first_batch(plan.data, plan.options)
 
     def _train_first_batch(self, data: DataSource, options: FitOptions) -> None:
         """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""

@@ -45,9 +45,10 @@ GOOD = {"num_epochs": 1, "batch_size": 5}
         ({**GOOD, "optimizer_state": "lose"}, "choose one of 'keep', 'reset'"),
     ],
 )
-def test_options_of_a_fit(trainer, options, message):
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_options_of_a_fit(trainer, method, options, message):
     with pytest.raises(ValueError, match=message):
-        trainer.fit(*blocked(X, Y, 4), **options)
+        getattr(trainer, method)(*blocked(X, Y, 4), **options)
 
 
 def test_named_fits_speak_of_their_own_keywords(trainer):
@@ -62,7 +63,11 @@ def test_named_fits_speak_of_their_own_keywords(trainer):
 
 def test_x_and_y_must_go_together(trainer):
     by = BlockedTensor.from_array(Y, (4, 1))
-    for call in (lambda x: trainer.fit(x, by, **GOOD), lambda x: trainer.evaluate(x, by)):
+    for call in (
+        lambda x: trainer.fit(x, by, **GOOD),
+        lambda x: trainer.check_fit(x, by, **GOOD),
+        lambda x: trainer.evaluate(x, by),
+    ):
         with pytest.raises(ValueError, match=r"x has a grid of \(3, 1\) blocks and y one of \(4, 1\)"):
             call(BlockedTensor.from_array(X, (3, 1)))
         with pytest.raises(ValueError, match=r"block 2 has 14 samples in x and 15 in y \(58 and 60 in all\)"):
@@ -111,6 +116,7 @@ def test_nothing_works_before_build():
     trainer = DistributedTrainer(2, engine="serial")
     for call in (
         lambda: trainer.fit(X, Y, **GOOD),
+        lambda: trainer.check_fit(X, Y, **GOOD),
         lambda: trainer.fit_synchronous_with_GPU(X, Y, 2, 1),
         lambda: trainer.evaluate(X, Y),
         lambda: trainer.predict(X),
