@@ -1,4 +1,4 @@
-"""Callbacks: what is told how a fit goes. They run in the coordinator, between rounds."""
+"""Callbacks, which run in the coordinator between the rounds of a fit."""
 
 from compss_train.callbacks.checkpoint import Checkpoint
 from compss_train.callbacks.early_stopping import EarlyStopping

@@ -19,36 +19,36 @@ from compss_train.training.checkpoints.json_encoding import IncrementalListEncod
 
 
 class Checkpoint(Callback):
-    """Writes checkpoints to a folder, from which ``fit(..., resume=...)`` goes on exactly where they were made.
+    """Writes checkpoints to a folder, from which ``fit(..., resume=...)`` resumes exactly.
 
-    Each is a folder ``round-000012`` with the parameters, each worker's optimizer and random states, the history
-    and the states of callbacks, in safetensors and JSON; complete or not there, whenever the machine stops.
+    A checkpoint is a folder ``round-000012`` with the parameters, the optimizer and random states of each worker,
+    the history and the states of callbacks, in safetensors and JSON. It is written atomically, even if the machine
+    stops.
 
     Parameters
     ----------
     folder:
-        Where checkpoints go; made where it is missing. One for each run.
+        The folder of checkpoints, created if it does not exist. Use one folder per run.
     every:
-        Rounds from one to the next. When a fit is stopped (``max_time``, SIGTERM, a callback) its last complete
-        round is written in any case, and so is a new best one.
+        Rounds between checkpoints. The last complete round of a fit that is stopped (``max_time``, SIGTERM, a
+        callback) is always written, and so is a new best round.
     keep:
-        How many are kept, the newest ones; the best is kept beside them.
+        Number of latest checkpoints to keep, in addition to the best one.
     best:
-        Name in the history's records, such as ``"val_loss"``, whose best round is kept, that of all fits of the
-        run; ``None`` for none.
+        Field of the records, such as ``"val_loss"``, by which the best round of all fits of the run is kept;
+        ``None`` keeps no best round.
     mode:
-        ``"min"`` or ``"max"``, whichever is better; ``None`` tells by the name.
+        Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name.
     overwrite:
-        Whether checkpoints of another run in the folder are removed rather than an error.
+        Whether checkpoints of another run in the folder are removed; otherwise they are an error.
 
-    With commutative merging or a parameter server, workers wait for each other where a checkpoint is due, and a
-    resumed fit goes on with all workers at the global parameters: not bit for bit.
+    With commutative merging or a parameter server, workers wait for each other when a checkpoint is due, and all
+    workers of a resumed fit start from the global parameters, so it is not reproducible bit for bit.
 
-    Attributes: ``best_round``, the number of the best round, ``None`` before there is one.
+    Attributes: ``best_round``, the number of the best round, ``None`` if there is none yet.
 
-    Raises ``OSError`` at the start of a fit where the folder cannot be written to, or lacks room for a checkpoint;
-    ``FileExistsError`` for one with checkpoints of another run, ``BlockingIOError`` for one that another program is
-    writing to.
+    Raises at the start of a fit: ``OSError`` if the folder is not writable or lacks disk space for a checkpoint,
+    ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if another program writes to it.
     """
 
     keeps_state: ClassVar[bool] = True
@@ -71,22 +71,22 @@ class Checkpoint(Callback):
         self.overwrite = overwrite
         self.best_round: int | None = None
         self._best_value: float | None = None
-        self._written: int | None = None
+        self._last_written: int | None = None
         self._history = IncrementalListEncoder("history")
-        self._goes_on = False
+        self._is_resumed = False
         self._lock = FolderLock(self.folder)
 
     @property
     def path(self) -> Path | None:
-        """The newest checkpoint that this has written or gone on from."""
-        return None if self._written is None else storage.checkpoint_path(self.folder, self._written)
+        """The latest checkpoint that was written or resumed from."""
+        return None if self._last_written is None else storage.checkpoint_path(self.folder, self._last_written)
 
     def needs_state(self, number: int) -> bool:
-        """Tell whether a checkpoint may be due after that round."""
+        """Return whether a checkpoint may be due after round ``number``."""
         return self.best is not None or self._is_due(number)
 
     def watches(self) -> str | None:
-        """Return what tells the best round, if that is kept."""
+        """Return the field by which the best round is kept."""
         return self.best
 
     def writes_to(self) -> Path:
@@ -101,35 +101,35 @@ class Checkpoint(Callback):
         return (number + 1) % self.every == 0
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """See to it that checkpoints can be written, and are not mistaken for those of another run."""
+        """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
-        self._check_room(trainer)
+        self._check_disk_space(trainer)
         own = self._own_rounds(trainer)
         if others := set(storage.list_checkpoints(self.folder)) - own:
             if not self.overwrite:
                 raise FileExistsError(
                     f"{self.folder} has checkpoints of another run, or of later rounds of this one (round "
-                    f"{max(others)}); give fit resume=True to go on from there, Checkpoint another folder, or "
-                    "overwrite=True to have them removed"
+                    f"{max(others)}); give fit resume=True to resume from them, Checkpoint another folder, or "
+                    "overwrite=True to remove them"
                 )
             storage.prune_checkpoints(self.folder, own)
-        self._go_on(trainer.history, own)
+        self._scan_rounds(trainer.history, own)
 
     def _own_rounds(self, trainer: TrainerProtocol) -> set[int]:
-        """Return which of the checkpoints in the folder are of this run; those after a resumed round, too."""
-        there = set(storage.list_checkpoints(self.folder))
-        goes_on, self._goes_on = self._goes_on, False
+        """Return the rounds of this run's checkpoints in the folder, including those after a resumed round."""
+        rounds = set(storage.list_checkpoints(self.folder))
+        is_resumed, self._is_resumed = self._is_resumed, False
         resumed = trainer.resumed_from
-        if resumed is not None and (goes_on or resumed.parent.resolve() == self.folder.resolve()):
-            return there
-        if not there or not self._is_of(trainer.history):
+        if resumed is not None and (is_resumed or resumed.parent.resolve() == self.folder.resolve()):
+            return rounds
+        if not rounds or not self._is_same_run(trainer.history):
             return set()
-        is_copy = resumed is not None and len(trainer.history) - 1 in there
-        return there if is_copy else {number for number in there if number < len(trainer.history)}
+        is_copy = resumed is not None and len(trainer.history) - 1 in rounds
+        return rounds if is_copy else {number for number in rounds if number < len(trainer.history)}
 
-    def _is_of(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Tell whether the newest checkpoint and a history are of the same run, by when its rounds ended."""
+    def _is_same_run(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether the latest checkpoint and a history have rounds that ended at the same times."""
         try:
             saved = storage.read_latest_checkpoint(self.folder)[1]["history"]
         except BadCheckpointError:
@@ -137,20 +137,20 @@ class Checkpoint(Callback):
         pairs = list(zip(saved, history, strict=False))
         return bool(pairs) and all(one.get("ended") == other.get("ended") for one, other in pairs)
 
-    def _go_on(self, history: Sequence[Mapping[str, Any]], own: set[int]) -> None:
-        """Take note of the rounds that a run has had: which is written, and the best of those that are there."""
+    def _scan_rounds(self, history: Sequence[Mapping[str, Any]], own: set[int]) -> None:
+        """Find the latest and the best of the run's checkpoints."""
         self.best_round = self._best_value = None
         self._history = IncrementalListEncoder("history")
-        had = sorted(number for number in own if number < len(history))
-        self._written = had[-1] if had else None
-        for number in had:
+        numbers = sorted(number for number in own if number < len(history))
+        self._last_written = numbers[-1] if numbers else None
+        for number in numbers:
             if self.best in history[number]:
                 self._is_best(history[number])
 
-    def _check_room(self, trainer: TrainerProtocol) -> None:
-        """Find out now what would otherwise be found after the first round: a checkpoint's bytes can be had."""
+    def _check_disk_space(self, trainer: TrainerProtocol) -> None:
+        """Raise ``OSError`` if the disk has no space for a checkpoint, before the first round is trained."""
         values = sum(array.nbytes for array in trainer.get_parameters().values())
-        needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as with Adam: two moments a worker
+        needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as for Adam: two moments per worker
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 if hasattr(os, "posix_fallocate"):
@@ -158,20 +158,20 @@ class Checkpoint(Callback):
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OSError(
-                    error.errno, f"{self.folder} has no room for a checkpoint of some {needed / 1e6:.1f} MB"
+                    error.errno, f"{self.folder} has no space for a checkpoint of about {needed / 1e6:.1f} MB"
                 ) from error
             raise
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take note whether the run that is resumed has written to this folder."""
-        self._goes_on = state["folder"] == str(self.folder)
+        """Remember whether the resumed run has written to this folder."""
+        self._is_resumed = state["folder"] == str(self.folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where checkpoints go, and which is the best, for ``restore(best=True)``."""
+        """Return the folder and the best round, for ``restore(best=True)``."""
         return {"folder": str(self.folder), "best_round": self.best_round}
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
-        """Write a checkpoint where one is due, or the round is the best."""
+        """Write a checkpoint if it is due or the round is the best."""
         number = record["round"]
         if self._is_best(record) or self._is_due(number):
             self._write(trainer, number)
@@ -183,23 +183,23 @@ class Checkpoint(Callback):
         return True
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
-        """Write the last complete round, unless that is done: also where the fit was stopped."""
-        if trainer.history and self._written != (number := trainer.history[-1]["round"]):
+        """Write the last complete round unless it is written already, and release the lock."""
+        if trainer.history and self._last_written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
         self._lock.release()
 
     def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
-        """Leave the folder to others."""
+        """Release the lock."""
         self._lock.release()
 
     def _write(self, trainer: TrainerProtocol, number: int) -> None:
-        before, self._written = self._written, number
+        previous, self._last_written = self._last_written, number
         try:
             snapshot = trainer.snapshot()
             content = {**snapshot.to_dict(), "history": self._history.encode(snapshot.history)}
             storage.write_checkpoint(storage.checkpoint_path(self.folder, number), content)
         except BaseException:
-            self._written = before
+            self._last_written = previous
             raise
-        newest = [n for n in storage.list_checkpoints(self.folder) if n <= number][-self.keep :]
-        storage.prune_checkpoints(self.folder, {*newest, self.best_round})
+        latest = [n for n in storage.list_checkpoints(self.folder) if n <= number][-self.keep :]
+        storage.prune_checkpoints(self.folder, {*latest, self.best_round})

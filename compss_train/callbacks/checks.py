@@ -1,4 +1,4 @@
-"""Checks of the callbacks that a fit is given, made before any task starts."""
+"""Checks of the callbacks of a fit, before any task starts."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from compss_train.training.callback import Callback
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 _MOMENTS = ("epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round")
-"""What hooks of Keras, Lightning and others are named for."""
+"""Words in the names of hooks of Keras, Lightning and others."""
 
 
 def check_callbacks(callbacks: Iterable[object]) -> list[Callback]:
-    """Return the callbacks.
+    """Return the callbacks as a list.
 
-    Raises ``TypeError`` for what is no callback, ``ValueError`` for one that is there twice, and for two that write
-    to the same place.
+    Raises ``TypeError`` for an object that is not a callback, ``ValueError`` for a callback that occurs twice and
+    for two callbacks that write to the same path.
     """
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
-        raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks, which may be empty")
+        raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks")
     checked = [_checked(callback) for callback in callbacks]
-    for place, callback in enumerate(checked):
-        if any(callback is other for other in checked[:place]):
-            raise ValueError(f"callbacks= holds the same {type(callback).__name__} twice")
-    _check_places(checked)
+    for index, callback in enumerate(checked):
+        if any(callback is other for other in checked[:index]):
+            raise ValueError(f"callbacks= has the same {type(callback).__name__} twice")
+    _check_paths(checked)
     return checked
 
 
 def _checked(callback: object) -> Callback:
     if not isinstance(callback, Callback):
-        hint = "; call the class to make one" if isinstance(callback, type) else ""
-        raise TypeError(f"callbacks= holds {callback!r}, which is no Callback{hint}")
+        hint = "; call the class to create one" if isinstance(callback, type) else ""
+        raise TypeError(f"callbacks= has {callback!r}, which is not a Callback{hint}")
     return callback
 
 
-def _check_places(callbacks: Iterable[Callback]) -> None:
+def _check_paths(callbacks: Iterable[Callback]) -> None:
     owners: dict[Path, Callback] = {}
     for callback in callbacks:
-        given = callback.writes_to()
-        if given is None or is_no_file(Path(given)):
+        path = callback.writes_to()
+        if path is None or is_no_file(Path(path)):
             continue
-        other = owners.setdefault(Path(given).resolve(), callback)
+        other = owners.setdefault(Path(path).resolve(), callback)
         if other is not callback:
             raise ValueError(
-                f"{type(other).__name__} and {type(callback).__name__} would both write to {given}; "
-                "give each its own"
+                f"{type(other).__name__} and {type(callback).__name__} would both write to {path}; "
+                "give each its own path"
             )
 
 
 def warn_of_other_hooks(callbacks: Iterable[Callback]) -> None:
-    """Warn of methods with the names of other libraries' hooks, or nearly those of ours: nothing calls them."""
+    """Warn of methods that are named like hooks of other libraries or nearly like ours: they are never called."""
     for kind in dict.fromkeys(map(type, callbacks)):
         if others := list(_other_hooks(kind)):
             warn_user(
@@ -75,27 +75,26 @@ def _other_hooks(kind: type[Callback]) -> Iterator[str]:
 def check_watched(
     callbacks: Sequence[Callback], measures: Collection[str], *, validated: bool, online: bool = False
 ) -> None:
-    """Raise ``ValueError`` where one goes by a number that records will not have.
+    """Raise ``ValueError`` if a callback monitors a field that records will not have.
 
-    Unless somebody's own callback is told before it, which may add the number.
+    A user's callback that runs before it may add the field, so nothing is raised then.
     """
-    held_out = [f"val_{name}" for name in measures]
-    measured = [*measures, *held_out] if validated else list(measures)
-    counted = NUMERIC_ONLINE if online else NUMERIC
-    for place, callback in enumerate(callbacks):
+    validation_names = [f"val_{name}" for name in measures]
+    measured = [*measures, *validation_names] if validated else list(measures)
+    bookkeeping = NUMERIC_ONLINE if online else NUMERIC
+    for index, callback in enumerate(callbacks):
         name = callback.watches()
-        if name is None or name in measured or name in counted:
+        if name is None or name in measured or name in bookkeeping:
             continue
-        missing = name in held_out
-        if not missing and any(map(_is_own, callbacks if callback.keeps_state else callbacks[:place])):
+        missing = name in validation_names
+        if not missing and any(map(_is_user_defined, callbacks if callback.keeps_state else callbacks[:index])):
             continue
         hint = "; give fit validation_data=" if missing else suggestion(name, measured)
         raise ValueError(
-            f"{type(callback).__name__} goes by {name!r}, but records have no {name!r} but {', '.join(measured)}"
+            f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but {', '.join(measured)}"
             f"{hint}"
         )
 
 
-def _is_own(callback: Callback) -> bool:
-    """Tell whether it is somebody's own."""
+def _is_user_defined(callback: Callback) -> bool:
     return not type(callback).__module__.startswith("compss_train.")

@@ -1,4 +1,4 @@
-"""Early stopping: end a fit that no longer gets better, with the best parameters."""
+"""Early stopping: stop a fit that no longer improves, and restore the best parameters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class EarlyStopping(Callback):
     Parameters
     ----------
     monitor:
-        Name in the history's records, by default ``"val_loss"``, which needs ``validation_data``.
+        Field of the records to monitor, by default ``"val_loss"``, which needs ``validation_data``.
     patience:
-        Rounds in a row without improvement after which the fit stops, at least 1.
+        Number of consecutive rounds without improvement after which the fit stops, at least 1.
     min_delta:
-        What counts as an improvement: more than this.
+        Smallest change that counts as an improvement (exclusive).
     mode:
-        ``"min"`` or ``"max"``, whichever is better; ``None`` tells by the name (losses and errors, accuracies).
+        Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name (loss, error, accuracy, ...).
     restore_best:
-        Whether the trainer has the parameters of the best round at the end, rather than of the last. With
-        commutative merging these are the newest that there were when the best round ended.
+        Whether to restore the parameters of the best round at the end of the fit. With commutative merging these
+        are the latest global parameters at the end of the best round.
 
-    Attributes: ``best``, the best value, and ``best_round``, its round's number.
+    Attributes: ``best``, the best value, and ``best_round``, the number of its round.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class EarlyStopping(Callback):
         self.min_delta = check_at_least_0("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
         self.restore_best = restore_best
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.best: float | None = None
         self.best_round: int | None = None
         self._waited = 0
@@ -54,14 +54,14 @@ class EarlyStopping(Callback):
         self._resumed = False
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Begin anew, as another fit may have other data; or stop a resumed fit that had been stopped."""
+        """Reset, as another fit may have other data; or stop a resumed fit that had been stopped."""
         if trainer.resumed_from is None or not self._resumed:
-            self._forget()
+            self._reset()
         self._resumed = False
         self._stop_if_due(trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the best so far, unless the best was something else."""
+        """Restore the best value so far, unless the mode has changed."""
         if state["mode"] != self.mode:
             return
         if self.restore_best and state["parameters"] is None and state["best_round"] is not None:
@@ -72,11 +72,11 @@ class EarlyStopping(Callback):
         self._resumed = True
 
     def watches(self) -> str | None:
-        """Return the monitor."""
+        """Return the monitored field."""
         return self.monitor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best so far, its parameters among it."""
+        """Return the best value so far, with its parameters."""
         return {
             "mode": self.mode,
             "best": self.best,
@@ -86,7 +86,7 @@ class EarlyStopping(Callback):
         }
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
-        """Compare, and stop where there has been no improvement for too long."""
+        """Compare with the best value, and stop the fit after ``patience`` rounds without improvement."""
         value = value_of(record, self.monitor)
         if is_better(value, self.best, self.mode, self.min_delta):
             self.best, self.best_round, self._waited = value, record["round"], 0
@@ -101,6 +101,6 @@ class EarlyStopping(Callback):
             trainer.stop(f"{self.monitor} has not improved for {self._waited} rounds")
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
-        """Give the trainer the best parameters."""
+        """Restore the best parameters."""
         if self._parameters is not None:
             trainer.set_parameters(self._parameters)

@@ -1,4 +1,4 @@
-"""Callbacks that write the history to files while a fit runs."""
+"""Callbacks that write the history to files during a fit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compss_train.reports.history import line_of
 from compss_train.reports.records import flatten
 from compss_train.training.callback import Callback, TrainerProtocol
 
-Round: TypeAlias = tuple[int, float | None]
-"""A round in a file: its number, -1 for what is none, and when it ended, which no two rounds have in common."""
+RoundId: TypeAlias = tuple[int, float | None]
+"""The number of a round in a file, -1 for an invalid row, and the time at which it ended, which is unique."""
 
 
 class _HistoryFile(Callback):
-    """A file that each round adds to, as soon as it ends; what is there already stays."""
+    """A file to which each round is appended when it ends; existing rows stay."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -30,17 +30,17 @@ class _HistoryFile(Callback):
         return self.path
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Make the file, or make sure that it can be added to; raises ``OSError`` where it cannot.
+        """Create the file, or check that it can be appended to; raise ``OSError`` if it cannot.
 
-        In a resumed fit, the rounds that had come after the checkpoint are removed: they are trained again. So is
-        what a program that was killed has not written to its end.
+        In a resumed fit, rounds after the checkpoint are removed, as they are trained again. So is an incomplete
+        last row, left by a program that was killed.
         """
         check_writable(self.path)
         rows = self._rows()
-        self._keep(rows if trainer.resumed_from is None else self._continued(rows, trainer.history))
+        self._truncate(rows if trainer.resumed_from is None else self._resumed(rows, trainer.history))
 
-    def _continued(self, rows: list[Any], history: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Return the rows that stay when a run goes on from a history; all, if they are of others."""
+    def _resumed(self, rows: list[Any], history: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return the rows that stay when a run resumes with ``history``; all if they belong to other runs."""
         kept = len(rows)
         while kept and self._round_of(rows[kept - 1])[0] >= len(history):
             kept -= 1
@@ -48,25 +48,25 @@ class _HistoryFile(Callback):
         return rows[:kept] if number >= 0 and history[number]["ended"] == ended else rows
 
     def _rows(self) -> list[Any]:
-        """Return what is complete; raise ``ValueError`` where the file holds something else than rounds."""
+        """Return the complete rows; raise ``ValueError`` if the file has other contents than rounds."""
         raise NotImplementedError
 
-    def _round_of(self, row: Any) -> Round:
+    def _round_of(self, row: Any) -> RoundId:
         raise NotImplementedError
 
-    def _keep(self, rows: list[Any]) -> None:
-        """Remove all but these rows, with which the file begins."""
+    def _truncate(self, rows: list[Any]) -> None:
+        """Remove all but ``rows``, which are the first ones of the file."""
         raise NotImplementedError
 
 
-_BEGINNING = b'{"round": '
-"""What the first line begins with, also where a program was killed that wrote it."""
+_PREFIX = b'{"round": '
+"""Prefix of the first line, even if a program was killed while writing it."""
 
 
 class JsonLines(_HistoryFile):
-    """Appends each round's record to a file as one line of JSON, which ``History.load`` reads.
+    """Appends the record of each round to a file as one line of JSON, which ``History.load`` reads.
 
-    Runs that are given the same file follow each other in it.
+    Several runs may append to the same file one after another.
     """
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
@@ -77,20 +77,20 @@ class JsonLines(_HistoryFile):
     def _rows(self) -> list[bytes]:
         content = self.path.read_bytes()
         lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
-        begins = _BEGINNING.startswith(content[: len(_BEGINNING)])
-        if self._round_of(lines[0])[0] < 0 if lines else not begins:
+        has_prefix = _PREFIX.startswith(content[: len(_PREFIX)])
+        if self._round_of(lines[0])[0] < 0 if lines else not has_prefix:
             raise ValueError(
-                f"{self.path} is there and its first line is no round's record; remove it, or give another path"
+                f"{self.path} exists and its first line is no record of a round; remove it, or give another path"
             )
         return lines
 
-    def _round_of(self, row: bytes) -> Round:
+    def _round_of(self, row: bytes) -> RoundId:
         with suppress(ValueError, TypeError, LookupError):
             record = json.loads(row)
             return int(record["round"]), record.get("ended")
         return -1, None
 
-    def _keep(self, rows: list[bytes]) -> None:
+    def _truncate(self, rows: list[bytes]) -> None:
         with self.path.open("r+b") as file:
             file.truncate(sum(map(len, rows)))
 
@@ -98,10 +98,10 @@ class JsonLines(_HistoryFile):
 class Csv(_HistoryFile):
     """Appends each round to a file as a row of comma-separated values, without the workers.
 
-    The first line names the columns, which are those of ``History.to_frame`` but for the workers' times. Columns
-    that come later, such as ``val_loss`` from the second fit on, are added to the right, for which the file is
-    written anew. Lists that are no metrics are JSON. Raises ``ValueError`` at the fit's start where the file that
-    is there holds something else.
+    The first line has the names of the columns, which are those of ``History.to_frame`` without the times of
+    workers. Columns that appear later, such as ``val_loss`` in a second fit, are added on the right, for which the
+    file is rewritten. Lists that are not metrics are written as JSON. Raises ``ValueError`` at the start of a fit
+    if the file has other contents.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -122,7 +122,7 @@ class Csv(_HistoryFile):
         self._columns = list(csv.DictReader(self._text().splitlines()).fieldnames or ())
         if self._columns and not {"round", "epoch"} <= set(self._columns):
             raise ValueError(
-                f"{self.path} is there and holds no rounds, its columns are {', '.join(self._columns)[:80]}; "
+                f"{self.path} exists and has no rounds, its columns are {', '.join(self._columns)[:80]}; "
                 "remove it, or give another path"
             )
         rows = self._read()
@@ -130,16 +130,16 @@ class Csv(_HistoryFile):
             self._round_of(cells)
         return rows
 
-    def _round_of(self, row: Mapping[str, str]) -> Round:
+    def _round_of(self, row: Mapping[str, str]) -> RoundId:
         try:
             return int(row["round"]), float(row["ended"]) if row.get("ended") else None
         except ValueError as error:
             raise ValueError(
-                f"{self.path} is there and holds what is no number of a round, or no time: {error}; remove it, or "
-                "give another path"
+                f"{self.path} exists and has an invalid number or time of a round: {error}; remove it, or give "
+                "another path"
             ) from error
 
-    def _keep(self, rows: list[dict[str, str]]) -> None:
+    def _truncate(self, rows: list[dict[str, str]]) -> None:
         if len(rows) < len(self._read()) or not self._text().endswith("\n"):
             self._write(rows)
 
@@ -147,7 +147,7 @@ class Csv(_HistoryFile):
         return self.path.read_text(encoding="utf-8")
 
     def _read(self) -> list[dict[str, str]]:
-        """Return the rows that are complete."""
+        """Return the complete rows."""
         text = self._text()
         return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
 

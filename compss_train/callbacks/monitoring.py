@@ -1,4 +1,4 @@
-"""Monitoring: which of a history's numbers is watched, and whether a new one is better."""
+"""Monitoring of a field of the records: its value in a record, and whether a new value is better."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HIGHER = ("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "r2",
 
 
 def mode_of(monitor: str, mode: Mode | None) -> Mode:
-    """Return whether the lowest or the highest value is the best, by the name where nobody says.
+    """Return ``mode``, or infer from the name of the field whether the lowest or the highest value is the best.
 
-    Raises ``ValueError`` for a name that does not tell.
+    Raises ``ValueError`` if the name is unknown.
     """
     if not isinstance(monitor, str):
-        raise TypeError(f"{monitor!r} is no name in the history's records; give for example 'val_loss'")
+        raise TypeError(f"{monitor!r} is no name of a field in records; give for example 'val_loss'")
     if mode is not None:
         check_choice("mode", mode, ("min", "max"))
         return mode
@@ -32,18 +32,18 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
         if any(word in known for word in words):
             return "min" if best == "min" else "max"
     raise ValueError(
-        f"the name {monitor!r} does not tell which values are better; give mode='min' or mode='max'{_meant(words)}"
+        f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'{_hint(words)}"
     )
 
 
-def _meant(words: list[str]) -> str:
-    """Return a hint where a word of a name is nearly one that tells."""
-    near = [next(iter(get_close_matches(word, (*_LOWER, *_HIGHER), 1, 0.75)), word) for word in words]
-    return "" if near == words else f", or did you mean {'_'.join(near)!r}?"
+def _hint(words: list[str]) -> str:
+    """Return a hint if a word of a name is similar to a known one."""
+    similar = [next(iter(get_close_matches(word, (*_LOWER, *_HIGHER), 1, 0.75)), word) for word in words]
+    return "" if similar == words else f", or did you mean {'_'.join(similar)!r}?"
 
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
-    """Tell whether a value improves the best one by more than ``min_delta``; NaN never does."""
+    """Return whether a value improves the best one by more than ``min_delta``; NaN never does."""
     if math.isnan(value):
         return False
     if best is None:
@@ -52,7 +52,7 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
 
 
 def value_of(record: Mapping[str, Any], monitor: str) -> float:
-    """Return the watched number of a record; raise ``ValueError`` where it has none of that name."""
+    """Return the monitored number of a record; raise ``ValueError`` if the record has no number of that name."""
     if monitor not in record:
         names = measured_names(record)
         validated = any(name.startswith("val_") for name in names)
@@ -60,5 +60,5 @@ def value_of(record: Mapping[str, Any], monitor: str) -> float:
         raise ValueError(f"records have no {monitor!r} but {', '.join(names)}{hint or suggestion(monitor, names)}")
     value = record[monitor]
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{monitor!r} is {value!r} and no single number, of which the best could be told")
+        raise ValueError(f"{monitor!r} is {value!r}; monitoring needs a single number")
     return float(value)

@@ -1,4 +1,4 @@
-"""A callback that writes the history for TensorBoard."""
+"""The callback that writes the history for TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-_SPEEDS = ("samples_per_second", "batches_per_second")
+_RATES = ("samples_per_second", "batches_per_second")
 
 
 class TensorBoard(Callback):
-    """Writes each round to a folder that ``tensorboard --logdir FOLDER`` shows: against rounds and wall time.
+    """Writes each round to a folder for ``tensorboard --logdir FOLDER``, by round and by wall time.
 
-    Losses, metrics (``recall/0`` of a list) and samples/s are under their names, those of each worker and the
-    seconds it trained under ``workers/``, and the trainer's configuration among the texts. A second fit goes on in
-    the same charts; what a resumed fit trains again replaces what was there. Raises ``ModuleNotFoundError`` without
-    the extra ``tensorboard``, and ``OSError`` at the fit's start where the folder cannot be made.
+    Losses, metrics (``recall/0`` of a list) and samples/s have their names; measures of each worker and its seconds
+    of training are below ``workers/``; the configuration is a text. A second fit continues the same charts; rounds
+    that a resumed fit trains again are replaced. Raises ``ModuleNotFoundError`` without the extra ``tensorboard``,
+    and ``OSError`` at the start of a fit if the folder cannot be created.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -38,7 +38,7 @@ class TensorBoard(Callback):
         return self.folder
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Begin a new file in the folder, and write the configuration."""
+        """Start a new file in the folder, and write the configuration."""
         module = import_optional("torch.utils.tensorboard", extra="tensorboard", needed_by="TensorBoard")
         self.folder.mkdir(parents=True, exist_ok=True)
         first = len(trainer.history)
@@ -70,13 +70,13 @@ class TensorBoard(Callback):
 
 
 def _scalars(record: dict[str, Any]) -> dict[str, float]:
-    scalars = _measured(record) | {name: record[name] for name in _SPEEDS if name in record}
+    scalars = _tagged_measures(record) | {name: record[name] for name in _RATES if name in record}
     for own in record["workers"]:
         seconds = {"seconds": own["seconds"]} if "seconds" in own else {}
-        measured = _measured(own) | seconds
+        measured = _tagged_measures(own) | seconds
         scalars |= {f"workers/{name}/{own['worker']}": value for name, value in measured.items()}
     return scalars
 
 
-def _measured(record: dict[str, Any]) -> dict[str, float]:
+def _tagged_measures(record: dict[str, Any]) -> dict[str, float]:
     return {name.replace("[", "/").replace("]", ""): value for name, value in measured_numbers(record).items()}

@@ -97,7 +97,7 @@ def test_numbers_that_records_will_not_have_are_refused(make, monitor, validated
     callback = make(monitor, mode="max")
     with pytest.raises(ValueError, match=re.escape(f"records have no '{monitor}' {told}") + "$") as caught:
         check_watched([callback], MEASURES, validated=validated)
-    assert str(caught.value).startswith(f"{type(callback).__name__} goes by '{monitor}'")
+    assert str(caught.value).startswith(f"{type(callback).__name__} monitors '{monitor}'")
 
 
 @pytest.mark.parametrize("monitor", ["loss", "accuracy", "val_loss", "val_accuracy", "samples_per_second"])
@@ -116,7 +116,7 @@ def test_what_somebodys_own_callback_may_add_is_waited_for_by_those_after_it():
     stopping, saving = EarlyStopping("own", mode="max"), Checkpoint("folder", best="own", mode="max")
     for callbacks in ([Adding(), stopping], [saving, Adding()]):  # checkpoints are written last in any case
         check_watched(callbacks, MEASURES, validated=True)
-    with pytest.raises(ValueError, match="EarlyStopping goes by 'own', but records have no 'own'"):
+    with pytest.raises(ValueError, match="EarlyStopping monitors 'own', but records have no 'own'"):
         check_watched([stopping, Adding()], MEASURES, validated=True)
     with pytest.raises(ValueError, match="give fit validation_data="):
         check_watched([Adding(), EarlyStopping("val_loss")], MEASURES, validated=False)
@@ -136,7 +136,7 @@ def test_a_generator_is_a_list():
 
 def test_one_that_is_there_twice_is_refused():
     callback = JsonLines("it")
-    with pytest.raises(ValueError, match="holds the same JsonLines twice"):
+    with pytest.raises(ValueError, match="has the same JsonLines twice"):
         check_callbacks([callback, EarlyStopping(), callback])
 
 

@@ -140,7 +140,9 @@ def test_what_cannot_be_is_an_error():
         lambda **options: EarlyStopping("speed", **options),
         lambda **o: Checkpoint("x", best="speed", **o),
     ):
-        with pytest.raises(ValueError, match="'speed' does not tell which values are better; give mode='min' or"):
+        with pytest.raises(
+            ValueError, match="'speed': unknown whether low or high values are better; give mode='min'"
+        ):
             kind()
         assert kind(mode="max").mode == "max"
     with pytest.raises(ValueError, match=r"mode='most': choose one of 'min', 'max'"):
@@ -155,14 +157,14 @@ def test_what_cannot_be_is_an_error():
         ValueError, match=r"records have no 'val_loss' but loss, accuracy; give fit validation_data="
     ):
         fit(trainer_of(), EarlyStopping())
-    with pytest.raises(ValueError, match=r"'recall' is \[0.5\] and no single number"):
+    with pytest.raises(ValueError, match=r"'recall' is \[0.5\]; monitoring needs a single number"):
         Told().run(EarlyStopping("recall", mode="max"), [[0.5]], name="recall")
 
 
 def test_a_name_that_nearly_tells_is_answered_with_the_one_that_does():
     with pytest.raises(ValueError, match=r"give mode='min' or mode='max', or did you mean 'val_loss'\?"):
         EarlyStopping("val_los")
-    with pytest.raises(TypeError, match="True is no name in the history's records"):
+    with pytest.raises(TypeError, match="True is no name of a field in records"):
         Checkpoint("x", best=True)
 
 

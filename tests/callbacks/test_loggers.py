@@ -152,7 +152,7 @@ def test_a_file_of_one_line_that_is_no_round_is_left_alone(tmp_path):
     for text in ('{"lr": 0.1}', '{"r', '{"round": 0, "epo', ""):
         path.write_text(text)
         if text.startswith('{"l'):
-            with pytest.raises(ValueError, match="its first line is no round's record"):
+            with pytest.raises(ValueError, match="its first line is no record of a round"):
                 tell(JsonLines(path), records_of(1))
             assert path.read_text() == text
         else:
@@ -192,7 +192,7 @@ def test_a_line_that_was_cut_off_is_removed(tmp_path, logger):
 
 def test_csv_refuses_a_file_with_something_else(trainer, tmp_path):
     (tmp_path / "notes.csv").write_text("name,price\nbread,3\n")
-    with pytest.raises(ValueError, match=r"notes\.csv is there and holds no rounds, its columns are name, price"):
+    with pytest.raises(ValueError, match=r"notes\.csv exists and has no rounds, its columns are name, price"):
         fit(trainer, Csv(tmp_path / "notes.csv"))
     assert (tmp_path / "notes.csv").read_text() == "name,price\nbread,3\n"
     assert trainer.history == []

@@ -45,7 +45,7 @@ def test_a_file_of_something_else_is_not_added_to(tmp_path, end):
     path = tmp_path / "notes"
     path.write_text(f"first line\nsecond line{end}")
     for callback in (JsonLines(path), Csv(path)):
-        with pytest.raises(ValueError, match="notes is there"):
+        with pytest.raises(ValueError, match="notes exists"):
             fitted(0, callback)
     assert path.read_text() == f"first line\nsecond line{end}"
 
@@ -53,7 +53,9 @@ def test_a_file_of_something_else_is_not_added_to(tmp_path, end):
 def test_a_table_with_other_rounds_names_the_file(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("round,epoch\nfirst,1\n")
-    with pytest.raises(ValueError, match=r"table\.csv is there and holds what is no number of a round, .*'first'"):
+    with pytest.raises(
+        ValueError, match=r"table\.csv exists and has an invalid number or time of a round: .*'first'"
+    ):
         fitted(0, Csv(path))
 
 

@@ -246,5 +246,5 @@ def test_torchs_own_data_are_told_what_to_give(trainer, kind):
     "callback", [EarlyStopping(), EarlyStopping("val_accuracy"), Checkpoint("never", best="val_loss")]
 )
 def test_callbacks_that_go_by_validation_data_are_refused_without_any(trainer, callback):
-    with pytest.raises(ValueError, match=r"goes by 'val_\w+', but records have no .* give fit validation_data="):
+    with pytest.raises(ValueError, match=r"monitors 'val_\w+', but records have no .* give fit validation_data="):
         trainer.fit(X, Y, **GOOD, callbacks=[callback])

@@ -326,7 +326,7 @@ def test_a_disk_without_room_for_a_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    assert_refused(refusing(), OSError, f"{tmp_path} has no room for a checkpoint of some", Checkpoint(tmp_path))
+    assert_refused(refusing(), OSError, f"{tmp_path} has no space for a checkpoint of about", Checkpoint(tmp_path))
     assert os.listdir(tmp_path) == []
 
 

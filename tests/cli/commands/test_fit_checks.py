@@ -88,7 +88,7 @@ def test_callbacks_may_monitor_what_is_measured(run_file, command, monitor):
 )
 def test_monitoring_an_unknown_name_is_an_error_with_a_suggestion(run_file, command, setting):
     output = command("fit", run_file, "--dry-run", "--set", setting, code=2).err
-    assert "goes by 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
+    assert "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
     assert "did you mean val_accuracy?" in output
 
 
@@ -173,7 +173,7 @@ def test_early_stopping_without_validation_is_an_error(run_file, command):
     run_file.write_text(text.replace("[validation]\nfraction", "# fraction"))
     command("fit", run_file, "--dry-run")
     output = command("fit", run_file, "--dry-run", "--set", "fit.early_stopping=true", code=2).err
-    assert "[fit]: EarlyStopping goes by 'val_loss', but records have no 'val_loss'" in output
+    assert "[fit]: EarlyStopping monitors 'val_loss', but records have no 'val_loss'" in output
 
 
 def test_all_errors_are_printed_at_once(run_file, command):

@@ -45,7 +45,7 @@ class Untouched(SerialEngine):
         ({"fit_options": {"callbacks": ()}}, TypeError, "multiple values for keyword argument 'callbacks'"),
         ({"fit_options": {"epochs": 3}}, TypeError, "unexpected keyword argument 'epochs'"),
         ({"build_options": {"device": 1}}, TypeError, "unexpected keyword argument 'device'"),
-        ({"callbacks": [print]}, TypeError, "which is no Callback"),
+        ({"callbacks": [print]}, TypeError, "which is not a Callback"),
     ],
 )
 def test_wrong_parameters(options, error, message):
