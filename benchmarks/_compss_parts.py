@@ -96,16 +96,16 @@ def _many(engine: Engine) -> float:
 
 
 def _files(megabytes: float) -> tuple[float, float]:
-    """Return the seconds to write packed parameters to a file, and to read them."""
-    from compss_train.engines.compss.perform import Packed
+    """Return the seconds to write serialized parameters to a file, and to read them."""
+    from compss_train.engines.compss.task_body import SerializedValue
 
     parameters = {name: value.numpy() for name, value in Lookup(megabytes).state_dict().items()}
     with TemporaryDirectory() as folder:  # in /tmp by default, as the files of workers are
         path = Path(folder, "parameters")
         began = time.perf_counter()
         with path.open("wb") as file:
-            pickle.dump(Packed.of(parameters), file, protocol=5)
+            pickle.dump(SerializedValue.of(parameters), file, protocol=5)
         written = time.perf_counter()
         with path.open("rb") as file:
-            pickle.load(file).value()
+            pickle.load(file).load()
         return written - began, time.perf_counter() - written

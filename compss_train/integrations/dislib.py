@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from compss_train._utils.validation import warn_user
-from compss_train.engines.compss.context import declared_nodes, under_compss
+from compss_train.engines.compss.context import under_compss
+from compss_train.engines.compss.resources import declared_nodes
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.named_fits import NamedFits
 

@@ -1,4 +1,4 @@
-"""The COMPSs engine: tasks of PyCOMPSs, run wherever its runtime has nodes. Only this package imports pycompss."""
+"""The COMPSs engine: tasks of PyCOMPSs, run on the nodes of its runtime. Only this package imports pycompss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What COMPSs has bound a task to: the threads, cores and GPU that it may use."""
+"""Threads, cores and the GPU that COMPSs has bound a task to."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from compss_train.engines.machine import intra_op_threads
 
 
 @contextmanager
-def bound(cpus: int, gpu: bool) -> Iterator[None]:
-    """Use ``cpus`` intra-op threads on the cores, and the GPU if there is to be one, that COMPSs bound."""
+def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
+    """Use ``cpus`` intra-op threads on the bound cores, and the bound GPU if ``gpu`` is true."""
     if cpus > 1:
-        _move_threads()
+        _set_affinity()
     if gpu:
-        _choose_gpu()
+        _select_gpu()
     with intra_op_threads(cpus):
         yield
 
 
-def _move_threads() -> None:
+def _set_affinity() -> None:
     """Move all threads of this process to the task's cores.
 
-    COMPSs moves the main thread only. The helpers that torch started for an earlier task would stay on that task's
-    cores, which are another's now.
+    COMPSs moves the main thread only. The threads that torch started for an earlier task would stay on that task's
+    cores, which may belong to another task now.
     """
     cores = {int(core) for core in os.environ.get("COMPSS_BINDED_CPUS", "").split(",") if core}
     if cores:
         for thread in os.listdir("/proc/self/task"):
-            with suppress(OSError):  # a thread that has just ended
+            with suppress(OSError):  # the thread has just ended
                 os.sched_setaffinity(int(thread), cores)
 
 
-def _choose_gpu() -> None:
-    """Make the GPU that COMPSs bound the current one.
+def _select_gpu() -> None:
+    """Make the GPU that COMPSs bound the current device.
 
-    COMPSs sets CUDA_VISIBLE_DEVICES, which CUDA reads once a process, and its processes serve many tasks. So a
-    process of ours lets CUDA see all devices and chooses among them task by task.
+    COMPSs sets CUDA_VISIBLE_DEVICES, which CUDA reads once per process, but its processes serve many tasks. So here
+    CUDA sees all devices and each task selects its own.
     """
     devices = os.environ.get("COMPSS_BINDED_GPUS")
-    if devices is None:  # without the runtime nothing is bound: the user's choice stands
+    if devices is None:  # the runtime binds nothing: the user's CUDA_VISIBLE_DEVICES applies
         return
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         _initialize(devices)
@@ -55,17 +55,17 @@ def _initialize(devices: str) -> None:
     try:
         if not torch.cuda.is_available():
             raise RuntimeError(
-                f"COMPSs bound GPU {devices} of {socket.gethostname()} to this task, but torch sees none there; "
+                f"COMPSs bound GPU {devices} of {socket.gethostname()} to this task, but torch sees no GPU there; "
                 "install a CUDA build of torch on the nodes, or use num_gpu=0"
             )
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    finally:  # COMPSs removes it after the task, and its process would not survive that it is gone
+    finally:  # COMPSs deletes the variable after the task, and its process would fail without it
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
 
 
 def visible_index(bound_gpus: str, visible: int) -> int:
-    """Return the index of the first bound GPU among those that this process sees.
+    """Return the index of the first bound GPU among the devices that this process sees.
 
-    Where it sees fewer, because something else initialised CUDA in it first, there is no choice but the last.
+    If the process sees fewer devices, because CUDA was initialized earlier with fewer, this is the last one.
     """
     return min(int(bound_gpus.split(",")[0]), visible - 1)

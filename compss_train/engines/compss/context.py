@@ -1,33 +1,24 @@
-"""Where this process runs: under the COMPSs runtime or not, and which nodes the runtime was told about."""
+"""The COMPSs runtime as this process sees it: which part of an application it runs, and how it ends."""
 
 from __future__ import annotations
 
-import os
-import socket
+import ctypes
+import importlib
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-from compss_train.engines.base import Resources
-from compss_train.engines.compss.configuration import UNREADABLE, DeclaredNode, read_nodes
-from compss_train.engines.machine import LOOPBACK, is_loopback
-
-JVM_OPTIONS = "JVM_OPTIONS_FILE"
-"""Environment variable that runcompss sets: a file with the runtime's options, one a line."""
-COMPUTING_UNITS = "ComputingUnits"
-"""Environment variable by which dislib's users say how many computing units a task takes."""
+from functools import cache
+from types import ModuleType
 
 
 def under_compss() -> bool:
     """Return whether this process is the main program of a COMPSs application.
 
-    Pycompss is looked for, not imported: runcompss and ``pycompss.interactive`` have imported it by then.
+    Does not import pycompss: runcompss and ``pycompss.interactive`` have imported it before.
     """
     return _context("in_master")
 
 
 def is_loading() -> bool:
-    """Return whether PyCOMPSs only imports the script, as it does with each before it starts the runtime."""
+    """Return whether PyCOMPSs only imports the script, as it does before it starts the runtime."""
     return _context("is_loading")
 
 
@@ -38,86 +29,31 @@ def in_worker() -> bool:
 
 def _context(question: str) -> bool:
     context = getattr(sys.modules.get("pycompss.util.context"), "CONTEXT", None)
-    return bool(getattr(context, question, bool)())  # False where this PyCOMPSs does not know the question
+    return bool(getattr(context, question, bool)())  # False if this version of PyCOMPSs has no such method
 
 
-def declared_nodes() -> list[DeclaredNode]:
-    """Return the nodes of the runtime's project, empty where there is no such configuration to read."""
-    options = _options()
+def import_pycompss() -> ModuleType:
+    """Return the module ``pycompss.api.api``; raise ``ImportError`` if PyCOMPSs is not installed."""
     try:
-        return read_nodes(Path(options["compss.project.file"]), Path(options["compss.resources.file"]))
-    except (KeyError, *UNREADABLE):
-        return []
+        return importlib.import_module("pycompss.api.api")
+    except ImportError as error:
+        raise ImportError(
+            "the compss engine needs PyCOMPSs, which is not installed in this Python; start the program with "
+            "runcompss, install pycompss (docs/compss.md says how), or use engine='local'"
+        ) from error
 
 
-def _options() -> dict[str, str]:
-    try:
-        lines = Path(os.environ[JVM_OPTIONS]).read_text().splitlines()
-    except (KeyError, OSError):
-        return {}
-    pairs = (line.strip().removeprefix("-D").partition("=") for line in lines if line.startswith("-D"))
-    return {name: value for name, _, value in pairs}
+@cache
+def skip_destructors_at_exit() -> None:
+    """Make ``exit`` end this process without C++ destructors; further calls do nothing.
 
-
-def thread_share(num_workers: int, nodes: list[DeclaredNode]) -> int:
-    """Return the computing units that a worker's tasks take where the user names none.
-
-    ``ComputingUnits`` where that variable is set, as for dislib; else each worker's share of the smallest node's.
+    When COMPSs aborts an application, the JVM calls ``exit`` while Python's main thread waits inside the binding
+    and holds the global interpreter lock. A destructor of libtorch would wait for that lock for ever. In a normal
+    exit Python has been finalized and the JVM has run its shutdown hooks by then; C's streams are closed here, and
+    the exit code is kept. Exit handlers of C libraries that were loaded before are not run. Without ``on_exit`` in
+    libc (it is a function of glibc) nothing changes.
     """
-    if (units := os.environ.get(COMPUTING_UNITS, "")).isdigit():
-        return max(1, int(units))
-    if not nodes:
-        return 1
-    workers_a_node = -(-num_workers // len(nodes))
-    return max(1, min(node.cpus for node in nodes) // workers_a_node)
-
-
-_ELSEWHERE = ("10.255.255.255", 1)
-"""An address that is nobody's: nothing is sent there, it only makes the system choose a way out."""
-
-
-def address_for(nodes: Sequence[DeclaredNode]) -> str:
-    """Return the address at which tasks on these nodes reach this machine."""
-    return LOOPBACK if nodes and all(is_loopback(node.name) for node in nodes) else outward_address()
-
-
-def outward_address() -> str:
-    """Return this machine's address on the default route; without one, that of its name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ELSEWHERE)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
-
-
-def fit_together(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> bool:
-    """Return whether the nodes have room for all tasks at once, the largest task placed first wherever it fits.
-
-    Tasks of very different sizes might fit in another way, which COMPSs is no likelier to find.
-    """
-    free = [[node.gpus, node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
-    for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
-        room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
-        if room is None:
-            return False
-        room[0] -= task.gpus
-        room[1] -= task.cpus
-    return True
-
-
-def check_together(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> None:
-    """Raise ``ValueError`` where the nodes cannot run the tasks at the same time: COMPSs would wait for ever."""
-    if fit_together(tasks, nodes):
-        return
-    needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
-    declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
-    raise ValueError(
-        f"{len(tasks)} tasks that need {needed} have to run at the same time, and the resources that COMPSs was "
-        f"started with have no room for them: {declared}. Use fewer workers, simulators or threads, or declare "
-        "more (runcompss/laptop.sh --units, compss-train configure --units)"
-    )
-
-
-def _amount(cpus: int, gpus: int) -> str:
-    return f"{cpus} computing units" + (f" and {gpus} GPUs" if gpus else "")
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)  # registered last, so that it runs first

@@ -1,9 +1,9 @@
-"""The tasks of PyCOMPSs. They all do the same, under names that tell the task graph's nodes apart.
+"""The tasks of PyCOMPSs. All have the same body; their names distinguish the nodes of the task graph.
 
-PyCOMPSs finds a task on the worker by module and name. Its decorators look at the runtime when they are applied,
-so that this module is imported once the runtime runs. All inputs of a task are one collection, whose elements
-COMPSs follows, moves and locates one by one. A task that COMPSs loses is ignored rather than tried again, as
-otherwise the fourth attempt ends the whole application without a word to the user: its results are ``None``.
+PyCOMPSs finds a task on the worker by module and name. Its decorators check for the runtime when they are applied,
+so this module is imported after the runtime has started. The inputs of a task are a collection, whose elements
+COMPSs tracks, moves and locates one by one. A task that COMPSs loses is ignored instead of retried, because a
+fourth failed attempt would end the whole application without any message to the user; its results are ``None``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pycompss.api.on_failure import on_failure
 from pycompss.api.parameter import COLLECTION_IN, COMMUTATIVE, IN_DELETE
 from pycompss.api.task import task
 
-from compss_train.engines.compss.perform import Packed, perform, update
+from compss_train.engines.compss.task_body import SerializedValue, run_task, run_update, task_name
 
 Task = Callable[..., Any]
 
@@ -26,19 +26,19 @@ _ONE_GPU = {"processors": [{"processorType": "GPU", "computingUnits": "1"}]}
 def _decorated(name: str, body: Task, constraints: dict[str, Any], **options: Any) -> Task:
     body.__name__ = body.__qualname__ = name
     directed = task(call=IN_DELETE, inputs=COLLECTION_IN, returns=1, **options)(body)
-    made: Task = constraint(computing_units="cpus", **constraints)(on_failure(management="IGNORE")(directed))
-    return made
+    constrained: Task = constraint(computing_units="cpus", **constraints)(on_failure(management="IGNORE")(directed))
+    return constrained
 
 
 def _task(name: str, *, gpu: bool = False, priority: bool = False) -> Task:
-    def body(cpus: int, results: int, call: Packed, inputs: list[Any]) -> Any:
-        return perform(results, cpus, call, inputs)
+    def body(cpus: int, results: int, call: SerializedValue, inputs: list[Any]) -> Any:
+        return run_task(results, cpus, call, inputs)
 
     return _decorated(name, body, _ONE_GPU if gpu else {}, priority=priority)
 
 
-def _commute(cpus: int, call: Packed, target: Packed, inputs: list[Any]) -> Packed:
-    return update(cpus, call, target, inputs)
+def _commute(cpus: int, call: SerializedValue, target: SerializedValue, inputs: list[Any]) -> SerializedValue:
+    return run_update(cpus, call, target, inputs)
 
 
 train = _task("train")
@@ -58,27 +58,10 @@ run_gpu = _task("run_gpu", gpu=True)
 run_first = _task("run_first", priority=True)
 commute = _decorated("commute", _commute, {}, target=COMMUTATIVE, priority=True)
 
-_NAMES = {
-    "train": "train",
-    "train_online_in_child": "train",
-    "simulate_in_child": "simulate",
-    "evaluate": "evaluate",
-    "predict": "predict",
-    "average": "average",
-    "partial_sum": "average",
-    "add": "average",
-    "mean": "average",
-    "split_rows": "shuffle",
-    "describe": "describe",
-    "copied": "copy",
-    "gathered": "gather",
-}
-
 
 def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
-    """Return the task to run a function as, by the function's name."""
-    ours = getattr(function, "__module__", "").startswith("compss_train.")
-    name = _NAMES.get(function.__name__, "run") if ours else "run"
+    """Return the task that runs a function, chosen by the function's name."""
+    name = task_name(function)
     if gpu:
         return _GPU.get(name, run_gpu)
     return run_first if name == "run" and priority else _CPU[name]

@@ -17,12 +17,12 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
-from compss_train.engines.compss import context
+from compss_train.engines.compss.resources import runtime_options
 
 
 def working_folders():
     """Return the folders that workers keep their files in, from the project that COMPSs was started with."""
-    project = Path(context._options()["compss.project.file"])
+    project = Path(runtime_options()["compss.project.file"])
     return re.findall(r"<WorkingDir>(.*?)</WorkingDir>", project.read_text())
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compss_train.engines.compss import binding
-from compss_train.engines.compss.binding import bound, visible_index
+from compss_train.engines.compss.binding import bound_resources, visible_index
 
 
 def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
@@ -16,13 +16,13 @@ def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
     core = min(before)
     monkeypatch.setenv("COMPSS_BINDED_CPUS", str(core))
     try:
-        with bound(2, gpu=False):
+        with bound_resources(2, gpu=False):
             assert os.sched_getaffinity(helper[0]) == {core}
     finally:
         stop.set()
         thread.join()
         monkeypatch.setenv("COMPSS_BINDED_CPUS", ",".join(map(str, before)))
-        binding._move_threads()
+        binding._set_affinity()
     assert os.sched_getaffinity(0) == before
 
 
@@ -42,18 +42,18 @@ def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch):
     for gpu in ("3", "1"):  # two tasks of one process
         monkeypatch.setenv("COMPSS_BINDED_GPUS", gpu)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
-        with bound(1, gpu=True):
+        with bound_resources(1, gpu=True):
             assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu  # which COMPSs deletes after the task
     assert seen == [None, 3, 1]
 
 
-def test_a_node_whose_torch_sees_no_gpu_is_told(monkeypatch):
+def test_a_node_whose_torch_sees_no_gpu_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("COMPSS_BINDED_GPUS", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     with (
-        pytest.raises(RuntimeError, match=r"bound GPU 2 of .* but torch sees none there.*num_gpu=0"),
-        bound(1, gpu=True),
+        pytest.raises(RuntimeError, match=r"bound GPU 2 of .* but torch sees no GPU there.*num_gpu=0"),
+        bound_resources(1, gpu=True),
     ):
         pass
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"  # PyCOMPSs deletes it after the task
@@ -62,13 +62,13 @@ def test_a_node_whose_torch_sees_no_gpu_is_told(monkeypatch):
 def test_without_the_runtime_the_users_choice_of_gpus_stands(monkeypatch):
     monkeypatch.delenv("COMPSS_BINDED_GPUS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with bound(1, gpu=True):
+    with bound_resources(1, gpu=True):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize("cpus", [1, 2])
 def test_threads_are_as_before_afterwards(cpus):
     before = torch.get_num_threads()
-    with bound(cpus, gpu=False):
+    with bound_resources(cpus, gpu=False):
         assert torch.get_num_threads() == cpus
     assert torch.get_num_threads() == before

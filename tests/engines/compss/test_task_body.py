@@ -1,0 +1,131 @@
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compss_train
+from compss_train.engines.base import Failure
+from compss_train.engines.compss.task_body import (
+    TASK_NAMES,
+    Call,
+    Placeholder,
+    SerializedValue,
+    run_task,
+    run_update,
+    task_name,
+)
+from compss_train.exceptions import WorkerLostError
+from compss_train.training.worker import train
+from tests.engines import tasks
+
+
+def call(function, *args):
+    return SerializedValue.of(Call(function, args, gpu=False))
+
+
+def test_inputs_replace_the_placeholders():
+    inputs = [
+        SerializedValue.of(1),
+        SerializedValue.of(10),
+        np.array([100]),
+    ]  # the last as another library's tasks return it
+    assert run_task(1, 1, call(tasks.add, Placeholder(2), 1000, Placeholder(0)), inputs).load() == [1101]
+    assert run_task(1, 1, call(tasks.total, [Placeholder(0), Placeholder(1)]), inputs).load() == 11
+
+
+def test_several_results_are_serialized_each():
+    head, tail, text = run_task(3, 1, call(tasks.split, Placeholder(0)), [SerializedValue.of(np.arange(4))])
+    assert (head.load().tolist(), tail.load().tolist(), text.load()) == ([0], [1, 2, 3], "text")
+
+
+def test_an_exception_is_each_result():
+    results = run_task(3, 1, call(tasks.fail, "broken"), [])
+    assert len(results) == 3
+    for result in results:
+        error = result.load().exception()
+        assert isinstance(error, KeyError)
+        assert "in fail" in str(error.__cause__)
+
+
+def test_a_failure_passes_on_untouched():
+    failed = run_task(1, 1, call(tasks.fail, "at first"), [])
+    later = run_task(2, 1, call(tasks.split, Placeholder(0)), [failed])
+    assert [result.load() for result in later] == [failed.load()] * 2
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_nothing_leaves_a_task(kind):
+    def leave():
+        raise kind("out")
+
+    assert isinstance(run_task(1, 1, call(leave), []).load(), Failure)
+
+
+def test_what_cannot_be_loaded_or_serialized_is_a_failure():
+    unloadable = run_task(1, 1, call(tasks.add, tasks.Unloadable()), [])
+    assert isinstance(unloadable.load().exception(), ImportError)
+    unpackable = run_task(2, 1, call(tasks.good_and_bad), [])
+    assert all(isinstance(result.load(), Failure) for result in unpackable)
+
+
+def test_a_task_that_compss_lost_is_an_error():
+    with pytest.raises(WorkerLostError, match=r"COMPSs lost a task.*compss-train doctor"):
+        raise run_task(1, 1, call(tasks.add, Placeholder(0)), [None]).load().exception()
+
+
+def test_an_update_replaces_the_target_and_returns_it():
+    target = SerializedValue.of(1)
+    made = run_update(1, call(tasks.plus, Placeholder(0), Placeholder(1)), target, [SerializedValue.of(5)])
+    assert made.load() == target.load() == 6
+    run_update(
+        1, call(tasks.plus, Placeholder(0), Placeholder(1)), target, [run_task(1, 1, call(tasks.fail, "no"), [])]
+    )
+    assert isinstance(target.load(), Failure)
+
+
+def test_a_task_has_its_threads():
+    assert [run_task(1, cpus, call(tasks.threads), []).load() for cpus in (1, 2)] == [1, 2]
+
+
+def test_a_value_comes_back_from_its_pickle():
+    value = {"array": np.arange(6.0).reshape(2, 3), "tensor": torch.arange(4), "text": ["a", None]}
+    back = pickle.loads(pickle.dumps(SerializedValue.of(value), protocol=5)).load()
+    np.testing.assert_array_equal(back["array"], value["array"])
+    assert torch.equal(back["tensor"], value["tensor"])
+    assert back["text"] == value["text"]
+    assert back["array"].flags.writeable  # torch would copy it otherwise
+
+
+def test_arrays_are_neither_copied_by_packing_nor_hidden_in_the_pickle():
+    array = np.zeros(100_000)
+    serialized = SerializedValue.of([array])
+    assert len(serialized.data) < 1000
+    array[7] = 3
+    assert serialized.load()[0][7] == 3
+    assert serialized.copy().load()[0][7] == 3
+    copy = serialized.copy()
+    array[7] = 4
+    assert copy.load()[0][7] == 3
+
+
+def test_each_is_an_object_of_its_own():
+    assert SerializedValue.of(1) is not SerializedValue.of(1)
+
+
+def test_an_update_in_place():
+    serialized = SerializedValue.of(1)
+    serialized.assign(SerializedValue.of(2))
+    assert serialized.load() == 2
+
+
+def test_tasks_are_named_by_functions_of_the_package():
+    package = Path(inspect.getfile(compss_train)).parent
+    sources = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    defined = set(re.findall(r"^def (\w+)\(", sources, re.MULTILINE))
+    assert set(TASK_NAMES) <= defined
+    assert task_name(train) == "train"
+    assert task_name(tasks.total) == "run"
