@@ -18,7 +18,7 @@ from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
 from compss_train.exceptions import EngineClosedError
 
 _MAX_SINGLE_WAITS = 4
-"""Up to so many small values are waited for singly, about 10 ms each; COMPSs keeps each one's file on the worker."""
+"""Up to so many small values are fetched singly, about 10 ms each; COMPSs keeps a file of each on the worker."""
 
 
 class _CompssRef(Ref):
@@ -69,7 +69,7 @@ class CompssEngine(Engine):
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
-        """Return ``ComputingUnits`` if that variable is set, else a worker's share of its node's computing units."""
+        """Return ``ComputingUnits`` if that variable is set, else a worker's share of its node's units."""
         if not under_compss():
             return SingleMachineEngine.thread_share(num_workers)
         return thread_share(num_workers, declared_nodes())
@@ -94,7 +94,7 @@ class CompssEngine(Engine):
             )
 
     def publish(self, value: object) -> Ref:
-        """Keep the value until a task reads it, when COMPSs writes it to a file; PyCOMPSs's futures are passed on."""
+        """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures are passed on."""
         self._check_open()
         if isinstance(value, RemoteBlock) and value.home == self.name:
             return self.reference(value.future)
