@@ -1,4 +1,4 @@
-"""Nodes of the running COMPSs application: their computing units, which tasks fit on them, and how to reach them."""
+"""Nodes of the running COMPSs application: their computing units, which tasks fit on them, and their addresses."""
 
 from __future__ import annotations
 

@@ -28,11 +28,8 @@ def call(function, *args):
 
 
 def test_inputs_replace_the_placeholders():
-    inputs = [
-        SerializedValue.of(1),
-        SerializedValue.of(10),
-        np.array([100]),
-    ]  # the last as another library's tasks return it
+    of_another_library = np.array([100])
+    inputs = [SerializedValue.of(1), SerializedValue.of(10), of_another_library]
     assert run_task(1, 1, call(tasks.add, Placeholder(2), 1000, Placeholder(0)), inputs).load() == [1101]
     assert run_task(1, 1, call(tasks.total, [Placeholder(0), Placeholder(1)]), inputs).load() == 11
 
