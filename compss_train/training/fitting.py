@@ -109,7 +109,7 @@ class FittingTrainer(ResumableTrainer):
         spec = self._require_built().training_spec
         skipped_errors = [DivergedError] if spec.step_options.on_nan == "skip" else []
         plain = replace(options, shuffle=None, shuffle_block_data=False, shuffle_buffer=None, pools=1, buffer=None)
-        one_batch = replace(plain, num_batches_per_worker=1, batch_size=None, file_buffer=1)
+        one_batch = replace(plain, num_batches_per_worker=1, batch_size=None)
         for number, rows in enumerate(data.sizes):
             _, size = options.batching.bounds(rows)[0]
             shard = Shard(
