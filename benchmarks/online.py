@@ -15,7 +15,7 @@ from _common import parser, print_table, ratios, spread
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, make_buffer
-from compss_train.online.event_server import Director
+from compss_train.online.event_server import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import Stream
 
@@ -52,7 +52,7 @@ def receive_bare(size: int, samples: int) -> float:
 
 def send_ours(address: Any, size: int, samples: int) -> None:
     x, y = np.zeros(6, np.float32), np.zeros(size, np.float32)
-    with Stream(address, {"hello": "simulation"}) as stream:
+    with Stream(address, {"role": "simulation"}) as stream:
         stream.open()
         for _ in range(samples):
             stream.send((x, y), None)
@@ -63,15 +63,15 @@ def receive_ours(size: int, samples: int) -> float:
     """Return samples a second that go through a buffer, from which another thread gets batches."""
     buffer = make_buffer(1024)
     with (
-        Director("127.0.0.1", lambda worker, saved: None) as director,
-        Receiver(buffer, "127.0.0.1", KEY, paired=False) as receiver,
+        EventServer("127.0.0.1", lambda worker, checkpoint: None) as server,
+        Receiver(buffer, "127.0.0.1", token=KEY, paired=False) as receiver,
     ):
         receiver.start()
-        sender = start(send_ours, director.address, size, samples)
-        event = director.next(60)
+        sender = start(send_ours, server.address, size, samples)
+        event = server.next(60)
         if event is None:
             raise TimeoutError("the sender has not started")
-        event.peer.tell({"go": True, "stream": 0, "workers": [["127.0.0.1", receiver.port]], "key": KEY})
+        event.client.send({"accepted": True, "stream": 0, "workers": [["127.0.0.1", receiver.port]], "key": KEY})
         first = len(buffer.get_batch(BATCH)[0])
         began = time.perf_counter()
         for _ in range(samples // BATCH - 1):

@@ -19,8 +19,7 @@ from compss_train.data import FileDataset
 from compss_train.data.partitioning import MergeUnit, Shuffle
 from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
-from compss_train.online.job import Pairing
-from compss_train.online.options import OnlineOptions
+from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.setup import FitStart, online_fit
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
@@ -323,10 +322,21 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         self, session: Session, options: OnlineOptions, validation: DataSource | None, active: ActiveFit
     ) -> None:
         measures = self._require_built().training_spec.measures
-        begun = FitStart(self._parameters, self.seed, measures, len(self.history), self._epochs)
-        recorder = self._recorder(active.callbacks)
+        start = FitStart(
+            parameters=self._parameters,
+            seed=self.seed,
+            measures=measures,
+            records=len(self.history),
+            epoch=self._epochs,
+        )
         with online_fit(
-            session, options, begun, validation, active.stopping, recorder, active.callbacks.round_start
+            session,
+            options,
+            start=start,
+            validation=validation,
+            stopping=active.stopping,
+            on_record=self._recorder(active.callbacks),
+            on_start=active.callbacks.round_start,
         ) as running:
             active.running = running
             try:

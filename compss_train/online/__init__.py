@@ -1,6 +1,6 @@
-"""Training while simulations run: simulations send samples to long-lived workers, which train on what they hold.
+"""Training while simulations run: long-lived workers train on the samples that simulations send.
 
-``DistributedTrainer.fit_online`` runs it; ``SampleSender`` lets any other program send samples.
+``DistributedTrainer.fit_online`` runs it; ``SampleSender`` sends samples from any other program.
 """
 
 from compss_train.online.sender import SampleSender

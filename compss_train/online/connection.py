@@ -1,8 +1,9 @@
-"""Connections: messages over TCP between the parts of an online fit, which may be on different nodes.
+"""Messages over TCP between the parts of an online fit, which may run on different nodes.
 
-A message is the length of its header (four bytes, the lowest first), the header in JSON, and the bytes of the
-arrays that the header's ``arrays`` announces, ``[[dtype, shape], ...]``, one after the other. Nothing is pickled.
-The first message of whoever connects has ``hello`` (what it is) and ``token``. docs/online.md describes them all.
+A message is the length of its header (four bytes, little-endian), the header as JSON, and the bytes of the arrays
+that the header lists under ``arrays``, ``[[dtype, shape], ...]``, one after the other. Nothing is pickled. The
+first message on a connection is the client's handshake: its ``role`` and a ``token``. docs/online.md lists all
+messages.
 """
 
 from __future__ import annotations
@@ -28,33 +29,34 @@ Header: TypeAlias = "dict[str, Any]"
 Message: TypeAlias = "tuple[Header, list[torch.Tensor]]"
 
 _LENGTH = struct.Struct("<I")
-_LARGEST_HEADER = 2**24
-_SMALL = 2**16  # bytes of an array up to which copying it costs less than a call of the system
-_HELLO_SECONDS = 10.0
+_MAX_HEADER_BYTES = 2**24
+_MAX_COPIED_BYTES = 2**16  # copying an array of at most this size costs less than a system call
+_READ_BUFFER_BYTES = 2**16
+_HANDSHAKE_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A node that is gone without a word is noticed after 25 seconds, by those who have nothing on their way to it."""
+"""An idle connection to a node that failed is closed after 25 seconds."""
 
 
 class ConnectionLostError(OSError):
-    """The other side is gone."""
+    """The peer has closed the connection, or it broke."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where somebody listens, and what is to be said there."""
+    """Host and port of a listener, and the token that it requires."""
 
     host: str
     port: int
     token: str = field(repr=False)
 
-    def connect(self, hello: Header, timeout: float = _HELLO_SECONDS) -> Connection:
-        """Connect and say hello; raises ``OSError`` where nobody listens."""
+    def connect(self, handshake: Header, timeout: float = _HANDSHAKE_SECONDS) -> Connection:
+        """Connect and send the handshake; raises ``OSError`` if the connection is refused."""
         sock = socket.create_connection((self.host, self.port), timeout)
         sock.settimeout(None)
         connection = Connection(sock)
         try:
-            connection.send({**hello, "token": self.token})
+            connection.send({**handshake, "token": self.token})
         except BaseException:
             connection.close()
             raise
@@ -62,7 +64,7 @@ class Address:
 
 
 class Connection(Closable):
-    """Sends messages, from any thread, and receives them, in one thread."""
+    """Sends messages from any thread, and receives them in one thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -72,60 +74,60 @@ class Connection(Closable):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
         self._socket = sock
         self._reader = SocketReader(sock)
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
 
     @property
-    def own_host(self) -> str:
-        """This machine's address as the other side sees it."""
+    def local_host(self) -> str:
+        """The address of this machine as the peer sees it."""
         return str(self._socket.getsockname()[0])
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
-        """Send a message; waits while the other side does not read. Raises ``ConnectionLostError``."""
+        """Send a message; blocks while the peer does not read. Raises ``ConnectionLostError``."""
         head, *rest = pack(header, arrays)
         parts = [_LENGTH.pack(len(head)), head]
         try:
-            with self._sending:
+            with self._send_lock:
                 for part in rest:
                     parts.append(part)
-                    if part.nbytes > _SMALL:
+                    if part.nbytes > _MAX_COPIED_BYTES:
                         self._socket.sendall(b"".join(parts[:-1]))
                         self._socket.sendall(part)
                         parts = []
                 self._socket.sendall(b"".join(parts))
         except OSError as error:
-            raise ConnectionLostError(f"the other side is gone: {error}") from error
+            raise ConnectionLostError(f"connection lost: {error}") from error
 
     def receive(self) -> Message:
-        """Wait for the next message; raises ``ConnectionLostError``, and ``WireError`` for what is none."""
-        head = self._header()
+        """Wait for the next message; raises ``ConnectionLostError``, and ``WireError`` for malformed data."""
+        head = self._receive_header()
         return unpack([head, *(self._read(size) for size in array_sizes(head))])
 
     def has_message(self) -> bool:
-        """Tell whether something has come, so that ``receive`` would hardly wait."""
-        return self._reader.has_some()
+        """Return True if data have arrived, so that ``receive`` would hardly wait."""
+        return self._reader.has_data()
 
     def drain(self) -> None:
-        """Forget what comes until the other side closes: closing first could take from it what was sent last."""
+        """Discard data until the peer closes: closing first could drop the last message sent."""
         with contextlib.suppress(OSError):
-            while len(self._reader.read(_SMALL)):
+            while len(self._reader.read(_READ_BUFFER_BYTES)):
                 pass
 
-    def receive_hello(self) -> Header:
-        """Receive the first message, which has no arrays and does not keep us waiting."""
-        self._socket.settimeout(_HELLO_SECONDS)
-        head = self._header()
+    def receive_handshake(self) -> Header:
+        """Receive the first message, within a time limit; it may have no arrays."""
+        self._socket.settimeout(_HANDSHAKE_SECONDS)
+        head = self._receive_header()
         if array_sizes(head):
-            raise WireError("arrays came before a token")
+            raise WireError("the handshake has arrays")
         self._socket.settimeout(None)
-        hello = unpack([head])[0]
-        if not isinstance(hello.get("hello"), str):
-            raise WireError("the first message does not say hello")
-        return hello
+        handshake = unpack([head])[0]
+        if not isinstance(handshake.get("role"), str):
+            raise WireError("the handshake has no role")
+        return handshake
 
-    def _header(self) -> bytes:
+    def _receive_header(self) -> bytes:
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size).data)
-        if length > _LARGEST_HEADER:
-            raise WireError(f"a header of {length} bytes: this is no message")
+        if length > _MAX_HEADER_BYTES:
+            raise WireError(f"a header of {length} bytes; the maximum is {_MAX_HEADER_BYTES}")
         return self._read(length).tobytes()
 
     def _read(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -134,35 +136,69 @@ class Connection(Closable):
         except MemoryError as error:
             raise WireError(f"an array of {size} bytes") from error
         except OSError as error:
-            raise ConnectionLostError(f"the other side is gone: {error}") from error
+            raise ConnectionLostError(f"connection lost: {error}") from error
         if len(data) != size:
-            raise ConnectionLostError("the other side has closed the connection")
+            raise ConnectionLostError("the peer closed the connection")
         return data
 
     def close(self) -> None:
-        """Close it; whoever waits for a message gets ``ConnectionLostError``. What was sent before arrives."""
+        """Close the socket; a pending ``receive`` raises ``ConnectionLostError``. Sent messages still arrive."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
-class Listener(Closable):
-    """Accepts connections of those who know the token, and gives each to ``serve`` in a thread of its own.
+class SocketReader:
+    """Buffered blocking reads from a socket, for one thread."""
 
-    ``role`` is what all of them are, ``None`` for anything.
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._memory = memoryview(bytearray(_READ_BUFFER_BYTES))
+        self._start = self._end = 0
+        self._poll = select.poll()  # select() is limited to 1024 file descriptors
+        self._poll.register(sock, select.POLLIN)
+
+    def read(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return the next ``size`` bytes, or fewer if the peer closed before."""
+        data = np.empty(size, np.uint8)
+        into, got = data.data, 0
+        while got < size:
+            if self._start == self._end and size - got < _READ_BUFFER_BYTES:
+                self._start, self._end = 0, self._socket.recv_into(self._memory)
+            number = min(size - got, self._end - self._start)
+            if number:
+                into[got : got + number] = self._memory[self._start : self._start + number]
+                self._start += number
+            else:
+                number = self._socket.recv_into(into[got:]) if size - got >= _READ_BUFFER_BYTES else 0
+            if not number:
+                return data[:got]
+            got += number
+        return data
+
+    def has_data(self) -> bool:
+        """Return True if there are unread data, or the peer has closed."""
+        return self._start < self._end or bool(self._poll.poll(0))
+
+
+class Listener(Closable):
+    """Accepts connections that present the token, and calls ``handler`` for each in a thread of its own.
+
+    ``role`` is the only role that is accepted, ``None`` for any.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
+        *,
         token: str,
-        serve: Callable[[Connection, Header], None],
+        handler: Callable[[Connection, Header], None],
         role: str | None = None,
     ) -> None:
-        self._serve, self._token, self._role = serve, token, role
+        self._handler, self._token, self._role = handler, token, role
         self._open: set[Connection] = set()
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = threading.Event()
         try:
             self._socket = socket.create_server((host, port), backlog=256)
@@ -172,46 +208,46 @@ class Listener(Closable):
         self._thread = threading.Thread(target=self._accept, name="listener", daemon=True)
 
     def start(self) -> None:
-        """Begin to accept; who has connected before is served now."""
+        """Start to accept; connections made before are served from now on."""
         self._thread.start()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
                 connection = Connection(self._socket.accept()[0])
-            except OSError:  # closed, or gone before it was accepted, or there are too many open files
+            except OSError:  # closed, or the client disconnected, or too many files are open
                 self._closed.wait(_RETRY_SECONDS)
                 continue
-            with self._changing:
+            with self._lock:
                 if self._closed.is_set():  # meanwhile
                     connection.close()
                     return
                 self._open.add(connection)
-            threading.Thread(target=self._talk, args=[connection], name="connection", daemon=True).start()
+            threading.Thread(target=self._serve, args=[connection], name="connection", daemon=True).start()
 
-    def _talk(self, connection: Connection) -> None:
+    def _serve(self, connection: Connection) -> None:
         try:
-            hello = connection.receive_hello()
-            if not self._knows_token(hello):
-                connection.send({"error": "the token is not the one that is asked for here"})
-            elif self._role not in (None, hello["hello"]):
-                connection.send({"error": f"this is for {self._role}, not for {hello['hello']}"})
+            handshake = connection.receive_handshake()
+            if not self._is_authenticated(handshake):
+                connection.send({"error": "wrong token; use the token= given to fit_online"})
+            elif self._role not in (None, handshake["role"]):
+                connection.send({"error": f"role {handshake['role']!r}; this address accepts {self._role!r}"})
             else:
-                self._serve(connection, hello)
+                self._handler(connection, handshake)
         except (OSError, WireError):
-            pass  # it is gone, or is none of ours
+            pass  # disconnected, or not a client of ours
         finally:
-            with self._changing:
+            with self._lock:
                 self._open.discard(connection)
             connection.close()
 
-    def _knows_token(self, hello: Header) -> bool:
-        token = str(hello.get("token")).encode(errors="surrogatepass")
+    def _is_authenticated(self, handshake: Header) -> bool:
+        token = str(handshake.get("token")).encode(errors="surrogatepass")
         return hmac.compare_digest(token, self._token.encode())
 
     def close(self) -> None:
-        """Accept nothing more, and close all connections."""
-        with self._changing:
+        """Stop accepting, and close all connections."""
+        with self._lock:
             self._closed.set()
             connections = list(self._open)
         with contextlib.suppress(OSError):
@@ -219,39 +255,3 @@ class Listener(Closable):
         self._socket.close()
         for connection in connections:
             connection.close()
-
-
-_SIZE = 2**16
-
-
-class SocketReader:
-    """Reads so many bytes, waiting for them; for one thread."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._memory = memoryview(bytearray(_SIZE))
-        self._start = self._end = 0
-        self._waiting = select.poll()  # select() knows no more than 1024 files
-        self._waiting.register(sock, select.POLLIN)
-
-    def read(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """Return the next ``size`` bytes, or fewer where the other side has closed before."""
-        data = np.empty(size, np.uint8)
-        into, got = data.data, 0
-        while got < size:
-            if self._start == self._end and size - got < _SIZE:
-                self._start, self._end = 0, self._socket.recv_into(self._memory)
-            number = min(size - got, self._end - self._start)
-            if number:
-                into[got : got + number] = self._memory[self._start : self._start + number]
-                self._start += number
-            else:
-                number = self._socket.recv_into(into[got:]) if size - got >= _SIZE else 0
-            if not number:
-                return data[:got]
-            got += number
-        return data
-
-    def has_some(self) -> bool:
-        """Tell whether something has come that was not read yet, or the end."""
-        return self._start < self._end or bool(self._waiting.poll(0))

@@ -1,4 +1,8 @@
-"""The coordinator's ear: what workers, simulations and other senders say, one event after the other."""
+"""Event server of the coordinator: turns the messages of all clients into one queue of events.
+
+Clients are workers, simulations, external senders and evaluations. ``TaskLiveness`` keeps the connection state of
+a task.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,105 +22,115 @@ from compss_train.data.block import Block
 from compss_train.online.connection import Connection, ConnectionLostError, Header, Listener
 from compss_train.parameter_server.messages import WireError
 
+RECONNECT_SECONDS = 120.0
+"""How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""
+
 
 class Client:
-    """Somebody who is connected to the coordinator."""
+    """A client that is connected to the coordinator."""
 
-    def __init__(self, connection: Connection, hello: Header) -> None:
+    def __init__(self, connection: Connection, handshake: Header) -> None:
         self._connection = connection
-        self.role = str(hello["hello"])
-        """What it is: worker, simulation, sender or evaluation."""
-        self.number: Any = hello.get("number")
-        self.name: Any = hello.get("name")
+        self.role = str(handshake["role"])
+        """worker, simulation, sender or evaluation."""
+        self.number: Any = handshake.get("number")
+        self.name: Any = handshake.get("name")
 
-    def tell(self, header: Header, arrays: Sequence[Block] = ()) -> None:
-        """Say something; one who is gone does not hear it, which its leaving will tell."""
+    def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
+        """Send a message. Ignored if disconnected; a disconnect event follows."""
         with suppress(ConnectionLostError):
             self._connection.send(header, arrays)
 
-    def tell_aside(self, header: Header, arrays: Callable[[], Sequence[Block]]) -> None:
-        """Say something large, that is read meanwhile, without waiting for it."""
-        threading.Thread(target=lambda: self.tell(header, arrays()), name="telling", daemon=True).start()
+    def send_in_background(self, header: Header, load_arrays: Callable[[], Sequence[Block]]) -> None:
+        """Load and send large arrays in a thread, without waiting for it."""
+        threading.Thread(target=lambda: self.send(header, load_arrays()), name="send", daemon=True).start()
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a peer has said; ``header`` is ``None`` where it has left."""
+    """A message of a client; the first one is its handshake. ``header`` is ``None`` if it disconnected."""
 
-    peer: Client
+    client: Client
     header: Header | None
     arrays: Sequence[torch.Tensor] = ()
 
 
-class Director(Closable):
-    """Listens, and lets one thread take all that is said, so that nothing of the coordinator's needs locks.
+class EventServer(Closable):
+    """Queues the messages of all clients for one thread, so that the coordinator's state needs no locks.
 
-    The fit's own tasks have a secret of the fit's, which nobody else can know. ``keep`` is given what workers save,
-    in the threads that receive it, as it may be large.
+    The fit's own tasks present a secret that is generated for each fit. ``store_checkpoint`` gets workers'
+    checkpoints in the threads that receive them, as they may be large.
     """
 
-    def __init__(self, host: str, keep: Callable[[int, torch.Tensor], None]) -> None:
+    def __init__(self, host: str, store_checkpoint: Callable[[int, torch.Tensor], None]) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._keep = keep
-        self._listeners = [Listener(host, 0, secrets.token_urlsafe(16), self._serve)]
-        self.address = self._listeners[0].address
-        self._listeners[0].start()
+        self._store_checkpoint = store_checkpoint
+        self._listeners: list[Listener] = []
+        self.address = self._listen(host, 0, secrets.token_urlsafe(16)).address
 
-    def let_in_senders(self, host: str, port: int, token: str) -> None:
-        """Listen there, too, for senders that know a token."""
-        self._listeners.append(Listener(host, port, token, self._serve, "sender"))
-        self._listeners[-1].start()
+    def listen_for_senders(self, host: str, port: int, token: str) -> None:
+        """Listen at another address, for senders only, which present this token."""
+        self._listen(host, port, token, "sender")
 
-    def _serve(self, connection: Connection, hello: Header) -> None:
-        peer = Client(connection, hello)
-        self._events.put(Event(peer, hello))
+    def _listen(self, host: str, port: int, token: str, role: str | None = None) -> Listener:
+        listener = Listener(host, port, token=token, handler=self._serve, role=role)
+        self._listeners.append(listener)
+        listener.start()
+        return listener
+
+    def _serve(self, connection: Connection, handshake: Header) -> None:
+        client = Client(connection, handshake)
+        self._events.put(Event(client, handshake))
         try:
             while True:
                 header, arrays = connection.receive()
-                if "saved" in header and peer.role == "worker":
-                    self._keep(int(peer.number), arrays[0])
+                if "checkpoint" in header and client.role == "worker":
+                    self._store_checkpoint(int(client.number), arrays[0])
                     arrays = []
-                self._events.put(Event(peer, header, arrays))
+                self._events.put(Event(client, header, arrays))
         except (OSError, WireError):
             pass
         finally:
-            self._events.put(Event(peer, None))
+            self._events.put(Event(client, None))
 
-    def next(self, seconds: float) -> Event | None:
-        """Return the next event, ``None`` where none comes in time."""
+    def next(self, timeout: float) -> Event | None:
+        """Return the next event, ``None`` after ``timeout`` seconds."""
         try:
-            return self._events.get(timeout=seconds)
+            return self._events.get(timeout=timeout)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Hang up on everybody: simulations and workers then end."""
+        """Close all connections; simulations and workers then end."""
         for listener in self._listeners:
             listener.close()
 
 
-RETURN_SECONDS = 120.0
-"""How long a task whose process died may take to be back, where an engine cannot say that it is lost."""
+class TaskLiveness:
+    """Connection state of one submitted task."""
 
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._disconnected_since = clock()
+        self.client: Client | None = None
+        """The current connection."""
+        self.has_connected = False
+        """Whether it was ever connected."""
 
-@dataclass(eq=False)
-class Attendance:
-    """Of one task."""
+    def connect(self, client: Client) -> None:
+        """Mark as connected."""
+        self.client, self.has_connected = client, True
 
-    peer: Client | None = None
-    """Its connection, while there is one."""
-    away_since: float = field(default_factory=time.monotonic)
-    came: bool = False
+    def disconnect(self) -> None:
+        """Mark as disconnected."""
+        self.client, self._disconnected_since = None, self._clock()
 
-    def arrive(self, peer: Client) -> None:
-        """Note that it is there."""
-        self.peer, self.came = peer, True
-
-    def leave(self) -> None:
-        """Note that its connection broke."""
-        self.peer, self.away_since = None, time.monotonic()
+    @property
+    def seconds_disconnected(self) -> float:
+        """Seconds since it was submitted or disconnected; 0 while it is connected."""
+        return self._clock() - self._disconnected_since if self.client is None else 0.0
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was there and has been away too long to come back."""
-        return self.came and self.peer is None and time.monotonic() - self.away_since > RETURN_SECONDS
+        """Whether it was connected and has not reconnected in time."""
+        return self.has_connected and self.seconds_disconnected > RECONNECT_SECONDS

@@ -1,4 +1,4 @@
-"""A model copy that learns batch by batch and is merged with others through the parameter server."""
+"""A model replica that is trained batch by batch and merged through the parameter server."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.server_exchange import Exchange
 from compss_train.training.worker.train import WorkerState, optimizer_of, to_cpu
 
-MOST_SKIPPED = 100
-"""Batches in a row that may be skipped because they are not finite."""
+MAX_SKIPPED = 100
+"""Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
 
 
 @dataclass(frozen=True)
 class ServerShare:
-    """One worker's part in the global parameters."""
+    """One worker's share of the global parameters on the parameter server."""
 
     exchange: Exchange
     server: ParameterServer
     worker: int
     share: float
-    """How much it counts, of 1 for all workers together."""
+    """Weight of this worker's changes; the weights of all workers add up to 1."""
 
     def push_change(self, base: Parameters, trained: Parameters) -> None:
-        """Push what the worker made of its base."""
+        """Push the difference between the trained parameters and their base."""
         self.exchange.push_change(self.server, self.worker, base, trained, self.share)
 
     def pull(self) -> Parameters:
@@ -42,34 +42,38 @@ class ServerShare:
 
 
 class OnlineLearner:
-    """Begins with the global parameters."""
+    """Trains a replica that starts from the global parameters."""
 
     def __init__(
-        self, training_spec: TrainingSpec, vote: ServerShare, optimizer: dict[str, Any] | None, device: str
+        self,
+        training_spec: TrainingSpec,
+        server_share: ServerShare,
+        optimizer: dict[str, Any] | None,
+        device: str,
     ) -> None:
-        self._vote, self._device = vote, device
-        self._base = vote.pull()
+        self._server_share, self._device = server_share, device
+        self._base = server_share.pull()
         self._replica = training_spec.replica(self._base, device, training=True)
         self._optimizer = optimizer_of(self._replica, optimizer)
         self._stepper = OptimizerStepper(self._replica, self._optimizer)
-        self._tally = MetricAccumulator(training_spec.measures)
-        self._skipped = 0  # batches, one after the other
+        self._accumulator = MetricAccumulator(training_spec.measures)
+        self._skipped = 0  # consecutive batches
         self._merged = True
 
     def learn(self, batch: Batch) -> None:
         """Train on one batch."""
         with annotate_errors(batch.x, self._replica, batch.y, own_target=batch.y is None):
-            learnt = self._stepper.learn(batch, self._tally)
+            learnt = self._stepper.learn(batch, self._accumulator)
         self._skipped = 0 if learnt else self._skipped + 1
-        if self._skipped == MOST_SKIPPED:
+        if self._skipped == MAX_SKIPPED:
             raise DivergedError(
-                f"loss or gradients were NaN or infinite in {MOST_SKIPPED} batches one after the other; lower the "
-                "learning rate, or check what the simulations give"
+                f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; lower the "
+                "learning rate, or check the samples of the simulations"
             )
         self._merged = False
 
     def merge(self) -> None:
-        """Add the share of what was learnt since the last merge to the global parameters, and go on from those."""
+        """Push the weighted change since the last merge, and continue from the global parameters."""
         if self._merged:
             return
         self._stepper.finish()
@@ -77,27 +81,27 @@ class OnlineLearner:
         trained = params.from_module(net)
         if self._replica.training_spec.step_options.on_nan != "ignore":
             self._check_finite(trained)
-        self._vote.push_change(self._base, trained)
-        self._base = self._vote.pull()
+        self._server_share.push_change(self._base, trained)
+        self._base = self._server_share.pull()
         params.load_into(net, self._base)
         self._merged = True
 
     def _check_finite(self, trained: Parameters) -> None:
-        """Raise before anything of it reaches the global parameters."""
-        loss = self._tally.loss
+        """Raise ``DivergedError`` before NaN reaches the global parameters."""
+        loss = self._accumulator.loss
         infinite = params.first_not_finite(trained)
         if infinite is not None or not math.isfinite(loss):
             what = "the loss" if infinite is None else f"parameter {infinite!r}"
             raise DivergedError(
-                f"{what} became NaN or infinite; lower the learning rate, or check what the simulations give for "
-                "NaN and for values that are far too large"
+                f"{what} became NaN or infinite; lower the learning rate, or check the samples of the simulations "
+                "for NaN and extreme values"
             )
 
-    def measured(self) -> dict[str, Any]:
-        """Return what the tally has summed up since this was last asked."""
-        accumulator, self._tally = self._tally, MetricAccumulator(self._replica.training_spec.measures)
+    def pop_sums(self) -> dict[str, Any]:
+        """Return the accumulated sums since the last call, and reset them."""
+        accumulator, self._accumulator = self._accumulator, MetricAccumulator(self._replica.training_spec.measures)
         return accumulator.sums()
 
     def state(self) -> WorkerState:
-        """Return the state of the optimizer and of the random numbers."""
+        """Return the state of the optimizer and of the random number generators."""
         return WorkerState(to_cpu(self._optimizer.state_dict()), RandomState.now(self._device))

@@ -1,87 +1,94 @@
-"""Sending samples into an online fit from any program."""
+"""Sending samples into an online fit from any program: ``SampleSender``, and raw records from a pipe."""
 
 from __future__ import annotations
 
+import argparse
+import math
 import re
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from compss_train._utils.closing import Closable
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address, Header
-from compss_train.online.stream import BusyNameError, Sample, Stream, WorkerGoneError
+from compss_train.online.stream import NameInUseError, Sample, Stream, WorkerDisconnectedError
 
 _RETRY_SECONDS = 0.2
 
 
 class SampleSender(Closable):
-    """Sends samples from any program into a ``fit_online`` that was given an ``address``. For one thread.
+    """Sends samples from any program into a ``fit_online`` that listens at an ``address``. For one thread.
 
     Parameters
     ----------
     address:
-        That address, ``"tcp://host:port"``.
+        The address given to ``fit_online``, ``"tcp://host:port"``.
     token:
-        The token that ``fit_online`` was given.
+        The token given to ``fit_online``.
     name:
-        Of this stream of samples. A program that starts again under the same name and sends the same samples sends
-        none of them twice. ``None`` is a new stream.
+        Name of this stream of samples. A program that restarts under the same name and sends the same samples
+        sends none of them twice. ``None`` starts a new stream.
     timeout:
-        Seconds to wait for a fit that has not begun yet, 60 by default.
+        Seconds to wait for a fit that has not started yet, 60 by default.
 
-    Use it as a context: leaving it says that all samples have been sent, leaving it by an exception that the
-    program has failed. ``send`` waits while the buffers are full. Where a worker has died, samples that it had not
-    saved are lost, with a warning. Raises ``ConnectionRefusedError`` where there is no fit, ``PermissionError`` for
-    a wrong token, and ``TrainingEndedError`` when the fit wants no more.
+    Use it as a context manager: leaving the block marks the stream as complete, leaving it by an exception marks
+    the program as failed. ``send`` blocks while the buffers are full. If a worker dies, samples that it had not
+    checkpointed are lost, with a warning. Raises ``ConnectionRefusedError`` if no fit listens, ``PermissionError``
+    for a wrong token, and ``TrainingEndedError`` when the fit accepts no more samples.
     """
 
     def __init__(self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0) -> None:
         host, port = host_and_port(address)
         if not isinstance(name, str | None):
             raise TypeError(f"name={name!r}: give a string, or None")
-        self._stream = _patiently(Address(host, port, token), {"hello": "sender", "name": name}, timeout)
+        self._stream = open_stream(Address(host, port, token), {"role": "sender", "name": name}, timeout)
         self._closed = False
 
     @property
     def delivered(self) -> int:
-        """How many samples of this name, the first ones, had arrived before; ``skip`` them or send them again."""
+        """How many samples of this name, counted from the first, were delivered before.
+
+        Skip them (``skip``) or send them again.
+        """
         return self._stream.delivered
 
     def skip(self, number: int) -> None:
-        """Go on after the next ``number`` samples without sending them; they must have arrived before."""
+        """Skip the next ``number`` samples, which must have been delivered before."""
         self._stream.skip(number)
 
     def send(self, x: Any, y: Any = None, *, step: int | None = None) -> None:
-        """Send a sample: arrays, tensors or numbers; ``step``, its time step, is for paired buffers."""
+        """Send a sample of arrays, tensors or numbers; paired buffers need its time step ``step``."""
         sample = as_sample((x,) if y is None else (x, y))
-        self._until_done(lambda: self._stream.send(sample, step))
+        self._retry(lambda: self._stream.send(sample, step))
 
-    def _until_done(self, act: Callable[[], None]) -> None:
-        """Do something, again with every worker that takes the place of one that died meanwhile."""
-        lost: WorkerGoneError | None = None
+    def _retry(self, action: Callable[[], None]) -> None:
+        """Call ``action``; after a worker was lost, reconnect to its replacement and call it again."""
+        lost: WorkerDisconnectedError | None = None
         while True:
             try:
-                if lost is not None and (samples := self._stream.reopen(lost.worker)):
-                    warn_user(f"{lost}, and with it {samples} samples of this stream")
+                if lost is not None and (samples := self._stream.reconnect(lost.worker)):
+                    warn_user(f"{lost}; {samples} samples of this stream are lost with it")
                 lost = None
-                act()
+                action()
                 return
-            except WorkerGoneError as error:
+            except WorkerDisconnectedError as error:
                 lost = error
 
     def close(self) -> None:
-        """Wait until all samples have arrived, and say that they were all; may be called again."""
+        """Wait until all samples are delivered, and mark the stream as complete; idempotent."""
         if not self._closed:
             self._closed = True
             with self._stream:
-                self._until_done(self._stream.finish)
+                self._retry(self._stream.finish)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None:
@@ -90,29 +97,31 @@ class SampleSender(Closable):
             self._closed = True
             with self._stream, suppress(OSError):
                 if not self._stream.ended.is_set():
-                    self._stream.tell({"failed": "".join(traceback.format_exception(error))})
+                    self._stream.notify({"failed": "".join(traceback.format_exception(error))})
 
 
-def _patiently(address: Address, hello: Header, timeout: float) -> Stream:
-    """Return a stream that is open, waiting for the fit to begin and for its workers to be there."""
-    until = time.monotonic() + timeout
+def open_stream(
+    address: Address, handshake: Header, timeout: float, *, sleep: Callable[[float], None] = time.sleep
+) -> Stream:
+    """Return an open stream; retries until the fit listens, its workers are ready and the name is free."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
-            return _opened(Stream(address, hello))
-        except (ConnectionRefusedError, WorkerGoneError, BusyNameError) as error:
-            if time.monotonic() > until and isinstance(error, BusyNameError):
+            return _open_once(Stream(address, handshake))
+        except (ConnectionRefusedError, WorkerDisconnectedError, NameInUseError) as error:
+            if time.monotonic() > deadline and isinstance(error, NameInUseError):
                 raise
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise ConnectionRefusedError(
                     f"nobody listens at tcp://{address.host}:{address.port}; start fit_online(..., address=) first"
                 ) from error
-            time.sleep(_RETRY_SECONDS)
+            sleep(_RETRY_SECONDS)
 
 
-def _opened(stream: Stream) -> Stream:
+def _open_once(stream: Stream) -> Stream:
     try:
-        if not stream.wanted:
-            raise TrainingEndedError("training has ended: no more samples are wanted")
+        if not stream.accepted:
+            raise TrainingEndedError("training has ended; no more samples are accepted")
         stream.open()
     except BaseException:
         stream.close()
@@ -131,3 +140,55 @@ def host_and_port(address: str) -> tuple[str, int]:
 def as_sample(parts: Sequence[Any]) -> Sample:
     """Return x and y as arrays or tensors."""
     return tuple(part if isinstance(part, np.ndarray | torch.Tensor) else torch.as_tensor(part) for part in parts)
+
+
+# Raw records: samples that a solver in any language writes to a pipe, sent by ``compss-train send``
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RawFormat:
+    """Layout of a record: its time step (int64) if records have one, x, and y if present, without padding."""
+
+    x: Shape
+    y: Shape | None
+    dtype: np.dtype[np.generic]
+    steps: bool = False
+
+    def read(self, file: BinaryIO) -> Iterator[tuple[int | None, list[NDArray[np.generic]]]]:
+        """Iterate over the time steps and arrays of the records; ``ValueError`` if the last one is truncated."""
+        shapes = [shape for shape in (self.x, self.y) if shape is not None]
+        sizes = [math.prod(shape) * self.dtype.itemsize for shape in shapes]
+        total = sum(sizes) + 8 * self.steps
+        while record := file.read(total):
+            if len(record) < total:
+                raise ValueError(f"the last record has {len(record)} bytes of {total}; check shapes and dtype")
+            step = int(np.frombuffer(record, np.int64, 1)[0]) if self.steps else None
+            arrays, start = [], 8 * self.steps
+            for shape, size in zip(shapes, sizes, strict=True):
+                arrays.append(np.frombuffer(record, self.dtype, math.prod(shape), start).reshape(shape))
+                start += size
+            yield step, arrays
+
+
+def parse_shape(text: str) -> Shape:
+    """Return the shape written as ``"64x64"``; ``"1"`` is an array of one number."""
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise ValueError(f"shape {text!r}: give numbers separated by x, such as 6 or 64x64")
+    return tuple(map(int, text.split("x")))
+
+
+def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str:
+    """Send the records of a file until it ends, or training does; return a summary of the result."""
+    y = None if options.y is None else parse_shape(options.y)
+    record_format = RawFormat(parse_shape(options.x), y, np.dtype(options.dtype), options.steps)
+    sent = 0
+    try:
+        with SampleSender(options.address, token, options.name, timeout=options.timeout) as sender:
+            for step, arrays in record_format.read(file):
+                sender.send(*arrays, step=step)
+                sent += 1
+    except TrainingEndedError:
+        return f"training has ended after {sent} samples of this stream"
+    return f"{sent} samples sent"

@@ -1,4 +1,4 @@
-"""What an online fit needs around it, made before it starts and ended with it however it ends."""
+"""Resources of an online fit: set up before it starts, and released when it ends for any reason."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from typing import Any
 from compss_train.engines.base import ONE_CPU
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
-from compss_train.online.evaluation import Evaluation
-from compss_train.online.event_server import Director
-from compss_train.online.fitting import OnlineFit, Recording
-from compss_train.online.job import OnlineJob
-from compss_train.online.options import OnlineOptions
+from compss_train.online.connection import Address
+from compss_train.online.event_server import EventServer
+from compss_train.online.fitting import OnlineFit
+from compss_train.online.options import OnlineJob, OnlineOptions
+from compss_train.online.records import Evaluation, Progress, Recorder
 from compss_train.online.sender import host_and_port
 from compss_train.online.stream_router import new_key
-from compss_train.online.workers import Checkpoints
+from compss_train.online.workers import CheckpointStore
 from compss_train.training.data_source import DataSource
 from compss_train.training.inference import EVALUATION_BATCH, Inference
 from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
+from compss_train.training.worker.server_exchange import ServerAddress
 
 
 @dataclass(frozen=True)
 class FitStart:
-    """Where a trainer is when an online fit begins."""
+    """State of a trainer when an online fit starts."""
 
     parameters: Parameters
     seed: int
     measures: Measures
     records: int
-    """How many records its history has."""
+    """Number of records in its history."""
     epoch: int
 
 
@@ -41,77 +42,105 @@ class FitStart:
 def online_fit(
     session: Session,
     options: OnlineOptions,
-    begun: FitStart,
-    held_out: DataSource | None,
+    *,
+    start: FitStart,
+    validation: DataSource | None,
     stopping: Stopping,
     on_record: Callable[[dict[str, Any]], None],
     on_start: Callable[[int], None],
 ) -> Iterator[OnlineFit]:
-    """Give an online fit that is ready to run."""
+    """Yield an online fit that is ready to run.
+
+    ``validation`` has the samples to validate on. ``on_record`` gets every record, ``on_start`` the number of each
+    record when its interval begins.
+    """
     engine = session.engine
     workers = len(session.devices)
-    _reserve(session, options, held_out)
+    _reserve(session, options, validation)
     statistics = [name for name, _ in session.net.named_buffers()]
     with ExitStack() as stack:
-        shared = stack.enter_context(GlobalParameters(engine, begun.parameters, workers, statistics))
-        saved = stack.enter_context(Checkpoints())
-        director = stack.enter_context(Director(engine.host(), saved.keep))
+        shared = stack.enter_context(GlobalParameters(engine, start.parameters, workers, statistics))
+        checkpoints = stack.enter_context(CheckpointStore())
+        server = stack.enter_context(EventServer(engine.host(), checkpoints.store))
         if options.address is not None:
-            director.let_in_senders(*host_and_port(options.address), str(options.token))
-        job = OnlineJob(
-            director=director.address,
-            key=new_key(),
-            host=None if options.address is None else "0.0.0.0",
-            served=shared.server_address,
-            num_workers=workers,
-            buffer=options.buffer,
-            batch_size=options.batch_size,
-            merge_every=options.merge_every_batches,
-            max_batches=options.max_batches,
-            report_every=min(1.0, options.record_every) / 2,
-            save_every=options.checkpoint_every,
-            pairing=options.pairing,
-            new_optimizer=options.optimizer_state == "reset",
-            seed=begun.seed + begun.records,
-        )
+            server.listen_for_senders(*host_and_port(options.address), str(options.token))
         evaluation = None
-        if held_out is not None:
-            evaluation = _evaluation(session, held_out, director, begun.parameters, stopping)
-        recording = Recording(
-            begun.measures, begun.records, begun.epoch, options.record_every, evaluation, on_record, on_start
+        if validation is not None:
+            evaluation = _evaluation(session, validation, server.address, start.parameters, stopping)
+        recorder = Recorder(
+            progress=Progress(workers, start.measures),
+            measures=start.measures,
+            evaluation=evaluation,
+            pull=shared.pull,
+            stopping=stopping,
+            first=start.records,
+            epoch=start.epoch,
+            interval=options.record_every,
+            on_record=on_record,
+            on_start=on_start,
         )
-        yield OnlineFit(session, options, job, director, shared.pull, recording, saved, stopping)
+        yield OnlineFit(
+            session=session,
+            options=options,
+            job=_job(options, server.address, shared.server_address, workers, start),
+            server=server,
+            pull=shared.pull,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            stopping=stopping,
+        )
         if evaluation is not None:
             evaluation.close()
 
 
-def _reserve(session: Session, options: OnlineOptions, held_out: DataSource | None) -> None:
-    """See to it that workers and simulations can run at the same time, and if possible evaluations, too.
+def _reserve(session: Session, options: OnlineOptions, validation: DataSource | None) -> None:
+    """Reserve resources so that workers and simulations run at the same time, if possible evaluations, too.
 
-    Without room of its own an evaluation runs when a simulation has ended.
+    Without resources of its own an evaluation runs when a simulation has ended.
     """
     tasks = [session.resources] * len(session.devices) + [ONE_CPU] * options.num_simulators
     session.engine.reserve(tasks)
-    if held_out is not None:
+    if validation is not None:
         with suppress(ValueError):
             session.engine.reserve([*tasks, ONE_CPU])
 
 
+def _job(
+    options: OnlineOptions, coordinator: Address, server_address: ServerAddress, workers: int, start: FitStart
+) -> OnlineJob:
+    return OnlineJob(
+        coordinator=coordinator,
+        key=new_key(),
+        host=None if options.address is None else "0.0.0.0",
+        server_address=server_address,
+        num_workers=num_workers,
+        buffer=options.buffer,
+        batch_size=options.batch_size,
+        merge_every=options.merge_every_batches,
+        max_batches=options.max_batches,
+        report_every=min(1.0, options.record_every) / 2,
+        checkpoint_every=options.checkpoint_every,
+        pairing=options.pairing,
+        new_optimizer=options.optimizer_state == "reset",
+        seed=start.seed + start.records,
+    )
+
+
 def _evaluation(
-    session: Session, held_out: DataSource, director: Director, parameters: Parameters, stopping: Stopping
+    session: Session, validation: DataSource, coordinator: Address, parameters: Parameters, stopping: Stopping
 ) -> Evaluation:
-    """Return what evaluates on the CPU, after it has once: what does not fit together is found before tasks run."""
+    """Return an evaluation on the CPU that has run once, so that mismatches are found before tasks start."""
     engine = session.engine
     inference = Inference(
         engine=engine,
         training_spec=session.training_spec,
-        data=held_out.publish(engine),
+        data=validation.publish(engine),
         batch_size=EVALUATION_BATCH,
         resources=ONE_CPU,
         devices=["cpu"],
     )
-    evaluation = Evaluation(inference, director.address)
-    evaluation.start(parameters, told=False)
+    evaluation = Evaluation(inference, coordinator)
+    evaluation.start(parameters, notify=False)
     evaluation.wait(stopping)
-    evaluation.end()
+    evaluation.clear()
     return evaluation

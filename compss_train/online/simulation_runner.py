@@ -1,141 +1,145 @@
-"""The simulations' tasks: submitted as many at a time as may run, and again where they fail."""
+"""Runs the simulations as tasks: a limited number at a time, with retries."""
 
 from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 
 import cloudpickle
 
 from compss_train.engines import Engine, Ref
-from compss_train.online.child_process import submit_simulation
 from compss_train.online.connection import Header
-from compss_train.online.event_server import Attendance, Client
-from compss_train.online.job import OnlineJob
-from compss_train.online.options import OnlineOptions
+from compss_train.online.event_server import Client, TaskLiveness
+from compss_train.online.options import OnlineJob, OnlineOptions
+from compss_train.online.simulation_task import submit_simulation
 from compss_train.online.simulations import Simulation, Simulations, Status
-from compss_train.online.stream_router import Reception
+from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Worker
 
 UNREACHABLE_SECONDS = 60.0
-"""How long a simulation tries to reach a worker that nobody has seen die: a dead node is noticed later."""
+"""How long a simulation retries a worker that is not known to have died: a failed node is noticed late."""
 
 
-class Crew:
-    """Runs ``simulations`` as tasks, whose ``simulate`` is pickled once."""
+class SimulationRunner:
+    """Runs ``simulations`` as tasks; ``simulate`` is pickled once."""
 
     def __init__(
         self,
+        *,
         engine: Engine,
         simulations: Simulations,
-        reception: Reception,
+        router: StreamRouter,
         options: OnlineOptions,
         job: OnlineJob,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._simulations, self._reception = engine, simulations, reception
-        self._job = job
-        self._at_a_time, self._limit = options.num_simulators, options.simulation_timeout
+        self._engine, self._simulations, self._router = engine, simulations, router
+        self._job, self._clock = job, clock
+        self._max_running, self._timeout = options.num_simulators, options.simulation_timeout
         self._simulate: Ref = engine.publish(cloudpickle.dumps(options.simulate))
 
     def start(self) -> None:
-        """Submit simulations until enough of them run; a task that was lost on its way once more."""
+        """Submit simulations up to the limit, and resubmit lost tasks."""
         running = self._simulations.running
         for simulation in running:
-            if simulation.attendance is not None and simulation.attendance.peer is None:
-                self._look_for(simulation, simulation.attendance)
-        for _ in range(self._at_a_time - len(running)):
-            if (next_one := self._simulations.next()) is None:
+            if simulation.liveness is not None and simulation.liveness.client is None:
+                self._check_task(simulation, simulation.liveness)
+        for _ in range(self._max_running - len(running)):
+            if (pending := self._simulations.next()) is None:
                 return
-            self._submit(next_one)
+            self._submit(pending)
 
-    def _look_for(self, simulation: Simulation, attendance: Attendance) -> None:
-        """Look whether a task that is not there will still come."""
+    def _check_task(self, simulation: Simulation, liveness: TaskLiveness) -> None:
+        """Check a task that is not connected."""
         ended = None if simulation.task is None else self._engine.ended(simulation.task)
-        if ended and not attendance.came:
-            self._never_came(simulation)
-        elif ended or (ended is None and attendance.is_lost):
+        if ended and not liveness.has_connected:
+            self._never_connected(simulation)
+        elif ended or (ended is None and liveness.is_lost):
             self._submit(simulation)
 
-    def _never_came(self, simulation: Simulation) -> None:
+    def _never_connected(self, simulation: Simulation) -> None:
         reason, text = "its task could not reach the coordinator", ""
         try:
             self._engine.fetch([simulation.task] if simulation.task is not None else [])
         except Exception as error:
             reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
-        if self._simulations.has_failed(simulation, reason, text):
-            self._simulations.run_again(simulation)
+        if self._simulations.record_failure(simulation, reason, text):
+            self._simulations.requeue(simulation)
         self._free(simulation)
 
     def _submit(self, simulation: Simulation) -> None:
-        simulation.status, simulation.attendance = Status.RUNNING, Attendance()
-        value = cloudpickle.dumps(simulation.value)  # here, where it is raised if it cannot be
+        simulation.status, simulation.liveness = Status.RUNNING, TaskLiveness(self._clock)
+        value = cloudpickle.dumps(simulation.value)  # here, so that the caller gets the exception
         simulation.task = submit_simulation(
-            self._engine, self._simulate, value, simulation.number, self._job.director, self._limit
+            self._engine, self._simulate, value, simulation.number, self._job.coordinator, self._timeout
         )
 
-    def handle(self, peer: Client, header: Header | None) -> None:
-        """Take what a task says."""
-        simulation = self._simulations.of(int(peer.number))
-        if header is not None and "hello" in header:
-            self._welcome(simulation, peer)
-        elif simulation is None or simulation.attendance is None or simulation.attendance.peer is not peer:
-            return  # it was given up, or runs a second time
+    def handle(self, client: Client, header: Header | None) -> None:
+        """Process an event of a simulation task."""
+        simulation = self._simulations.get(int(client.number))
+        if header is not None and "role" in header:
+            self._connect(simulation, client)
+        elif simulation is None or simulation.liveness is None or simulation.liveness.client is not client:
+            return  # skipped, or a duplicate
         elif header is None:
-            self._has_died(peer, simulation, simulation.attendance)
-        elif "hanging" in header:
-            simulation.hung = f"it gave no sample for {header['hanging']} s, when it was here:\n{header['where']}"
+            self._process_died(client, simulation, simulation.liveness)
+        elif "timeout" in header:
+            simulation.timeout_report = f"no sample within {header['timeout']} s; it was here:\n{header['stack']}"
         else:
-            self._has_ended(peer, simulation, header)
+            self._ended(client, simulation, header)
 
-    def _welcome(self, simulation: Simulation | None, peer: Client) -> None:
-        attendance = None if simulation is None else simulation.attendance
-        if simulation is None or attendance is None or attendance.peer is not None:
-            peer.tell({"go": False})
+    def _connect(self, simulation: Simulation | None, client: Client) -> None:
+        liveness = None if simulation is None else simulation.liveness
+        if simulation is None or liveness is None or liveness.client is not None:
+            client.send({"accepted": False})
         else:
-            attendance.arrive(peer)
-            self._reception.welcome(peer, simulation.number)
+            liveness.connect(client)
+            self._router.register(client, simulation.number)
 
-    def _has_died(self, peer: Client, simulation: Simulation, attendance: Attendance) -> None:
-        """Wait for the engine to run it again."""
-        attendance.leave()
-        self._reception.leave(peer)
-        reason, simulation.hung = simulation.hung or "its process died", None
-        if not self._simulations.has_failed(simulation, reason):
+    def _process_died(self, client: Client, simulation: Simulation, liveness: TaskLiveness) -> None:
+        """Record a failure; the engine restarts the task."""
+        liveness.disconnect()
+        self._router.unregister(client)
+        reason, simulation.timeout_report = simulation.timeout_report or "its process died", None
+        if not self._simulations.record_failure(simulation, reason):
             self._free(simulation)
 
-    def _has_ended(self, peer: Client, simulation: Simulation, header: Header) -> None:
-        died = self._reception.leave(peer)
+    def _ended(self, client: Client, simulation: Simulation, header: Header) -> None:
+        lost_workers = self._router.unregister(client)
         if "finished" in header:
-            self._simulations.finished(simulation, int(header["finished"]))
-            again = self._job.save_every is not None and any(self._lacks(worker, simulation) for worker in died)
-            if self._job.save_every is None:
-                self._simulations.forget(simulation)
+            repeat = self._finished(simulation, int(header["finished"]), lost_workers)
         elif "interrupted" in header:
-            again = self._may_go_on(simulation, header["interrupted"], died)
+            repeat = self._may_retry(simulation, header["interrupted"], lost_workers)
         else:
-            again = self._simulations.has_failed(simulation, header["failed"], header["traceback"])
-        if again:
-            self._simulations.run_again(simulation)
+            repeat = self._simulations.record_failure(simulation, header["failed"], header["traceback"])
+        if repeat:
+            self._simulations.requeue(simulation)
         self._free(simulation)
 
-    def _may_go_on(self, simulation: Simulation, reason: str, died: list[Worker]) -> bool:
-        """Tell whether a simulation that could not reach a worker may run again: it failed if none has died."""
-        now = time.monotonic()
-        since = now if died or simulation.interrupted_since is None else simulation.interrupted_since
-        simulation.interrupted_since = since
-        return now - since < UNREACHABLE_SECONDS or self._simulations.has_failed(simulation, reason)
+    def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
+        """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
+        self._simulations.mark_done(simulation, samples)
+        if self._job.checkpoint_every is None:
+            self._simulations.forget(simulation)
+            return False
+        return any(worker.lacks_samples(self._job, simulation.number, samples) for worker in lost_workers)
 
-    def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
-        return worker.lacks(self._job, simulation.number, simulation.samples)
+    def _may_retry(self, simulation: Simulation, reason: str, lost_workers: list[Worker]) -> bool:
+        """Return True if a simulation that lost a worker is retried; a failure if no worker died for long."""
+        now = self._clock()
+        since = now if lost_workers or simulation.interrupted_since is None else simulation.interrupted_since
+        simulation.interrupted_since = since
+        return now - since < UNREACHABLE_SECONDS or self._simulations.record_failure(simulation, reason)
 
     def _free(self, simulation: Simulation) -> None:
         if simulation.task is not None:
             self._engine.delete([simulation.task])
-        simulation.task = simulation.attendance = None
+        simulation.task = simulation.liveness = None
 
     def stop(self) -> None:
-        """Tell those that run that no more samples are wanted."""
+        """Notify all running simulations that training has ended."""
         for simulation in self._simulations.running:
-            if simulation.attendance is not None and simulation.attendance.peer is not None:
-                simulation.attendance.peer.tell({"stop": True})
+            if simulation.liveness is not None and simulation.liveness.client is not None:
+                simulation.liveness.client.send({"stop": True})
         self._engine.delete([self._simulate])

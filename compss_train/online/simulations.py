@@ -1,4 +1,4 @@
-"""The simulations of an online fit: which are to run, which run, and how often each has failed. Knows no engine."""
+"""Queue of the simulations of an online fit: pending, running, done and failed ones. Independent of the engine."""
 
 from __future__ import annotations
 
@@ -12,64 +12,70 @@ from typing import Any
 from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.online.event_server import Attendance
+from compss_train.online.event_server import TaskLiveness
 
 REPORT_SECONDS = 3.0
-"""After which workers have reported what has come until now."""
+"""Seconds after which workers have reported the samples received so far."""
 
 
 class Status(Enum):
-    """Where a simulation is."""
+    """Status of a simulation."""
 
     WAITING = "waiting"
     RUNNING = "running"
-    """From when its task is submitted."""
+    """From the submission of its task."""
     DONE = "done"
     FAILED = "failed"
 
 
 @dataclass(eq=False)
 class Simulation:
-    """One input, and what has become of it."""
+    """One input and the state of its simulation."""
 
     number: int
-    """That of its stream of samples."""
+    """Number of its stream of samples."""
     value: Any
     status: Status = Status.WAITING
     failures: int = 0
     samples: int = 0
-    """How many it has given, once it is done."""
-    hung: str | None = None
-    """What it said when it was about to end because it hangs."""
+    """Number of its samples, once it is done."""
+    timeout_report: str | None = None
+    """The watchdog's last message before it ended the process."""
     interrupted_since: float | None = None
-    """When it first could not go on because of a worker that nobody has seen die."""
+    """Time of the first interruption by a worker that is unreachable but not known to have died."""
     task: Ref | None = None
-    attendance: Attendance | None = None
+    liveness: TaskLiveness | None = None
 
 
 class Simulations:
-    """Deals out what is to run: again what has failed or lost samples, then the next inputs.
+    """Schedules simulations: those to repeat first, then the next inputs.
 
-    ``inputs`` is ``None`` where there are none at all; ``retries`` is how often a simulation that has failed runs
-    again.
+    ``inputs`` is ``None`` without simulations; ``retries`` is how often a failed simulation is repeated.
     """
 
-    def __init__(self, inputs: Iterable[Any] | None, retries: int, new_number: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        inputs: Iterable[Any] | None,
+        retries: int,
+        new_number: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._inputs = iter(() if inputs is None else inputs)
         self._exhausted = inputs is None
         self._retries = retries
         self._new_number = new_number
-        self._again: deque[Simulation] = deque()
-        self._known: dict[int, Simulation] = {}  # those that may have to run again; others are only counted
+        self._clock = clock
+        self._requeued: deque[Simulation] = deque()
+        self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
         self._done = 0
         self._failed: list[int] = []
-        self._gave_samples = False
-        self._hopeless: Hopeless | None = None
+        self._any_samples = False
+        self._first_failure: _Failure | None = None
 
     def next(self) -> Simulation | None:
-        """Return the next one to run, ``None`` where there is none at the moment."""
-        if self._again:
-            return self._again.popleft()
+        """Return the next simulation to run, ``None`` if none is pending."""
+        if self._requeued:
+            return self._requeued.popleft()
         if self._exhausted:
             return None
         try:
@@ -81,82 +87,82 @@ class Simulations:
         self._known[simulation.number] = simulation
         return simulation
 
-    def of(self, number: int) -> Simulation | None:
-        """Return the simulation with a number, if it can still be run."""
+    def get(self, number: int) -> Simulation | None:
+        """Return the simulation with a number, ``None`` if it will not run again."""
         return self._known.get(number)
 
     @property
     def running(self) -> list[Simulation]:
-        """Those whose tasks are submitted and have not ended."""
+        """Simulations whose tasks are submitted and have not ended."""
         return [each for each in self._known.values() if each.status is Status.RUNNING]
 
     @property
     def done(self) -> list[Simulation]:
-        """Those that are done, but would run again for samples that a worker loses."""
+        """Completed simulations that are repeated if a worker loses their samples."""
         return [each for each in self._known.values() if each.status is Status.DONE]
 
     @property
     def all_ended(self) -> bool:
-        """Whether nothing runs or is to run."""
-        return self._exhausted and not self._again and not self.running
+        """Whether no simulation is running or pending."""
+        return self._exhausted and not self._requeued and not self.running
 
     def counts(self) -> dict[str, int]:
-        """Return how many run, are done, and were given up."""
+        """Return the numbers of running, completed and failed simulations."""
         return {"running": len(self.running), "done": self._done, "failed": len(self._failed)}
 
-    def finished(self, simulation: Simulation, samples: int) -> None:
-        """Note that all its samples have arrived."""
+    def mark_done(self, simulation: Simulation, samples: int) -> None:
+        """Mark a simulation as done: all its samples were received."""
         self._done += 1
         simulation.status, simulation.samples, simulation.interrupted_since = Status.DONE, samples, None
-        self._gave_samples = self._gave_samples or samples > 0
+        self._any_samples = self._any_samples or samples > 0
 
-    def run_again(self, simulation: Simulation) -> None:
-        """Let it run once more, which is no fault of its own: a worker has died."""
+    def requeue(self, simulation: Simulation) -> None:
+        """Schedule a simulation again."""
         self._done -= simulation.status is Status.DONE
         simulation.status = Status.WAITING
-        self._again.append(simulation)
+        self._requeued.append(simulation)
 
     def forget(self, simulation: Simulation) -> None:
-        """Note that it will never have to run again."""
+        """Drop a simulation that will not run again."""
         del self._known[simulation.number]
 
-    def has_failed(self, simulation: Simulation, reason: str, text: str = "") -> bool:
-        """Report a failure, with its traceback, and return whether it may run again."""
+    def record_failure(self, simulation: Simulation, reason: str, text: str = "") -> bool:
+        """Record a failure with its traceback, warn, and return True if retries are left."""
         simulation.failures += 1
-        what = f"simulation {simulation.number} of input {_shown(simulation.value)} failed: {reason}"
+        what = f"simulation {simulation.number} of input {_abbreviated(simulation.value)} failed: {reason}"
         if simulation.failures <= self._retries:
-            warn_user(f"{what}; it runs again ({simulation.failures} of {self._retries})")
+            warn_user(f"{what}; retry {simulation.failures} of {self._retries}")
             return True
-        warn_user(f"{what}, {simulation.failures} times; it is left out\n{text}")
+        warn_user(f"{what}; skipped after {simulation.failures} failures\n{text}")
         simulation.status = Status.FAILED
         self._failed.append(simulation.number)
         self.forget(simulation)
-        if self._hopeless is None:
-            self._hopeless = Hopeless(f"{what} ({simulation.failures} times)", text, time.monotonic())
+        if self._first_failure is None:
+            self._first_failure = _Failure(f"{what} (failures: {simulation.failures})", text, self._clock())
         return False
 
-    def check(self, received: int, *, at_last: bool = False) -> None:
-        """Raise ``SimulationError`` where one was given up, and no sample has come from any: all will fail.
+    def check(self, received: int, *, final: bool = False) -> None:
+        """Raise ``SimulationError`` if a simulation failed for good and no sample has come from any.
 
-        ``received`` is what the workers have reported, which may take some time unless it is ``at_last``.
+        ``received`` is the number of samples that workers have reported, which lags behind unless it is ``final``.
         """
-        first = self._hopeless
-        if first is None or received or self._gave_samples:
+        first = self._first_failure
+        if first is None or received or self._any_samples:
             return
-        if at_last or time.monotonic() - first.since > REPORT_SECONDS:
-            message = f"{first.what}, and no other has given a sample so far"
+        if final or self._clock() - first.since > REPORT_SECONDS:
+            message = f"{first.what}, and no simulation has produced a sample"
             raise SimulationError(message) from (WorkerTraceback(first.text) if first.text else None)
 
 
 @dataclass(frozen=True)
-class Hopeless:
-    """The first simulation that was given up."""
+class _Failure:
+    """A simulation that failed for good: message, traceback, and time."""
 
     what: str
     text: str
     since: float
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

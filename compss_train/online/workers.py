@@ -1,11 +1,10 @@
-"""The workers of an online fit as the coordinator sees them: where each is, and what it has saved."""
+"""The workers of an online fit as the coordinator sees them: tasks, connections, endpoints and checkpoints."""
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,172 +15,181 @@ from compss_train._utils.closing import Closable
 from compss_train._utils.locking import TemporaryFolder
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError
-from compss_train.online.child_process import submit_training
 from compss_train.online.connection import Header
-from compss_train.online.control import unpacked
-from compss_train.online.event_server import Attendance, Client
-from compss_train.online.job import OnlineJob
-from compss_train.online.progress import Progress
-from compss_train.online.receiver import Received
+from compss_train.online.event_server import Client, TaskLiveness
+from compss_train.online.options import OnlineJob
+from compss_train.online.receiver import Offsets
+from compss_train.online.records import Progress
 from compss_train.online.simulations import Simulation, Simulations
+from compss_train.online.stream import Endpoint
+from compss_train.online.worker_task import submit_worker, unpickle_tensor
 from compss_train.training.session import Session
 
-RUNS = 4
-"""How often a worker may start, as tasks elsewhere."""
+MAX_ATTEMPTS = 4
+"""Maximum number of attempts of a worker, as of tasks elsewhere."""
 START_SECONDS = 300.0
-"""How long workers may take to start: those that do not fit beside each other would be waited for for ever."""
+"""Maximum time for a worker to start: with too few computing units some would never start."""
 
 
-@dataclass(eq=False)
 class Worker:
-    """One of them."""
+    """One worker."""
 
-    number: int
-    task: Ref
-    attendance: Attendance = field(default_factory=Attendance)
-    place: tuple[str, int] | None = None
-    """Where it receives samples, once it does."""
-    runs: int = 0
-    told: set[str] = field(default_factory=set)
-    """The orders that it knows of."""
-    done: bool = False
-    saved: Received = field(default_factory=dict)
-    """What it had received when it last saved itself."""
-    repetitions: list[int] = field(default_factory=list)
-    state: Ref | None = None
-    """That of its optimizer and random numbers, once it is done."""
+    def __init__(self, number: int, task: Ref, clock: Callable[[], float] = time.monotonic) -> None:
+        self.number, self.task = number, task
+        self._clock = clock
+        self.liveness = TaskLiveness(clock)
+        self.endpoint: Endpoint | None = None
+        """Where it receives samples, once it does."""
+        self.attempts = 0
+        self.commands: set[str] = set()
+        """The commands that were sent to the current attempt."""
+        self.done = False
+        self.saved_offsets: Offsets = {}
+        """The offsets in its last checkpoint."""
+        self.repetitions: list[int] = []
+        self.state: Ref | None = None
+        """State of its optimizer and random number generators, once it is done."""
 
-    def tell(self, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
-        """Say something to it, if it is there."""
-        if self.attendance.peer is not None:
-            self.attendance.peer.tell(header, arrays)
+    def resubmitted(self, task: Ref) -> None:
+        """Replace its task."""
+        self.task, self.liveness = task, TaskLiveness(self._clock)
 
-    def arrive(self, peer: Client) -> None:
-        """Note that its task runs."""
-        self.runs += 1
-        self.attendance.arrive(peer)
+    def send(self, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
+        """Send a message if it is connected."""
+        if self.liveness.client is not None:
+            self.liveness.client.send(header, arrays)
 
-    def leave(self) -> None:
-        """Note that it has died; raises ``WorkerLostError`` the fourth time."""
-        self.attendance.leave()
-        self.place = None
-        self.told.clear()
-        if self.runs >= RUNS and not self.done:
+    def connect(self, client: Client) -> None:
+        """Start an attempt: its task has connected."""
+        self.attempts += 1
+        self.liveness.connect(client)
+
+    def disconnect(self) -> None:
+        """End an attempt: its process died. Raises ``WorkerLostError`` after the last one."""
+        self.liveness.disconnect()
+        self.endpoint = None
+        self.commands.clear()
+        if self.attempts >= MAX_ATTEMPTS and not self.done:
             raise WorkerLostError(
-                f"worker {self.number} was started {self.runs} times and its process died each time; if memory ran "
-                "out, use a smaller buffer, smaller batches or fewer workers"
+                f"worker {self.number} was started {self.attempts} times and its process died each time; if memory "
+                "ran out, use a smaller buffer, smaller batches or fewer workers"
             )
 
-    def lacks(self, job: OnlineJob, stream: int, samples: int) -> bool:
-        """Tell whether some of its samples of a stream of so many are not in what it has saved."""
-        return not self.done and self.saved.get(stream, 0) < job.needed_by(self.number, stream, samples)
+    def lacks_samples(self, job: OnlineJob, stream: int, samples: int) -> bool:
+        """Return True if its checkpoint lacks some of its samples of a stream of ``samples``."""
+        return not self.done and self.saved_offsets.get(stream, 0) < job.end_offset(self.number, stream, samples)
 
     def check_start(self) -> None:
-        """Raise ``WorkerLostError`` where it should have started long ago."""
-        away = time.monotonic() - self.attendance.away_since
-        if not self.attendance.came and away > START_SECONDS:
+        """Raise ``WorkerLostError`` if it has not started in time."""
+        if not self.liveness.has_connected and self.liveness.seconds_disconnected > START_SECONDS:
             raise WorkerLostError(
-                f"worker {self.number} has not started in {START_SECONDS:.0f} s; all workers must run at the same "
-                "time: use fewer of them or fewer threads, and see that they can reach the coordinator's node"
+                f"worker {self.number} has not started within {START_SECONDS:.0f} s; all workers must run at the "
+                "same time: use fewer of them or fewer threads, and check that they reach the coordinator's node"
             )
 
 
 class Workers:
-    """All of them: submitted at once, replaced where they die, with what they had saved."""
+    """All workers: submitted together, restarted from their checkpoints when they die."""
 
     def __init__(
-        self, session: Session, job: OnlineJob, simulations: Simulations, progress: Progress, saved: Checkpoints
+        self,
+        *,
+        session: Session,
+        job: OnlineJob,
+        simulations: Simulations,
+        progress: Progress,
+        checkpoints: CheckpointStore,
     ) -> None:
         self._session, self._job = session, job
-        self._simulations, self._progress, self._checkpoints = simulations, progress, saved
+        self._simulations, self._progress, self._checkpoints = simulations, progress, checkpoints
         self.all = [Worker(number, self._submit(number)) for number in range(job.num_workers)]
 
     def _submit(self, number: int) -> Ref:
         session = self._session
         args = session.training_spec, session.states[number], self._job, number, session.devices[number]
-        return submit_training(session.engine, *args, resources=session.resources)
+        return submit_worker(session.engine, *args, resources=session.resources)
 
     @property
     def all_done(self) -> bool:
-        """Whether all of them have trained what there was, or as much as they should."""
+        """Whether all have trained on all samples, or ``max_batches``."""
         return all(worker.done for worker in self.all)
 
-    def look_after(self) -> None:
-        """Submit those once more that were lost with their node; raises what went wrong before one could tell."""
+    def restart_lost(self) -> None:
+        """Resubmit tasks that were lost with their node; raises exceptions of tasks that never connected."""
         engine = self._session.engine
         for worker in self.all:
-            if worker.done or worker.attendance.peer is not None:
+            if worker.done or worker.liveness.client is not None:
                 continue
             ended = engine.ended(worker.task)
             if ended:
                 engine.fetch([worker.task])
-            if ended or (ended is None and worker.attendance.is_lost):
-                worker.attendance, worker.task = Attendance(), self._submit(worker.number)
+            if ended or (ended is None and worker.liveness.is_lost):
+                worker.resubmitted(self._submit(worker.number))
             worker.check_start()
 
-    def order(self, order: Literal["over", "stop"]) -> None:
-        """Tell those that do not know it yet that nothing more will come, or that they are to train no more."""
+    def broadcast(self, command: Literal["end_reception", "stop"]) -> None:
+        """Send a command to each worker once: to expect no more samples, or to stop training."""
         for worker in self.all:
-            if worker.place is not None and order not in worker.told:
-                worker.tell({order: True})
-                worker.told.add(order)
+            if worker.endpoint is not None and command not in worker.commands:
+                worker.send({command: True})
+                worker.commands.add(command)
 
-    def handle(self, peer: Client, header: Header | None, arrays: Sequence[torch.Tensor]) -> Worker | None:
-        """Take what one of them says; return the worker where it has just died."""
-        worker = self.all[int(peer.number)]
-        if header is not None and "hello" in header:
-            self._welcome(worker, peer)
-        elif worker.attendance.peer is not peer:
-            return None  # a second one with this number, which was not wanted
+    def handle(self, client: Client, header: Header | None, arrays: Sequence[torch.Tensor]) -> Worker | None:
+        """Process an event of a worker; return the worker if it has just died."""
+        worker = self.all[int(client.number)]
+        if header is not None and "role" in header:
+            self._connect(worker, client)
+        elif worker.liveness.client is not client:
+            return None  # a duplicate with this number, which was rejected
         elif header is None:
-            worker.leave()
+            worker.disconnect()
             return worker
-        elif "listening" in header:
-            worker.place = header["listening"]
+        elif "endpoint" in header:
+            worker.endpoint = header["endpoint"]
         elif "report" in header:
-            self._progress.report(worker.number, unpacked(arrays[0]))
-        elif "saved" in header:
-            self._has_saved(worker, header)
+            self._progress.add(worker.number, unpickle_tensor(arrays[0]))
+        elif "checkpoint" in header:
+            self._checkpointed(worker, header)
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]
-            worker.state = self._session.engine.publish(unpacked(arrays[0]))
+            worker.state = self._session.engine.publish(unpickle_tensor(arrays[0]))
         elif "failed" in header:
-            raise unpacked(arrays[0]).exception()
+            raise unpickle_tensor(arrays[0]).exception()
         return None
 
-    def _welcome(self, worker: Worker, peer: Client) -> None:
-        if worker.attendance.peer is not None:
-            peer.tell({"go": False})
+    def _connect(self, worker: Worker, client: Client) -> None:
+        if worker.liveness.client is not None:
+            client.send({"accepted": False})
             return
-        again = worker.runs > 0
-        worker.arrive(peer)
+        is_restart = worker.attempts > 0
+        worker.connect(client)
         if worker.done:
-            peer.tell({"go": True, "done": True})
+            client.send({"accepted": True, "done": True})
             return
-        peer.tell_aside({"go": True}, lambda: self._checkpoints.of(worker.number))
-        for simulation in self._simulations.done if again else ():
-            if worker.lacks(self._job, simulation.number, simulation.samples):
-                self._simulations.run_again(simulation)
+        client.send_in_background({"accepted": True}, lambda: self._checkpoints.load(worker.number))
+        for simulation in self._simulations.done if is_restart else ():
+            if worker.lacks_samples(self._job, simulation.number, simulation.samples):
+                self._simulations.requeue(simulation)
 
-    def _has_saved(self, worker: Worker, header: Header) -> None:
-        """Have everybody forget the simulations whose samples all workers have saved."""
-        worker.saved = {int(stream): int(upto) for stream, upto in header["saved"]}
+    def _checkpointed(self, worker: Worker, header: Header) -> None:
+        """Drop simulations whose samples are in the checkpoints of all workers, here and in the workers."""
+        worker.saved_offsets = {int(stream): int(offset) for stream, offset in header["checkpoint"]}
         safe = [each for each in self._simulations.done if not self._is_needed(each)]
         for simulation in safe:
             self._simulations.forget(simulation)
-        # What one that is still coming hears first must be the answer to its hello.
-        for other in [worker for worker in self.all if safe and worker.place is not None]:
-            other.tell({"forget": [simulation.number for simulation in safe]})
+        # A worker without endpoint is still connecting: its first message must be the reply to its handshake.
+        for other in [worker for worker in self.all if safe and worker.endpoint is not None]:
+            other.send({"forget": [simulation.number for simulation in safe]})
 
     def _is_needed(self, simulation: Simulation) -> bool:
-        """Tell whether it would have to run again if the right worker died now."""
-        return any(worker.lacks(self._job, simulation.number, simulation.samples) for worker in self.all)
+        """Return True if the death of some worker would require this simulation again."""
+        return any(worker.lacks_samples(self._job, simulation.number, simulation.samples) for worker in self.all)
 
-    def end(self) -> None:
-        """Let them return, and take over their states."""
+    def finish(self) -> None:
+        """End the tasks, and keep the workers' states in the session."""
         engine, states = self._session.engine, self._session.states
         for worker in self.all:
-            worker.tell({"end": True})
+            worker.send({"shutdown": True})
             before = states[worker.number]
             engine.delete([worker.task, *([before] if isinstance(before, Ref) else [])])
             if worker.state is not None:
@@ -194,8 +202,8 @@ class Workers:
         return [sum(counts) for counts in zip(*padded, strict=True)]
 
 
-class Checkpoints(Closable):
-    """Files in a temporary folder, the last one of each worker."""
+class CheckpointStore(Closable):
+    """The last checkpoint of each worker, in files of a temporary folder."""
 
     def __init__(self) -> None:
         folder = TemporaryFolder()
@@ -203,19 +211,19 @@ class Checkpoints(Closable):
         self._remove = weakref.finalize(self, folder.remove)
         folder.create()
 
-    def keep(self, worker: int, saved: torch.Tensor) -> None:
-        """Replace what is kept of a worker."""
+    def store(self, worker: int, checkpoint: torch.Tensor) -> None:
+        """Replace the checkpoint of a worker."""
         new = self._folder / f"{worker}.new"
-        saved.numpy().tofile(new)
+        checkpoint.numpy().tofile(new)
         new.replace(self._path(worker))
 
-    def of(self, worker: int) -> Sequence[torch.Tensor]:
-        """Return what is kept of a worker: one tensor of bytes, or nothing."""
+    def load(self, worker: int) -> Sequence[torch.Tensor]:
+        """Return the checkpoint of a worker: one tensor of bytes, or an empty list."""
         path = self._path(worker)
         return [torch.from_numpy(np.fromfile(path, np.uint8))] if path.exists() else []
 
     def _path(self, worker: int) -> Path:
-        return self._folder / f"{worker}.saved"
+        return self._folder / f"{worker}.checkpoint"
 
     def close(self) -> None:
         """Remove the files."""

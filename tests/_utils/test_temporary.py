@@ -11,7 +11,7 @@ from compss_train._utils import locking as temporary
 from compss_train._utils.locking import TemporaryFolder, remove_abandoned
 from compss_train.engines.local import store as folders
 from compss_train.engines.local.store import StoreFolders
-from compss_train.online.workers import Checkpoints
+from compss_train.online.workers import CheckpointStore
 
 HOLDER = """
 import sys
@@ -50,8 +50,8 @@ def stored():
 
 @pytest.mark.parametrize(
     ("new", "remove"),
-    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (Checkpoints, "close")],
-    ids=["TemporaryFolder", "StoreFolders", "Checkpoints"],
+    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (CheckpointStore, "close")],
+    ids=["TemporaryFolder", "StoreFolders", "CheckpointStore"],
 )
 def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, new, remove):
     left, first = abandoned(parent), new()

@@ -1,13 +1,16 @@
-"""The engine of online fits, workers that only receive, threads that must end, and waits that are short."""
+"""An engine for online fits, workers that only receive, checks that threads end, and short waits."""
 
 import threading
 
 import pytest
 
 from compss_train.engines import Resources
-from compss_train.online import sender, watchdog
+from compss_train.online import sender, simulation_task
 from tests.helpers.processes import wait_until
-from tests.online.parts import Place, nothing_left
+from tests.online.bare_connections import no_threads_left
+from tests.online.stub_fits import StubWorker
+
+FIT_THREADS = ("listener", "connection", "parameter-server", "stream-control")
 
 
 @pytest.fixture
@@ -19,39 +22,35 @@ def local(shared_local):
 
 @pytest.fixture
 def short_waits(monkeypatch):
-    """Senders try again soon, and no watchdog ends this process."""
+    """Senders retry soon, and no watchdog ends this process."""
     monkeypatch.setattr(sender, "_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(watchdog, "_GRACE", 1000.0)
+    monkeypatch.setattr(simulation_task, "_GRACE", 1000.0)
 
 
 @pytest.fixture
 def short_pauses(monkeypatch):
-    """Where training does not end, whoever loses a worker need not wait to see whether it has."""
+    """Streams that lose a worker hardly wait for the end of training, which does not come."""
     monkeypatch.setattr("compss_train.online.stream._PAUSE", 0.01)
 
 
 @pytest.fixture
-def no_threads_are_left():
-    """Whatever happens, everything of the coordinator's ends."""
+def check_threads():
+    """Check that all threads of the coordinator end."""
     before = set(threading.enumerate())
     yield
-    wait_until(lambda: not [t for t in threading.enumerate() if t not in before and is_of_a_fit(t)], 5)
-
-
-def is_of_a_fit(thread):
-    return thread.name in ("listener", "connection", "parameter-server", "stream-control")
+    wait_until(lambda: not [t for t in threading.enumerate() if t not in before and t.name in FIT_THREADS], 5)
 
 
 @pytest.fixture
-def places():
-    """Make workers, which end with the test."""
+def make_stub():
+    """Make workers that only receive; they are closed after the test."""
     made = []
 
-    def place(*args, **options):
-        made.append(Place(*args, **options))
+    def make(*args, **options):
+        made.append(StubWorker(*args, **options))
         return made[-1]
 
-    with nothing_left():
-        yield place
+    with no_threads_left():
+        yield make
         for each in made:
-            each.die()
+            each.close()

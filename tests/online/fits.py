@@ -1,30 +1,69 @@
-"""Online fits of networks that count, for tests of what goes wrong."""
+"""Online fits with default options: of networks that count samples, and of networks like a plain PyTorch loop's."""
+
+import copy
+
+import torch
+from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer
-from tests.online.simulations import COUNTING, counts, total
+from compss_train.engines.machine import intra_op_threads
+from tests.helpers.models import SGD, state_arrays
+from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 
 FIFO = BufferSpec("FIFO", 16)
+DEFAULTS = {"buffer": FIFO, "batch_size": 5, "num_simulators": 1, "merge_every_batches": 1, "record_every": 0.02}
 
 
-def online(engine, net, simulate, inputs, *, workers=1, loss=total, optimizer=COUNTING, **options):
-    """Fit a network that counts, with what matters little; return the trainer and how it ended."""
-    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
-    trainer.build(net, optimizer, loss)
-    given = {"buffer": FIFO, "batch_size": 5, "num_simulators": 1, "merge_every_batches": 1, "record_every": 0.02}
+def run_fit(engine, net, simulate, inputs, *, workers=1, loss=sum_loss, optimizer=COUNTING_SGD, **options):
+    """Fit a network that counts samples; return the trainer and the exception or None."""
+    trainer = build_trainer(engine, workers, net, optimizer, loss, seed=0)
     try:
-        trainer.fit_online(simulate, inputs, **(given | options))
+        trainer.fit_online(simulate, inputs, **(DEFAULTS | options))
     except BaseException as error:
         return trainer, error
     return trainer, None
 
 
-def counted(engine, net, simulate, inputs, *, workers=1, **options):
-    """Return the trainer of a fit that goes well, and how often each sample was trained on."""
-    trainer, error = online(engine, net, simulate, inputs, workers=workers, **options)
+def fit_and_count(engine, net, simulate, inputs, *, workers=1, **options):
+    """Return the trainer of a successful fit, and how often each sample was trained on."""
+    trainer, error = run_fit(engine, net, simulate, inputs, workers=workers, **options)
     if error is not None:
         raise error
-    return trainer, counts(trainer.get_parameters(), workers)
+    return trainer, sample_counts(trainer.get_parameters(), workers)
 
 
-def split(samples, size):
+def split_range(samples, size):
     return [range(start, min(samples, start + size)) for start in range(0, samples, size)]
+
+
+def build_trainer(engine, workers, net, optimizer=SGD, loss="cross_entropy", metric=None, seed=3):
+    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
+    trainer.build(net, optimizer, loss, metric)
+    return trainer
+
+
+def fit_online(trainer, simulate, inputs, **options):
+    """Fit with default options and batches of 7."""
+    return trainer.fit_online(simulate, inputs, **(DEFAULTS | {"batch_size": 7} | options))
+
+
+def plain_loop(net, optimizer, batches, loss=nn.functional.cross_entropy, seed=3):
+    """Train in a plain PyTorch loop on batches of (x, y)."""
+    net = copy.deepcopy(net)
+    optimizer = optimizer(net.parameters())
+    with intra_op_threads(1):
+        torch.manual_seed(seed)
+        for x, y in batches:
+            optimizer.zero_grad()
+            output = net(x)
+            loss(output, x if y is None else y).backward()
+            optimizer.step()
+    return state_arrays(net)
+
+
+def batches_of(size, *arrays):
+    """Iterate over the batches of arrays."""
+    tensors = [torch.from_numpy(array) for array in arrays]
+    for start in range(0, len(arrays[0]), size):
+        parts = [tensor[start : start + size].clone() for tensor in tensors]
+        yield parts[0], parts[1] if len(parts) > 1 else None

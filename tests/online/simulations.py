@@ -1,7 +1,8 @@
-"""Simulations and networks that the tests of online fits share; they run in other processes.
+"""Simulations of countable samples and networks that count them; they run in other processes.
 
-Samples are one-hot, and the network is a matrix whose weights fall by one for each time that a sample was trained
-on: what was lost, or trained on twice, can be read off the parameters.
+Samples are one-hot, and the network is a matrix whose weights decrease by one each time a sample is trained on, so
+that the parameters show which samples were lost or trained on twice. ``Fault``, ``TouchFile`` and ``CallAll`` are
+called with the number of a sample, or the numbers of a batch.
 """
 
 import itertools
@@ -17,32 +18,32 @@ import numpy as np
 import torch
 from torch import nn
 
-COUNTING = {"optimizer": "sgd", "lr": 1.0}
+COUNTING_SGD = {"optimizer": "sgd", "lr": 1.0}
 
 
-def total(output, target):
-    """The loss of the network that counts: its gradient by a weight is how often that sample is in the batch."""
+def sum_loss(output, target):
+    """The loss of the counting network: its gradient by a weight is how often that sample is in the batch."""
     return output.sum()
 
 
-def counts(parameters, workers: int) -> list[int]:
-    """How often each sample was trained on; what a worker learns counts by its share."""
+def sample_counts(parameters, workers: int) -> list[int]:
+    """Return how often each sample was trained on; a worker's changes count by its share."""
     times = -workers * parameters["weight"][0].astype(np.float64)
     assert np.abs(times - np.rint(times)).max() < 1e-3
     return np.rint(times).astype(int).tolist()
 
 
-class Counter(nn.Linear):
-    """The network that counts; calls ``seeing`` with the samples of every batch before it trains on them."""
+class CountingNet(nn.Linear):
+    """The network that counts; calls ``on_batch`` with the samples of every batch before it trains on them."""
 
-    def __init__(self, samples: int, seeing: Callable[[Sequence[int]], None] | None = None) -> None:
+    def __init__(self, samples: int, on_batch: Callable[[Sequence[int]], None] | None = None) -> None:
         super().__init__(samples, 1, bias=False)
         nn.init.zeros_(self.weight)
-        self.seeing = seeing
+        self.on_batch = on_batch
 
     def forward(self, x):
-        if self.training and self.seeing is not None:
-            self.seeing(x.argmax(1).tolist())
+        if self.training and self.on_batch is not None:
+            self.on_batch(x.argmax(1).tolist())
         return super().forward(x)
 
 
@@ -53,8 +54,8 @@ def one_hot(number: int, samples: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Hots:
-    """Simulates the samples whose numbers it is given; ``before`` is called with each number first."""
+class OneHotSimulation:
+    """Yields the samples of the numbers in its input; ``before`` is called with each number first."""
 
     samples: int
     before: Callable[[int], None] | None = None
@@ -66,8 +67,8 @@ class Hots:
             yield one_hot(number, self.samples), np.float32(0)
 
 
-def rows_of(arrays: Sequence[Any]) -> Any:
-    """Simulate the rows of arrays: (x, y), or x alone."""
+def simulate_rows(arrays: Sequence[Any]) -> Any:
+    """Yield the rows of arrays: (x, y), or x alone."""
     for row in zip(*arrays, strict=True):
         yield row if len(row) > 1 else row[0]
 
@@ -78,65 +79,64 @@ def pairing(earlier, later):
     return x, later.data[1]
 
 
-def wait_for(path: Path, seconds: float = 20.0) -> None:
-    """Wait until a file is there."""
+def wait_for_file(path: Path, seconds: float = 20.0) -> None:
     until = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > until:
-            raise TimeoutError(f"nobody has made {path.name}")
+            raise TimeoutError(f"{path.name} was not created")
         time.sleep(0.005)
 
 
-def accumulator(path: Path) -> int:
-    """Count in a file, across processes; return how many have counted before."""
+def increment(path: Path) -> int:
+    """Count in a file, across processes; return the count before."""
     with path.open("ab") as file:
         file.write(b".")
         return file.tell() - 1
 
 
-def tallied(path: Path) -> int:
+def read_count(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
 @dataclass(frozen=True)
-class Endless:
-    """Counts the samples that it gives in a file."""
+class EndlessSimulation:
+    """Yields samples without end, and counts them in a file."""
 
     samples: int
     folder: Path
 
     def __call__(self, first):
         for number in itertools.count(first):
-            accumulator(self.folder / "produced")
+            increment(self.folder / "produced")
             yield one_hot(number % self.samples, self.samples), np.float32(0)
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Makes trouble at a sample, as often as it is told to."""
+class Fault:
+    """Calls ``action`` at a sample, at most ``times`` times across processes."""
 
     at: int
-    what: Callable[[], None]
+    action: Callable[[], None]
     folder: Path
     times: int = 1
     after: Path | None = None
-    """A file that is waited for first."""
+    """A file to wait for first."""
 
     def __call__(self, number: int | Sequence[int]) -> None:
-        if (number == self.at if isinstance(number, int) else self.at in number) and self.times > self.happened:
+        if (number == self.at if isinstance(number, int) else self.at in number) and self.times > self.count:
             if self.after is not None:
-                wait_for(self.after)
-            accumulator(self.folder / f"trouble-{self.at}")
-            self.what()
+                wait_for_file(self.after)
+            increment(self.folder / f"fault-{self.at}")
+            self.action()
 
     @property
-    def happened(self) -> int:
-        return tallied(self.folder / f"trouble-{self.at}")
+    def count(self) -> int:
+        return read_count(self.folder / f"fault-{self.at}")
 
 
 @dataclass(frozen=True)
-class All:
-    """Calls one after the other."""
+class CallAll:
+    """Calls several functions in turn."""
 
     calls: tuple[Callable[[Any], None], ...]
 
@@ -146,8 +146,8 @@ class All:
 
 
 @dataclass(frozen=True)
-class Touch:
-    """Makes a file at a sample, and waits there for another one, if any."""
+class TouchFile:
+    """Creates a file at a sample, and waits there for another one, if any."""
 
     at: int
     path: Path | None = None
@@ -158,14 +158,14 @@ class Touch:
             if self.path is not None:
                 self.path.touch()
             if self.until is not None:
-                wait_for(self.until)
+                wait_for_file(self.until)
 
 
-def fail() -> None:
+def raise_error() -> None:
     raise ArithmeticError("the solver met a singular matrix")
 
 
-def kill() -> None:
+def kill_process() -> None:
     os.kill(os.getpid(), 9)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from compss_train.online.connection import Connection, ConnectionLostError
 from compss_train.parameter_server.messages import PIECE, WireError, pack
 from tests.buffers.kinds import Thread, until
-from tests.online.parts import pair
+from tests.online.bare_connections import connection_pair
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
@@ -65,8 +65,8 @@ messages = st.tuples(headers, st.lists(blocks(), max_size=4))
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=4))
-def test_messages_arrive_as_they_were(sent):
-    with pair() as (one, other):
+def test_messages_round_trip(sent):
+    with connection_pair() as (one, other):
         for header, arrays in sent:
             one.send(header, arrays)
         for header, arrays in sent:
@@ -78,19 +78,19 @@ def test_messages_arrive_as_they_were(sent):
 
 
 @pytest.mark.parametrize("layout", ODD)
-def test_what_lies_oddly_in_memory_arrives_as_it_is(layout):
+def test_unusual_memory_layouts_are_preserved(layout):
     sent = ODD[layout](torch.arange(6.0).reshape(2, 3) * (2 + 1j))
-    with pair() as (one, other):
+    with connection_pair() as (one, other):
         one.send({}, [sent])
         check_same(other.receive()[1][0], sent)
 
 
 @settings(max_examples=25, deadline=None)
 @given(messages, st.lists(st.integers(1, 3), max_size=30))
-def test_messages_may_come_in_any_pieces(message, pieces):
+def test_messages_are_reassembled_from_any_pieces(message, pieces):
     frames = pack(*message)
     data = struct.pack("<I", len(frames[0])) + b"".join(bytes(part) for part in frames)
-    with pair() as (one, other):
+    with connection_pair() as (one, other):
         while data:
             size = pieces.pop() if pieces else 1 + len(data) // 3
             one._socket.sendall(data[:size])
@@ -100,10 +100,10 @@ def test_messages_may_come_in_any_pieces(message, pieces):
         assert [tensor.shape for tensor in tensors] == [tuple(array.shape) for array in message[1]]
 
 
-def test_large_arrays_arrive_in_turn_and_what_is_sent_is_not_kept():
+def test_large_arrays_arrive_in_order_in_memory_of_the_receiver():
     sizes = [0, 1, 2**16, 2**16 + 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7]
     arrays = [torch.randint(256, (size,), dtype=torch.uint8) for size in sizes]
-    with pair(small=True) as (one, other):
+    with connection_pair(small=True) as (one, other):
         sending = Thread(lambda: [one.send({"number": n}, arrays[::step]) for n, step in ((0, 1), (1, -1))])
         for number, expected in ((0, arrays), (1, arrays[::-1])):
             header, came = other.receive()
@@ -113,9 +113,9 @@ def test_large_arrays_arrive_in_turn_and_what_is_sent_is_not_kept():
         came[-2][:] = 7  # memory of the receiver's own
 
 
-def test_threads_that_send_at_a_time_do_not_mix_their_messages():
+def test_concurrent_sends_do_not_interleave():
     each = 25
-    with pair(small=True) as (one, other):
+    with connection_pair(small=True) as (one, other):
 
         def send(thread):
             for number in range(each):
@@ -142,8 +142,8 @@ def test_threads_that_send_at_a_time_do_not_mix_their_messages():
     ],
     ids=["uint16", "text", "object", "header"],
 )
-def test_what_cannot_be_sent_is_an_error_before_anything_is_sent(bad):
-    with pair() as (one, other):
+def test_unsupported_values_raise_before_anything_is_sent(bad):
+    with connection_pair() as (one, other):
         with pytest.raises(TypeError):
             one.send(*bad)
         assert not other.has_message()
@@ -153,17 +153,17 @@ def test_what_cannot_be_sent_is_an_error_before_anything_is_sent(bad):
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=1, max_size=40), st.booleans())
-def test_what_is_no_message_is_an_error(data, framed):
+def test_malformed_messages_raise(data, framed):
     data = struct.pack("<I", len(data)) + data if framed else data + b"\xff" * 4
-    with pair() as (one, other):
+    with connection_pair() as (one, other):
         one._socket.sendall(data)
         one._socket.shutdown(socket.SHUT_WR)
         with pytest.raises((WireError, ConnectionLostError)):
             other.receive()
 
 
-def test_what_was_sent_before_closing_arrives_and_then_the_end():
-    with pair() as (one, other):
+def test_sent_messages_arrive_after_close():
+    with connection_pair() as (one, other):
         one.send({"last": 1}, [torch.ones(1000)])
         one.close()
         one.close()
@@ -176,13 +176,13 @@ def test_what_was_sent_before_closing_arrives_and_then_the_end():
 
 
 @pytest.mark.parametrize("who", [0, 1], ids=["own", "other"])
-def test_closing_either_end_wakes_who_receives_and_who_sends(who):
-    with pair() as ends:
+def test_closing_either_end_unblocks_receive_and_send(who):
+    with connection_pair() as ends:
         receiving = Thread(ends[0].receive)
         ends[who].close()
         with pytest.raises(ConnectionLostError):
             receiving.result()
-    with pair(small=True) as ends:
+    with connection_pair(small=True) as ends:
         sending = Thread(ends[0].send, {}, [torch.zeros(2**24, dtype=torch.uint8)])
         until(ends[1].has_message)
         ends[who].close()
@@ -190,8 +190,8 @@ def test_closing_either_end_wakes_who_receives_and_who_sends(who):
             sending.result()
 
 
-def test_a_program_with_many_open_files_can_ask_for_messages():
-    with pair() as (one, other):
+def test_has_message_works_beyond_1024_open_files():
+    with connection_pair() as (one, other):
         moved = Connection(socket.socket(fileno=fcntl.fcntl(other._socket, fcntl.F_DUPFD, 1100)))
         with moved:
             assert not moved.has_message()
@@ -199,8 +199,8 @@ def test_a_program_with_many_open_files_can_ask_for_messages():
             until(moved.has_message)
 
 
-def test_headers_are_json_and_nothing_is_pickled():
-    with pair() as (one, other):
+def test_headers_are_json():
+    with connection_pair() as (one, other):
         one.send({"x": 1}, [torch.tensor([1.0, 2.0])])
         raw = other._socket.recv(2**16)
     (length,) = struct.unpack("<I", raw[:4])

@@ -44,23 +44,23 @@ SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, **
     ],
     ids=named,
 )
-def test_what_can_be_run_is_accepted(given):
+def test_valid_options_are_accepted(given):
     assert all(getattr(options(**given), name) is value for name, value in given.items())
 
 
-def test_an_iterator_of_inputs_is_not_read():
+def test_inputs_are_not_consumed():
     inputs = iter(range(3))
     options(inputs=inputs)
     assert list(inputs) == [0, 1, 2]
 
 
-def test_without_an_address_there_is_no_token_to_be_known():
+def test_the_token_is_none_by_default():
     assert options().token is None
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])
 @pytest.mark.parametrize("name", ["record_every", "checkpoint_every", "simulation_timeout"])
-def test_seconds_are_numbers_above_zero(name, value):
+def test_seconds_must_be_positive_numbers(name, value):
     with pytest.raises(ValueError, match=f"{name}=.*: give a number of seconds above 0"):
         options(**{name: value})
     assert check_seconds("x", 3) == 3.0
@@ -74,7 +74,7 @@ def test_seconds_are_numbers_above_zero(name, value):
         *(("num_simulators", 0), ("simulation_retries", 0), ("senders", 0)),
     ],
 )
-def test_counts_are_integers(name, least, value):
+def test_counts_must_be_integers(name, least, value):
     if name == "max_batches" and value is None:
         return
     with pytest.raises(ValueError, match=f"{name}=.*: give an integer of at least {least}"):
@@ -96,19 +96,23 @@ def test_counts_are_integers(name, least, value):
         ({"num_simulators": 0}, ValueError, "simulate=.* with num_simulators=0: give a function"),
         ({"simulate": None}, ValueError, "simulate=None with num_simulators=2"),
         ({"simulate": 3}, TypeError, "simulate=3: give a function"),
-        ({"simulate": None, "num_simulators": 0}, ValueError, "nobody would send a sample"),
+        (
+            {"simulate": None, "num_simulators": 0},
+            ValueError,
+            "simulate=None with senders=0: give simulate=",
+        ),
         ({"senders": 1}, ValueError, "senders=1 need an address= to send to"),
         ({**SENDERS, "address": None}, ValueError, "need an address="),
         ({**SENDERS, "address": "localhost:5555"}, ValueError, "give tcp://HOST:PORT"),
         ({"address": "tcp://*:5555"}, ValueError, "give tcp://HOST:PORT"),
         *(
-            ({**ADDRESS, "token": token}, ValueError, f"token={token!r}: address= needs a text")
+            ({**ADDRESS, "token": token}, ValueError, f"token={token!r}: address= needs a non-empty string")
             for token in ("", b"x", None, 7)
         ),
-        ({"inputs": ()}, ValueError, "inputs= is empty: nothing would be simulated"),
+        ({"inputs": ()}, ValueError, "inputs= is empty: give at least one input"),
         ({"inputs": np.zeros((0, 2))}, ValueError, "inputs= is empty"),
-        ({**SENDERS, "inputs": [1]}, ValueError, "inputs= are given, but no simulate="),
-        ({**SENDERS, "inputs": iter(())}, ValueError, "inputs= are given, but no simulate="),
+        ({**SENDERS, "inputs": [1]}, ValueError, "inputs= without simulate=: give the function"),
+        ({**SENDERS, "inputs": iter(())}, ValueError, "inputs= without simulate=: give the function"),
         ({"optimizer_state": "lose"}, ValueError, "optimizer_state='lose'"),
         (
             {"simulate": lambda _, it=itertools.count, gen=(n for n in ()): it},
@@ -118,6 +122,6 @@ def test_counts_are_integers(name, least, value):
     ],
     ids=named,
 )
-def test_what_cannot_be_run_is_an_error_at_once(given, error, message):
+def test_invalid_options_raise(given, error, message):
     with pytest.raises(error, match=message):
         options(**given)

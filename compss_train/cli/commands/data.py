@@ -96,12 +96,11 @@ def _add_send_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_send(options: argparse.Namespace) -> int:
     """Send samples from standard input until it ends, or training does."""
-    from compss_train.online.raw import send
 
     token = options.token or os.environ.get(TOKEN_VARIABLE)
     if not token:
         raise ValueError(f"the token is missing: give --token or set {TOKEN_VARIABLE}")
-    print(send(options, token, sys.stdin.buffer), file=sys.stderr)
+    print(send_records(options, token, sys.stdin.buffer), file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""fit_online: simulations that fail, hang and die."""
+"""fit_online: simulations that raise_error, hang and die."""
 
 import itertools
 import re
@@ -15,70 +15,80 @@ from torch import nn
 
 from compss_train import BufferSpec
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from tests.online.fits import counted, online, split
+from tests.online.fits import fit_and_count, run_fit, split_range
 from tests.online.simulations import (
-    All,
-    Counter,
-    Hots,
-    Touch,
-    Trouble,
-    accumulator,
-    counts,
-    fail,
-    kill,
+    CallAll,
+    CountingNet,
+    Fault,
+    OneHotSimulation,
+    TouchFile,
+    increment,
+    kill_process,
     one_hot,
-    tallied,
+    raise_error,
+    read_count,
+    sample_counts,
 )
 
-pytestmark = pytest.mark.usefixtures("no_threads_are_left")
+pytestmark = pytest.mark.usefixtures("check_threads")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_simulation_that_raises_once_runs_again(local, tmp_path, workers):
-    trouble = Trouble(17, fail, tmp_path)
-    with pytest.warns(UserWarning, match="1 of input range.10, 20. failed: ArithmeticError: .* .1 of 2."):
-        trainer, trained = counted(
-            local, Counter(40), Hots(40, trouble), split(40, 10), workers=workers, num_simulators=2
+def test_a_simulation_that_raises_once_is_retried(local, tmp_path, workers):
+    fault = Fault(17, raise_error, tmp_path)
+    with pytest.warns(UserWarning, match="1 of input range.10, 20. failed: ArithmeticError: .*; retry 1 of 2"):
+        trainer, trained = fit_and_count(
+            local,
+            CountingNet(40),
+            OneHotSimulation(40, fault),
+            split_range(40, 10),
+            workers=workers,
+            num_simulators=2,
         )
-    assert trouble.happened == 1
+    assert fault.count == 1
     assert trained == [1] * 40
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 4, "failed": 0}
     assert trainer.history[-1]["received"] == 40
 
 
-def test_a_simulation_that_always_raises_is_left_out(local, tmp_path):
-    trouble = Trouble(17, fail, tmp_path, times=100)
+def test_a_simulation_that_always_raises_is_skipped(local, tmp_path):
+    fault = Fault(17, raise_error, tmp_path, times=100)
     with pytest.warns(UserWarning, match="(?s)simulation 1 of .* failed") as warned:
-        trainer, trained = counted(
-            local, Counter(40), Hots(40, trouble), split(40, 10), num_simulators=2, simulation_retries=1
+        trainer, trained = fit_and_count(
+            local,
+            CountingNet(40),
+            OneHotSimulation(40, fault),
+            split_range(40, 10),
+            num_simulators=2,
+            simulation_retries=1,
         )
-    assert trouble.happened == 2
+    assert fault.count == 2
     assert trained == [1] * 17 + [0] * 3 + [1] * 20
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 3, "failed": 1}
     messages = [str(warning.message) for warning in warned]
     assert len(messages) == 2
-    assert "is left out" in messages[1]
-    assert "in fail" in messages[1]
+    assert "skipped after" in messages[1]
+    assert "in raise_error" in messages[1]
 
 
-def test_where_all_simulations_fail_it_is_an_error(local, tmp_path):
-    trouble = Trouble(0, fail, tmp_path, times=100)
+def test_an_error_is_raised_if_all_simulations_fail(local, tmp_path):
+    fault = Fault(0, raise_error, tmp_path, times=100)
     with pytest.warns(UserWarning, match="simulation .* failed"):
-        trainer, error = online(local, Counter(5), Hots(5, trouble), [[0]] * 4, simulation_retries=1)
+        trainer, error = run_fit(local, CountingNet(5), OneHotSimulation(5, fault), [[0]] * 4, simulation_retries=1)
     assert isinstance(error, SimulationError)
     assert re.search(r"simulation 0 of input \[0\] failed: ArithmeticError: the solver met a singular", str(error))
     assert isinstance(error.__cause__, WorkerTraceback)
-    assert "in fail" in str(error.__cause__)
-    assert trouble.happened >= 2
-    assert counts(trainer.get_parameters(), 1) == [0] * 5
+    assert "in raise_error" in str(error.__cause__)
+    assert fault.count >= 2
+    assert sample_counts(trainer.get_parameters(), 1) == [0] * 5
 
 
-def test_endless_simulations_that_all_fail_are_an_error(local, tmp_path, monkeypatch):
+def test_an_error_is_raised_if_endless_simulations_all_fail(local, tmp_path, monkeypatch):
     monkeypatch.setattr("compss_train.online.simulations.REPORT_SECONDS", 0.3)
-    trouble = Trouble(0, fail, tmp_path, times=10**6)
+    fault = Fault(0, raise_error, tmp_path, times=10**6)
     inputs = itertools.repeat([0])
     with pytest.warns(UserWarning, match="simulation .* failed"):
-        _, error = online(local, Counter(5), Hots(5, trouble), inputs, simulation_retries=0)
+        _, error = run_fit(local, CountingNet(5), OneHotSimulation(5, fault), inputs, simulation_retries=0)
     assert isinstance(error, SimulationError)
 
 
@@ -110,8 +120,8 @@ SAID = {
     "alone": "a sample of",
     "objects": "",
     "ragged": "",
-    "shape": "a worker has refused a sample",
-    "dtype": "a worker has refused a sample",
+    "shape": "a worker rejected a sample",
+    "dtype": "a worker rejected a sample",
     "big-endian": "",
     "words": "",
     "step": "first",
@@ -119,27 +129,27 @@ SAID = {
 
 
 @pytest.mark.parametrize("which", SAID)
-def test_rubbish_is_left_out_with_a_warning(local, which):
+def test_invalid_samples_skip_their_simulation_with_a_warning(local, which):
     def simulate(what):
-        return rubbish(what) if isinstance(what, str) else Hots(5)(what)
+        return rubbish(what) if isinstance(what, str) else OneHotSimulation(5)(what)
 
     with pytest.warns(UserWarning, match=rf"(?s)simulation 0 of input '{which}' failed: .*{SAID[which]}"):
-        trainer, trained = counted(local, Counter(5), simulate, [which, [3, 4]], simulation_retries=0)
+        trainer, trained = fit_and_count(local, CountingNet(5), simulate, [which, [3, 4]], simulation_retries=0)
     assert trained[3:] == [1, 1]
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
 
 
-def test_what_a_simulation_gave_before_it_is_left_out_is_trained_on(local, tmp_path):
+def test_samples_of_a_skipped_simulation_are_trained_on(local, tmp_path):
     """Some of it still waits in sockets when the coordinator knows that nothing more will come."""
 
     def simulate(_):
-        yield from Hots(12)(range(12))
+        yield from OneHotSimulation(12)(range(12))
         threading.Timer(0.5, (tmp_path / "failed").touch).start()
-        fail()
+        raise_error()
 
-    net = Counter(12, Touch(0, until=tmp_path / "failed"))
-    with pytest.warns(UserWarning, match="(?s)singular matrix, 1 times; it is left out"):
-        _, trained = counted(local, net, simulate, [0], simulation_retries=0, buffer=BufferSpec("FIFO", 5))
+    net = CountingNet(12, TouchFile(0, until=tmp_path / "failed"))
+    with pytest.warns(UserWarning, match="(?s)singular matrix; skipped after 1 failures"):
+        _, trained = fit_and_count(local, net, simulate, [0], simulation_retries=0, buffer=BufferSpec("FIFO", 5))
     assert trained == [1] * 12
 
 
@@ -156,18 +166,22 @@ class Unpicklable:
 
 @pytest.mark.parametrize(
     ("simulate", "value", "said"),
-    [(no_generator, 0, "not iterable"), (Hots(5), Unpicklable(), "no number"), (sys.exit, "code 7", "SystemExit")],
+    [
+        (no_generator, 0, "not iterable"),
+        (OneHotSimulation(5), Unpicklable(), "no number"),
+        (sys.exit, "code 7", "SystemExit"),
+    ],
     ids=["nothing to iterate over", "input", "exit"],
 )
-def test_simulations_that_cannot_begin_are_told_of(local, simulate, value, said):
-    with pytest.warns(UserWarning, match="left out"):
-        _, error = online(local, Counter(5), simulate, [value], simulation_retries=0)
+def test_simulations_that_cannot_start_are_reported(local, simulate, value, said):
+    with pytest.warns(UserWarning, match="skipped after"):
+        _, error = run_fit(local, CountingNet(5), simulate, [value], simulation_retries=0)
     assert isinstance(error, SimulationError)
     assert said in str(error)
 
 
-def test_an_input_that_cannot_be_pickled_is_the_callers_error(local):
-    _, error = online(local, Counter(5), Hots(5), [threading.Lock()])
+def test_an_unpicklable_input_raises_in_the_caller(local):
+    _, error = run_fit(local, CountingNet(5), OneHotSimulation(5), [threading.Lock()])
     assert isinstance(error, TypeError)
     assert "pickle" in str(error)
     assert local.ends
@@ -185,65 +199,72 @@ def compute_for_ever() -> None:
 
 
 @pytest.mark.parametrize(("hang", "said"), [(wait_for_ever, "in wait_for_ever"), (compute_for_ever, "")])
-def test_a_simulation_that_hangs_runs_again(local, tmp_path, hang, said):
-    trouble = Trouble(7, hang, tmp_path)
+def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
+    fault = Fault(7, hang, tmp_path)
     started = time.monotonic()
-    with pytest.warns(UserWarning, match="(?s)simulation 0 .* runs again") as warned:
-        trainer, trained = counted(
-            local, Counter(20), Hots(20, trouble), split(20, 10), simulation_timeout=0.5, num_simulators=2
+    with pytest.warns(UserWarning, match="(?s)simulation 0 .*; retry 1 of") as warned:
+        trainer, trained = fit_and_count(
+            local,
+            CountingNet(20),
+            OneHotSimulation(20, fault),
+            split_range(20, 10),
+            simulation_timeout=0.5,
+            num_simulators=2,
         )
     assert said in str(warned[0].message)
-    assert trouble.happened == 1
+    assert fault.count == 1
     assert trained == [1] * 20
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
     assert time.monotonic() - started < 15
 
 
-def test_waiting_for_the_buffer_is_not_hanging(local, tmp_path):
+def test_blocking_on_a_full_buffer_does_not_time_out(local, tmp_path):
     """Training begins long after a sample should have come, and samples are large."""
     threading.Timer(1.0, (tmp_path / "go").touch).start()
 
     def simulate(numbers):
-        for x, _ in Hots(50)(numbers):
+        for x, _ in OneHotSimulation(50)(numbers):
             yield x, np.zeros(250_000, np.float32)
 
-    net = Counter(50, Touch(0, until=tmp_path / "go"))
+    net = CountingNet(50, TouchFile(0, until=tmp_path / "go"))
     options = {"simulation_timeout": 0.3, "buffer": BufferSpec("FIFO", 5)}
-    _, trained = counted(local, net, simulate, [range(50)], **options)
+    _, trained = fit_and_count(local, net, simulate, [range(50)], **options)
     assert trained == [1] * 50
 
 
-def test_a_simulation_whose_process_is_killed_runs_again(local, tmp_path):
+def test_a_killed_simulation_is_retried(local, tmp_path):
     """The second run sends all that is lacking while samples of the first one still wait in sockets."""
-    trouble = Trouble(28, kill, tmp_path)
-    net = Counter(40, Touch(10, until=tmp_path / "again"))
-    simulate = Hots(40, All((trouble, Touch(29, tmp_path / "again"))))
-    with pytest.warns(UserWarning, match="simulation 1 .* failed: its process died; it runs again"):
-        trainer, trained = counted(local, net, simulate, split(40, 20), buffer=BufferSpec("FIFO", 10))
-    assert trouble.happened == 1
+    fault = Fault(28, kill_process, tmp_path)
+    net = CountingNet(40, TouchFile(10, until=tmp_path / "again"))
+    simulate = OneHotSimulation(40, CallAll((fault, TouchFile(29, tmp_path / "again"))))
+    with pytest.warns(UserWarning, match="simulation 1 .* failed: its process died; retry 1 of"):
+        trainer, trained = fit_and_count(local, net, simulate, split_range(40, 20), buffer=BufferSpec("FIFO", 10))
+    assert fault.count == 1
     assert trained == [1] * 40
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
 
 
-def test_a_simulation_that_always_kills_its_process_is_left_out(local, tmp_path):
+def test_a_simulation_that_always_dies_is_skipped(local, tmp_path):
     """It has given samples, so that this is no reason to believe that all will fail."""
-    trouble = Trouble(7, kill, tmp_path, times=100)
+    fault = Fault(7, kill_process, tmp_path, times=100)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        trainer, trained = counted(local, Counter(20), Hots(20, trouble), split(20, 10), simulation_retries=1)
-    assert ["left out" in str(warning.message) for warning in warned] == [False, True]
+        trainer, trained = fit_and_count(
+            local, CountingNet(20), OneHotSimulation(20, fault), split_range(20, 10), simulation_retries=1
+        )
+    assert ["skipped after" in str(warning.message) for warning in warned] == [False, True]
     assert trained == [1] * 7 + [0] * 3 + [1] * 10
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
 
 
 @pytest.mark.timeout(15)
-def test_a_reservoir_of_pairs_that_is_too_small_is_an_error_not_a_hang(local, tmp_path):
+def test_a_reservoir_of_pairs_that_is_too_small_raises(local, tmp_path):
     """It holds the first steps of two simulations, of which none can be paired, and a third one comes."""
     buffer = BufferSpec("SimPairedReservoir", 2, threshold=0, sweep_size=3, nb_time_steps=2)
     options = {"buffer": buffer, "pairing": early_and_late, "num_simulators": 3, "batch_size": 2}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        _, error = online(local, nn.Linear(1, 1), Together(tmp_path), range(3), simulation_retries=0, **options)
+        _, error = run_fit(local, nn.Linear(1, 1), Together(tmp_path), range(3), simulation_retries=0, **options)
     said = " ".join([str(error), *(str(warning.message) for warning in warned)])
     assert "all 2 samples held are of different simulations" in said
 
@@ -257,9 +278,9 @@ class Together:
     def __call__(self, number):
         for step in range(2):
             yield step, np.float32([number]), np.float32([0])
-            accumulator(self.folder / "sent")
+            increment(self.folder / "sent")
             until = time.monotonic() + 10
-            while tallied(self.folder / "sent") < 3 and time.monotonic() < until:
+            while read_count(self.folder / "sent") < 3 and time.monotonic() < until:
                 time.sleep(0.005)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.model.metrics import Measures, resolve_metrics
-from compss_train.online.progress import Progress
+from compss_train.online.records import Progress
 
 SIMULATIONS = {"running": 1, "done": 2, "failed": 0}
 
@@ -23,7 +23,7 @@ steps = st.lists(st.none() | st.tuples(st.integers(0, 2), reports()), max_size=3
 
 
 @given(steps, st.sampled_from([None, "mae"]))
-def test_records_tell_everything_once_and_of_buffers_the_last_word(todo, metric):
+def test_records_cover_each_report_once_and_the_last_buffer_state(todo, metric):
     progress, last, records, since = Progress(3, resolve_metrics(metric)), [{} for _ in range(3)], [], 0
     for number, step in enumerate(todo):
         if step is None:
@@ -31,15 +31,15 @@ def test_records_tell_everything_once_and_of_buffers_the_last_word(todo, metric)
             records.append(progress.record(number, 7, SIMULATIONS))
             assert due == (records[-1]["batches"] > 0)
         else:
-            progress.report(*step)
+            progress.add(*step)
             last[step[0]] = step[1]
-    records.append(progress.last_record(99, 7, SIMULATIONS))
+    records.append(progress.final_record(99, 7, SIMULATIONS))
     trained = [step for step in todo if step is not None]
     for name in ("samples", "batches"):
         assert sum(record[name] for record in records) == sum(report[name] for _, report in trained)
         for worker in range(3):
-            told = sum(record["workers"][worker][name] for record in records)
-            assert told == sum(report[name] for number, report in trained if number == worker)
+            total = sum(record["workers"][worker][name] for record in records)
+            assert total == sum(report[name] for number, report in trained if number == worker)
     for record in records:
         assert (record["epoch"], record["simulations"], record["seconds"] > since) == (7, SIMULATIONS, True)
         assert record["loss"] == 1 if record["samples"] else math.isnan(record["loss"])
@@ -71,27 +71,28 @@ def report(batches=1, **others):
     }
 
 
-def test_there_is_something_in_the_last_record_of_each_worker_that_trained():
+def test_the_final_record_covers_every_worker_that_trained():
     progress = Progress(2, Measures())
     for worker in (0, 1, 0):
-        progress.report(worker, report())
+        progress.add(worker, report())
     progress.record(0, 0, SIMULATIONS)
     for worker in (0, 1):
-        progress.report(worker, report(0, loss=0.0))
-    assert [each["batches"] for each in progress.last_record(1, 0, SIMULATIONS)["workers"]] == [1, 1]
-    assert progress.last_record(2, 0, SIMULATIONS)["batches"] == 0
+        progress.add(worker, report(0, loss=0.0))
+    assert [each["batches"] for each in progress.final_record(1, 0, SIMULATIONS)["workers"]] == [1, 1]
+    assert progress.final_record(2, 0, SIMULATIONS)["batches"] == 0
 
 
-def test_a_record_is_due_after_its_time_when_there_is_something_in_it():
-    progress = Progress(1, Measures())
+def test_a_record_is_due_after_its_interval_if_there_are_reports():
+    now = [5.0]
+    progress = Progress(1, Measures(), lambda: now[0])
     assert not progress.is_due(0)
-    progress.report(0, report(0))
+    progress.add(0, report(0))
     assert not progress.is_due(0)
     for _ in range(2):
-        progress.report(0, report())
+        progress.add(0, report())
     assert progress.is_due(0)
     assert not progress.is_due(1000)
-    progress._clock -= 1000
+    now[0] += 1000
     assert progress.is_due(1000)
     assert progress.record(0, 0, SIMULATIONS)["seconds"] >= 1000
     assert not progress.is_due(0)

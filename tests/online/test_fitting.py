@@ -11,9 +11,17 @@ from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
-from tests.online.fits import FIFO
-from tests.online.laws import built, cut, online, plain_loop
-from tests.online.simulations import COUNTING, Counter, Endless, Hots, counts, pairing, rows_of, total
+from tests.online.fits import FIFO, batches_of, build_trainer, fit_online, plain_loop
+from tests.online.simulations import (
+    COUNTING_SGD,
+    CountingNet,
+    EndlessSimulation,
+    OneHotSimulation,
+    pairing,
+    sample_counts,
+    simulate_rows,
+    sum_loss,
+)
 
 # 1: one worker and one simulator are the plain loop
 
@@ -25,31 +33,31 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("merge_every", [1, 3, 1000])
-def test_one_worker_and_one_simulator_are_the_plain_loop(local, name, merge_every):
+def test_one_worker_and_one_simulator_equal_the_plain_loop(local, name, merge_every):
     x, y = classification(samples=60)
     spec, plain = PLAIN[name]
-    trainer = built(local, 1, awkward_net(), spec)
+    trainer = build_trainer(local, 1, awkward_net(), spec)
     inputs = [(x[:20], y[:20]), (x[20:33], y[20:33]), (x[33:], y[33:])]
-    ours = online(trainer, rows_of, inputs, merge_every_batches=merge_every)
-    assert_same_bits(ours, plain_loop(awkward_net(), plain, cut(7, x, y)))
+    ours = fit_online(trainer, simulate_rows, inputs, merge_every_batches=merge_every)
+    assert_same_bits(ours, plain_loop(awkward_net(), plain, batches_of(7, x, y)))
     assert_same_bits(ours, trainer.get_parameters())
 
 
 @pytest.mark.parametrize("merge_every", [1, 1000])
-def test_double_precision_is_the_plain_loop_but_for_the_last_bits(local, merge_every):
+def test_double_precision_equals_the_plain_loop_up_to_rounding(local, merge_every):
     x, y = classification(samples=40)
     x, y = x.astype(np.float64), y[:, None].astype(np.float64)
     net = mlp(outputs=1).double()
-    trainer = built(local, 1, net, ADAM, "mse")
-    ours = online(trainer, rows_of, [(x, y)], merge_every_batches=merge_every)
-    assert_close(ours, plain_loop(net, PLAIN["adam"][1], cut(7, x, y), nn.functional.mse_loss), 1e-15)
+    trainer = build_trainer(local, 1, net, ADAM, "mse")
+    ours = fit_online(trainer, simulate_rows, [(x, y)], merge_every_batches=merge_every)
+    assert_close(ours, plain_loop(net, PLAIN["adam"][1], batches_of(7, x, y), nn.functional.mse_loss), 1e-15)
 
 
 def test_samples_without_y_are_their_own_targets(local):
     x, _ = classification(samples=30)
     net = mlp(outputs=6)
-    ours = online(built(local, 1, net, SGD, "mse"), rows_of, [(x,)], batch_size=4)
-    assert_same_bits(ours, plain_loop(net, PLAIN["momentum"][1], cut(4, x), nn.functional.mse_loss))
+    ours = fit_online(build_trainer(local, 1, net, SGD, "mse"), simulate_rows, [(x,)], batch_size=4)
+    assert_same_bits(ours, plain_loop(net, PLAIN["momentum"][1], batches_of(4, x), nn.functional.mse_loss))
 
 
 @dataclass(frozen=True)
@@ -92,11 +100,11 @@ def awkward_samples(which):
     "which",
     ["strided", "backwards", "read-only", "tensor", "half", "bytes", "truth", "number", "list", "large", "scalar"],
 )
-def test_samples_arrive_as_they_are(local, tmp_path, which):
+def test_samples_arrive_unchanged(local, tmp_path, which):
     kept = Kept(tmp_path)
     trainer = DistributedTrainer(1, engine=local, seed=0, threads=1)
     trainer.build(nn.Linear(1, 1), SGD, lambda output, target: output.mean(), transform=kept)
-    online(trainer, awkward_samples, [which], batch_size=4)
+    fit_online(trainer, awkward_samples, [which], batch_size=4)
     (batch,) = kept.batches()
     expected = [sample[-2] for sample in unspoilt(which)]
     assert batch.shape == (4, *np.shape(expected[0]))
@@ -121,11 +129,11 @@ KINDS = {"FIFO": FIFO, "FIRO": BufferSpec("FIRO", 24, threshold=9)}
 @pytest.mark.parametrize(("workers", "simulators"), [(1, 3), (2, 1), (2, 2), (3, 1)])
 def test_queues_train_each_sample_once(local, buffer, workers, simulators):
     numbers = [range(40), range(40, 41), (), range(41, 60), range(60, 101)]
-    trainer = built(local, workers, Counter(101), COUNTING, total)
-    parameters = online(
-        trainer, Hots(101), numbers, buffer=buffer, num_simulators=simulators, merge_every_batches=2
+    trainer = build_trainer(local, workers, CountingNet(101), COUNTING_SGD, sum_loss)
+    parameters = fit_online(
+        trainer, OneHotSimulation(101), numbers, buffer=buffer, num_simulators=simulators, merge_every_batches=2
     )
-    assert counts(parameters, workers) == [1] * 101
+    assert sample_counts(parameters, workers) == [1] * 101
     assert sum(record["samples"] for record in trainer.history) == 101
     last = trainer.history[-1]
     assert last["repetitions"] == [0, 101]
@@ -136,12 +144,17 @@ def test_queues_train_each_sample_once(local, buffer, workers, simulators):
 
 @pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
 def test_reservoirs_train_each_sample_at_least_once(local, kind):
-    trainer = built(local, 2, Counter(101), COUNTING, total)
+    trainer = build_trainer(local, 2, CountingNet(101), COUNTING_SGD, sum_loss)
     numbers = [range(40), range(40, 60), range(60, 101)]
-    parameters = online(
-        trainer, Hots(101), numbers, buffer=BufferSpec(kind, 12, threshold=5), num_simulators=2, batch_size=4
+    parameters = fit_online(
+        trainer,
+        OneHotSimulation(101),
+        numbers,
+        buffer=BufferSpec(kind, 12, threshold=5),
+        num_simulators=2,
+        batch_size=4,
     )
-    trained, last = counts(parameters, 2), trainer.history[-1]
+    trained, last = sample_counts(parameters, 2), trainer.history[-1]
     assert min(trained) >= 1
     assert last["repetitions"] == [trained.count(times) for times in range(max(trained) + 1)]
     assert sum(record["samples"] for record in trainer.history) == sum(trained)
@@ -149,8 +162,8 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind):
 
 
 def test_simulations_without_samples_train_nothing(local):
-    trainer = built(local, 2, Counter(5), COUNTING, total)
-    assert counts(online(trainer, Hots(5), [(), ()]), 2) == [0] * 5
+    trainer = build_trainer(local, 2, CountingNet(5), COUNTING_SGD, sum_loss)
+    assert sample_counts(fit_online(trainer, OneHotSimulation(5), [(), ()]), 2) == [0] * 5
     assert [record["samples"] for record in trainer.history] == [0]
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
 
@@ -160,29 +173,29 @@ def test_simulations_without_samples_train_nothing(local):
 
 @pytest.mark.parametrize("kind", ["FIFO", "FIRO", "Reservoir", "BatchReservoir"])
 def test_max_batches_ends_everything(local, tmp_path, kind):
-    trainer = built(local, 2, Counter(10), COUNTING, total)
+    trainer = build_trainer(local, 2, CountingNet(10), COUNTING_SGD, sum_loss)
     options = {"buffer": BufferSpec(kind, 16), "num_simulators": 2, "batch_size": 4, "max_batches": 6}
-    parameters = online(trainer, Endless(10, tmp_path), itertools.count(), **options)
-    assert sum(counts(parameters, 2)) == 2 * 6 * 4
+    parameters = fit_online(trainer, EndlessSimulation(10, tmp_path), itertools.count(), **options)
+    assert sum(sample_counts(parameters, 2)) == 2 * 6 * 4
     batches = [sum(record["workers"][worker]["batches"] for record in trainer.history) for worker in range(2)]
     assert batches == [6, 6]
     if kind == "Reservoir":  # the numbers of batches begin anew
-        online(trainer, Endless(10, tmp_path), itertools.count(), **options)
+        fit_online(trainer, EndlessSimulation(10, tmp_path), itertools.count(), **options)
         assert sum(record["batches"] for record in trainer.history) == 24
 
 
-def test_max_batches_ends_simulations_of_which_each_is_short(local):
-    trainer = built(local, 1, Counter(10), COUNTING, total)
-    parameters = online(
-        trainer, Hots(10), ([number % 10] for number in itertools.count()), batch_size=5, max_batches=4
+def test_max_batches_ends_short_simulations(local):
+    trainer = build_trainer(local, 1, CountingNet(10), COUNTING_SGD, sum_loss)
+    parameters = fit_online(
+        trainer, OneHotSimulation(10), ([number % 10] for number in itertools.count()), batch_size=5, max_batches=4
     )
-    assert counts(parameters, 1) == [2] * 10
+    assert sample_counts(parameters, 1) == [2] * 10
 
 
-def test_max_batches_that_never_come_do_no_harm(local):
-    trainer = built(local, 2, Counter(10), COUNTING, total)
-    parameters = online(trainer, Hots(10), [range(10)], batch_size=5, max_batches=400)
-    assert counts(parameters, 2) == [1] * 10
+def test_max_batches_above_the_number_of_batches_has_no_effect(local):
+    trainer = build_trainer(local, 2, CountingNet(10), COUNTING_SGD, sum_loss)
+    parameters = fit_online(trainer, OneHotSimulation(10), [range(10)], batch_size=5, max_batches=400)
+    assert sample_counts(parameters, 2) == [1] * 10
 
 
 # 4: pairs
@@ -202,10 +215,10 @@ class PairNet(nn.Linear):
         return super().forward(x)
 
 
-def test_pairs_are_of_one_simulation(local):
-    trainer = built(local, 2, PairNet(5, 1), SGD, lambda output, target: output.mean() * 0)
+def test_pairs_come_from_one_simulation(local):
+    trainer = build_trainer(local, 2, PairNet(5, 1), SGD, lambda output, target: output.mean() * 0)
     buffer = BufferSpec("SimPairedReservoir", 20, threshold=3, sweep_size=6, nb_time_steps=8)
-    online(trainer, trajectory, range(6), buffer=buffer, num_simulators=2, batch_size=4, pairing=pairing)
+    fit_online(trainer, trajectory, range(6), buffer=buffer, num_simulators=2, batch_size=4, pairing=pairing)
     last = trainer.history[-1]
     assert last["received"] == 48
     assert sum(last["repetitions"][1:]) == 48
@@ -215,15 +228,15 @@ def test_pairs_are_of_one_simulation(local):
 # 5: fits go on from each other
 
 
-def test_fits_go_on_from_each_other(local):
+def test_fits_continue_from_each_other(local):
     x, y = classification(samples=84)
-    trainer = built(local, 1, awkward_net(), ADAM)
-    online(trainer, rows_of, [(x[:21], y[:21])])
+    trainer = build_trainer(local, 1, awkward_net(), ADAM)
+    fit_online(trainer, simulate_rows, [(x[:21], y[:21])])
     numbers = len(trainer.history)
-    online(trainer, rows_of, [(x[21:42], y[21:42])])
+    fit_online(trainer, simulate_rows, [(x[21:42], y[21:42])])
     trainer.fit(x[42:63], y[42:63], num_epochs=1, batch_size=7, shuffle=None, shuffle_block_data=False)
-    ours = online(trainer, rows_of, [(x[63:], y[63:])])
-    assert_same_bits(ours, plain_loop(awkward_net(), PLAIN["adam"][1], cut(7, x, y)))
+    ours = fit_online(trainer, simulate_rows, [(x[63:], y[63:])])
+    assert_same_bits(ours, plain_loop(awkward_net(), PLAIN["adam"][1], batches_of(7, x, y)))
     assert numbers < len(trainer.history)
     assert [record["round"] for record in trainer.history] == list(range(len(trainer.history)))
     epochs = [record["epoch"] for record in trainer.history]
@@ -232,11 +245,11 @@ def test_fits_go_on_from_each_other(local):
     assert sum(record["samples"] for record in trainer.history) == 84
 
 
-def test_an_optimizer_that_is_reset_forgets(local):
+def test_a_reset_optimizer_starts_without_state(local):
     x, y = classification(samples=42)
-    trainer = built(local, 1, mlp())
-    online(trainer, rows_of, [(x[:21], y[:21])])
-    ours = online(trainer, rows_of, [(x[21:], y[21:])], optimizer_state="reset")
-    halves = built(local, 1, trainer.model())
-    halves.set_parameters(plain_loop(mlp(), PLAIN["momentum"][1], cut(7, x[:21], y[:21])))
-    assert_same_bits(ours, online(halves, rows_of, [(x[21:], y[21:])]))
+    trainer = build_trainer(local, 1, mlp())
+    fit_online(trainer, simulate_rows, [(x[:21], y[:21])])
+    ours = fit_online(trainer, simulate_rows, [(x[21:], y[21:])], optimizer_state="reset")
+    halves = build_trainer(local, 1, trainer.model())
+    halves.set_parameters(plain_loop(mlp(), PLAIN["momentum"][1], batches_of(7, x[:21], y[:21])))
+    assert_same_bits(ours, fit_online(halves, simulate_rows, [(x[21:], y[21:])]))

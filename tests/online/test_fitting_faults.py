@@ -1,4 +1,4 @@
-"""fit_online: exceptions, senders that fail, Ctrl-C."""
+"""fit_online: exceptions, senders that raise_error, Ctrl-C."""
 
 import itertools
 import os
@@ -19,25 +19,25 @@ from compss_train.exceptions import WorkerTraceback
 from compss_train.online import SampleSender
 from tests.helpers.models import SGD, classification, mlp
 from tests.helpers.processes import leftovers, session, wait_until
-from tests.online.fits import FIFO, counted, online, split
+from tests.online.fits import FIFO, fit_and_count, run_fit, split_range
 from tests.online.simulations import (
-    Counter,
-    Hots,
-    Touch,
-    Trouble,
-    accumulator,
-    counts,
+    CountingNet,
+    Fault,
+    OneHotSimulation,
+    TouchFile,
     free_port,
-    kill,
+    increment,
+    kill_process,
     one_hot,
-    rows_of,
-    tallied,
+    read_count,
+    sample_counts,
+    simulate_rows,
 )
 
-pytestmark = pytest.mark.usefixtures("no_threads_are_left")
+pytestmark = pytest.mark.usefixtures("check_threads")
 
 
-class Particular(Counter):
+class Particular(CountingNet):
     def __init__(self, samples, number, pid=None):
         super().__init__(samples)
         self.number, self.pid = number, pid
@@ -53,9 +53,9 @@ class Particular(Counter):
             raise LookupError("this network is no traveller")
 
 
-def test_what_the_network_raises_ends_the_fit_at_once(local):
+def test_an_exception_in_the_network_ends_the_fit_at_once(local):
     ends, started = local.ends, time.monotonic()
-    _, error = online(local, Particular(20, 7), Hots(20), itertools.repeat(range(20)), workers=2)
+    _, error = run_fit(local, Particular(20, 7), OneHotSimulation(20), itertools.repeat(range(20)), workers=2)
     assert isinstance(error, LookupError)
     assert "not 7, please" in str(error)
     assert isinstance(error.__cause__, WorkerTraceback)
@@ -66,8 +66,8 @@ def test_what_the_network_raises_ends_the_fit_at_once(local):
 
 
 @pytest.mark.timeout(15)
-def test_a_network_that_cannot_be_read_by_workers_ends_the_fit_at_once(local):
-    _, error = online(local, Particular(20, 7, os.getpid()), Hots(20), [range(20)])
+def test_a_network_that_workers_cannot_unpickle_ends_the_fit_at_once(local):
+    _, error = run_fit(local, Particular(20, 7, os.getpid()), OneHotSimulation(20), [range(20)])
     assert isinstance(error, LookupError)
     assert "no traveller" in str(error)
 
@@ -75,11 +75,11 @@ def test_a_network_that_cannot_be_read_by_workers_ends_the_fit_at_once(local):
 @pytest.mark.parametrize("merge_every", [1, 1000])
 @pytest.mark.parametrize("record_every", [1e-5, 1.0])
 @pytest.mark.parametrize("bad", [7, 18])
-def test_a_loss_that_turns_nan_is_an_error(local, merge_every, record_every, bad):
+def test_a_nan_loss_raises(local, merge_every, record_every, bad):
     x, y = classification(samples=20)
     x[bad] = np.nan
     options = {"record_every": record_every, "merge_every_batches": merge_every}
-    trainer, error = online(local, mlp(), rows_of, [(x, y)], loss="cross_entropy", optimizer=SGD, **options)
+    trainer, error = run_fit(local, mlp(), simulate_rows, [(x, y)], loss="cross_entropy", optimizer=SGD, **options)
     assert isinstance(error, DivergedError)
     assert "became NaN or infinite" in str(error)
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
@@ -91,18 +91,18 @@ class Failing(Callback):
 
 
 def test_an_exception_in_a_callback_ends_everything(local, tmp_path):
-    simulate = Hots(20, lambda _: accumulator(tmp_path / "produced"))
-    trainer, error = online(local, Counter(20), simulate, itertools.repeat(range(20)), callbacks=[Failing()])
+    simulate = OneHotSimulation(20, lambda _: increment(tmp_path / "produced"))
+    trainer, error = run_fit(local, CountingNet(20), simulate, itertools.repeat(range(20)), callbacks=[Failing()])
     assert isinstance(error, LookupError)
     assert_silence(tmp_path / "produced")
-    assert sum(counts(trainer.get_parameters(), 1)) > 0  # what was merged until then
+    assert sum(sample_counts(trainer.get_parameters(), 1)) > 0  # what was merged until then
 
 
 def assert_silence(path):
     """Nobody produces any more; a simulation may have one sample that it was about to send."""
     before = -1
     until = time.monotonic() + 5
-    while before != (before := tallied(path)):
+    while before != (before := read_count(path)):
         assert time.monotonic() < until
         time.sleep(0.1)
 
@@ -112,35 +112,37 @@ def test_an_exception_in_the_inputs_ends_everything(local, tmp_path):
         yield range(20)
         raise LookupError("no more parameters")
 
-    _, error = online(local, Counter(20), Hots(20), inputs())
+    _, error = run_fit(local, CountingNet(20), OneHotSimulation(20), inputs())
     assert isinstance(error, LookupError)
 
 
 def test_the_trainer_can_be_used_after_an_exception(local):
-    trainer, error = online(local, Counter(20), Hots(20), [range(20)], callbacks=[Failing()])
+    trainer, error = run_fit(local, CountingNet(20), OneHotSimulation(20), [range(20)], callbacks=[Failing()])
     assert isinstance(error, LookupError)
-    before = np.array(counts(trainer.get_parameters(), 1))
-    trainer.fit_online(Hots(20), [range(20)], buffer=FIFO, batch_size=5, num_simulators=1, merge_every_batches=1)
-    assert (np.array(counts(trainer.get_parameters(), 1)) - before == 1).all()
+    before = np.array(sample_counts(trainer.get_parameters(), 1))
+    trainer.fit_online(
+        OneHotSimulation(20), [range(20)], buffer=FIFO, batch_size=5, num_simulators=1, merge_every_batches=1
+    )
+    assert (np.array(sample_counts(trainer.get_parameters(), 1)) - before == 1).all()
 
 
-def test_a_port_in_use_is_an_error(local):
+def test_a_port_in_use_raises(local):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        _, error = online(
-            local, Counter(20), None, (), num_simulators=0, senders=1, address=address, token="secret"
+        _, error = run_fit(
+            local, CountingNet(20), None, (), num_simulators=0, senders=1, address=address, token="secret"
         )
     assert isinstance(error, OSError)
     assert "cannot listen at 127.0.0.1" in str(error)
 
 
-def test_a_simulation_that_goes_on_after_the_end_is_ended(local, tmp_path):
+def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
     """It computes for long when the workers have what they want; its process is there for the next fit."""
-    waiting = Hots(20, Touch(10, until=tmp_path / "never"))
-    _, trained = counted(local, Counter(20), waiting, [range(20)], max_batches=2, num_simulators=3)
+    waiting = OneHotSimulation(20, TouchFile(10, until=tmp_path / "never"))
+    _, trained = fit_and_count(local, CountingNet(20), waiting, [range(20)], max_batches=2, num_simulators=3)
     assert trained == [1] * 10 + [0] * 10
     started = time.monotonic()
-    _, trained = counted(local, Counter(20), Hots(20), split(20, 5), num_simulators=3)
+    _, trained = fit_and_count(local, CountingNet(20), OneHotSimulation(20), split_range(20, 5), num_simulators=3)
     assert trained == [1] * 20
     assert time.monotonic() - started < 10
 
@@ -169,7 +171,7 @@ def one_sender(port):
     return address, {"num_simulators": 0, "senders": 1, "address": address, "token": "secret"}
 
 
-def test_a_sender_that_fails_may_come_again(local, tmp_path):
+def test_a_failed_sender_may_reconnect(local, tmp_path):
     def numbers():
         yield from range(7)
         raise LookupError("out of licences")
@@ -181,24 +183,24 @@ def test_a_sender_that_fails_may_come_again(local, tmp_path):
         later.append(sending(address, range(20), 20, name="solver"))
 
     first, errors = sending(address, numbers(), 20, again, name="solver")
-    with pytest.warns(UserWarning, match="(?s)sender 'solver' has failed, and is waited for: .*out of licences"):
-        _, trained = counted(local, Counter(20), None, (), workers=2, **options)
+    with pytest.warns(UserWarning, match="(?s)sender 'solver' has failed and may reconnect: .*out of licences"):
+        _, trained = fit_and_count(local, CountingNet(20), None, (), workers=2, **options)
     for thread, raised in [(first, errors), *later]:
         thread.join(20)
         assert [type(error) for error in raised] == ([LookupError] if raised is errors else [])
     assert trained == [1] * 20
 
 
-def test_what_a_worker_loses_of_a_sender_is_told(local, tmp_path):
+def test_lost_samples_of_a_sender_are_warned_of(local, tmp_path):
     """The sender has ended long before, believing that all was well."""
     address, options = one_sender(free_port())
-    trouble = Trouble(3, kill, tmp_path, after=tmp_path / "sent")
+    fault = Fault(3, kill_process, tmp_path, after=tmp_path / "sent")
     thread, errors = sending(address, range(10), 20, (tmp_path / "sent").touch)
     with pytest.warns(UserWarning, match="samples"):
-        counted(local, Counter(20, trouble), None, (), **options)
+        fit_and_count(local, CountingNet(20, fault), None, (), **options)
     thread.join(20)
     assert errors == []
-    assert trouble.happened == 1
+    assert fault.count == 1
 
 
 SCRIPT = textwrap.dedent(
@@ -243,7 +245,7 @@ def script(tmp_path):
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     wait_until(lambda: (tmp_path / "training").exists() and (tmp_path / "sleeping").exists(), 60)
-    wait_until(lambda: list(tmp_path.glob("compss_train-*/0.saved")), 20)
+    wait_until(lambda: list(tmp_path.glob("compss_train-*/0.checkpoint")), 20)
     yield process
     if session(process.pid):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Listeners: who has the token is served, and strangers are let go, whatever they say."""
+"""Listeners serve clients with the token, and disconnect all others."""
 
 import collections
 import contextlib
@@ -12,19 +12,19 @@ import torch
 from compss_train.online import connection as connections
 from compss_train.online.connection import Address, ConnectionLostError, Listener
 from tests.buffers.kinds import Hold, Thread, until
-from tests.online.parts import HERE, TOKEN, bare, frame, nothing_left
+from tests.online.bare_connections import HERE, TOKEN, encode_message, no_threads_left, raw_socket
 
 
 class Echo:
-    """A listener whose connections are told what they say."""
+    """A listener that sends every message back."""
 
     def __init__(self):
-        self.listener = Listener(HERE, 0, TOKEN, self.serve)
+        self.listener = Listener(HERE, 0, token=TOKEN, handler=self.serve)
         self.port = self.listener.address.port
-        self.hellos = []
+        self.handshakes = []
 
-    def serve(self, connection, hello):
-        self.hellos.append(hello)
+    def serve(self, connection, handshake):
+        self.handshakes.append(handshake)
         while True:
             connection.send(*connection.receive())
 
@@ -36,7 +36,7 @@ class Echo:
 
 @pytest.fixture
 def echo():
-    with nothing_left():
+    with no_threads_left():
         echo = Echo()
         echo.listener.start()
         with echo.listener:
@@ -53,23 +53,23 @@ GARBAGE = {
     "no json": struct.pack("<I", 3) + b"{{{",
     "no utf-8": struct.pack("<I", 4) + b'"\xff\xfe"',
     "nested": struct.pack("<I", 200_000) + b"[" * 200_000,
-    "a list": frame({})[:4].replace(b"\x0e", b"\x02") + b"[]",
-    "a header that is cut": frame({"hello": "x", "token": TOKEN})[:-3],
-    "no token": frame({"hello": "x"}),
-    "a wrong token": frame({"hello": "x", "token": TOKEN + "x"}),
-    "a token that is no text": frame({"hello": "x", "token": {"a": [1]}}),
-    "a token that is no unicode": frame({"hello": "x", "token": "\ud800"}),
-    "arrays": frame({"hello": "x", "token": TOKEN}, torch.ones(1000)),
-    "empty arrays": frame({"hello": "x", "token": TOKEN}, torch.ones(0)),
-    "arrays too large": frame({"hello": "x", "token": "", "arrays": [["float32", [2**60]]]}),
-    "arrays beyond all numbers": frame({"token": TOKEN, "arrays": [["float32", [10**40]]]}),
-    "arrays of nothing known": frame({"token": TOKEN, "arrays": [["object", [1]], [[], {}], 3]}),
+    "a list": encode_message({})[:4].replace(b"\x0e", b"\x02") + b"[]",
+    "a header that is cut": encode_message({"role": "x", "token": TOKEN})[:-3],
+    "no token": encode_message({"role": "x"}),
+    "a wrong token": encode_message({"role": "x", "token": TOKEN + "x"}),
+    "a token that is no text": encode_message({"role": "x", "token": {"a": [1]}}),
+    "a token that is no unicode": encode_message({"role": "x", "token": "\ud800"}),
+    "arrays": encode_message({"role": "x", "token": TOKEN}, torch.ones(1000)),
+    "empty arrays": encode_message({"role": "x", "token": TOKEN}, torch.ones(0)),
+    "arrays too large": encode_message({"role": "x", "token": "", "arrays": [["float32", [2**60]]]}),
+    "arrays beyond all numbers": encode_message({"token": TOKEN, "arrays": [["float32", [10**40]]]}),
+    "arrays of nothing known": encode_message({"token": TOKEN, "arrays": [["object", [1]], [[], {}], 3]}),
 }
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_strangers_are_let_go_and_harm_nobody(echo, garbage):
-    with echo.listener.address.connect({"hello": "x"}) as before, bare(echo.port) as stranger:
+def test_unauthenticated_clients_are_disconnected(echo, garbage):
+    with echo.listener.address.connect({"role": "x"}) as before, raw_socket(echo.port) as stranger:
         echo.check(before)
         stranger.sendall(GARBAGE[garbage])
         stranger.shutdown(socket.SHUT_WR)
@@ -81,14 +81,14 @@ def test_strangers_are_let_go_and_harm_nobody(echo, garbage):
             assert b"error" in answer or "unicode" in garbage
         assert TOKEN.encode() not in answer
         echo.check(before)
-        with echo.listener.address.connect({"hello": "y"}) as after:
+        with echo.listener.address.connect({"role": "y"}) as after:
             echo.check(after)
-    assert [hello["hello"] for hello in echo.hellos] == ["x", "y"]
+    assert [handshake["role"] for handshake in echo.handshakes] == ["x", "y"]
 
 
-def test_who_sends_endlessly_without_a_token_is_cut_off(echo):
-    with bare(echo.port) as stranger:
-        stranger.sendall(frame({"token": TOKEN, "arrays": [["uint8", [2**62]]]}))
+def test_endless_unauthenticated_data_is_cut_off(echo):
+    with raw_socket(echo.port) as stranger:
+        stranger.sendall(encode_message({"token": TOKEN, "arrays": [["uint8", [2**62]]]}))
         with pytest.raises(OSError):
             collections.deque(map(stranger.sendall, itertools.repeat(bytes(2**20))), 0)
 
@@ -96,37 +96,37 @@ def test_who_sends_endlessly_without_a_token_is_cut_off(echo):
 @pytest.mark.parametrize(
     "garbage", ["a huge header", "a header just too large", "arrays", "arrays too large", "zeros"]
 )
-def test_strangers_are_not_listened_to_any_longer_than_it_takes(echo, garbage):
-    with bare(echo.port) as stranger, contextlib.suppress(ConnectionResetError):
+def test_malformed_handshakes_are_disconnected_at_once(echo, garbage):
+    with raw_socket(echo.port) as stranger, contextlib.suppress(ConnectionResetError):
         stranger.settimeout(4)
         stranger.sendall(GARBAGE[garbage][:200])
         assert stranger.recv(1) == b""
 
 
-def test_a_wrong_token_is_told(echo):
-    with Address(HERE, echo.port, TOKEN + " ").connect({"hello": "x"}) as connection:
+def test_a_wrong_token_is_reported(echo):
+    with Address(HERE, echo.port, TOKEN + " ").connect({"role": "x"}) as connection:
         assert "token" in connection.receive()[0]["error"]
         with pytest.raises(ConnectionLostError):
             connection.receive()
-    assert echo.hellos == []
+    assert echo.handshakes == []
 
 
-@pytest.mark.parametrize("said", [b"", frame({"hello": "x", "token": TOKEN})[:-1]], ids=["nothing", "half"])
-def test_who_connects_and_does_not_say_hello_is_let_go(echo, monkeypatch, said):
-    monkeypatch.setattr(connections, "_HELLO_SECONDS", 0.05)
-    with bare(echo.port) as silent, echo.listener.address.connect({"hello": "x"}) as other:
+@pytest.mark.parametrize("said", [b"", encode_message({"role": "x", "token": TOKEN})[:-1]], ids=["nothing", "half"])
+def test_silent_clients_are_disconnected_after_a_timeout(echo, monkeypatch, said):
+    monkeypatch.setattr(connections, "_HANDSHAKE_SECONDS", 0.05)
+    with raw_socket(echo.port) as silent, echo.listener.address.connect({"role": "x"}) as other:
         silent.sendall(said)
         echo.check(other)
         assert silent.recv(1) == b""
-        with bare(echo.port) as another:
+        with raw_socket(echo.port) as another:
             assert another.recv(1) == b""
-        echo.check(other)  # whose silence after the hello is no matter
+        echo.check(other)  # no timeout after the handshake
 
 
-def test_who_connects_before_the_start_is_served_then():
-    with nothing_left():
+def test_early_connections_are_served_after_start():
+    with no_threads_left():
         echo = Echo()
-        with echo.listener, echo.listener.address.connect({"hello": "early"}) as early:
+        with echo.listener, echo.listener.address.connect({"role": "early"}) as early:
             early.send({"n": 1})
             assert not early.has_message()
             echo.listener.start()
@@ -134,12 +134,12 @@ def test_who_connects_before_the_start_is_served_then():
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_closing_closes_all_connections_and_may_be_done_again(started):
-    with nothing_left():
+def test_close_closes_all_connections_and_is_idempotent(started):
+    with no_threads_left():
         echo = Echo()
         if started:
             echo.listener.start()
-        talking, silent = echo.listener.address.connect({"hello": "x"}), bare(echo.port)
+        talking, silent = echo.listener.address.connect({"role": "x"}), raw_socket(echo.port)
         if started:
             echo.check(talking)
             until(lambda: len(echo.listener._open) == 2)
@@ -149,17 +149,17 @@ def test_closing_closes_all_connections_and_may_be_done_again(started):
         with pytest.raises(ConnectionLostError):
             receiving.result()
         with pytest.raises(OSError):
-            echo.listener.address.connect({"hello": "x"}).receive()
+            echo.listener.address.connect({"role": "x"}).receive()
         talking.close()
         silent.close()
 
 
-def test_who_is_accepted_while_the_listener_closes_is_let_go(monkeypatch):
-    with nothing_left():
+def test_a_connection_accepted_during_close_is_closed(monkeypatch):
+    with no_threads_left():
         hold = Hold(connections, "Connection")
         echo = Echo()
         echo.listener.start()
-        with bare(echo.port) as stranger:
+        with raw_socket(echo.port) as stranger:
             hold.entered()
             echo.listener.close()
             hold.release()
@@ -167,8 +167,8 @@ def test_who_is_accepted_while_the_listener_closes_is_let_go(monkeypatch):
                 assert stranger.recv(1) == b""
 
 
-def test_an_address_that_is_taken_is_an_error_that_names_it():
+def test_an_address_in_use_raises_an_error_that_names_it():
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen at {HERE}:{port}"):
-            Listener(HERE, port, TOKEN, lambda *_: None)
+            Listener(HERE, port, token=TOKEN, handler=lambda *_: None)

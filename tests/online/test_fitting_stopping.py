@@ -34,17 +34,17 @@ class Held(nn.Linear):
         return super().forward(x)
 
 
-class Noting(Callback):
-    """Notes the rounds that it is told of, and stops the fit at one of them."""
+class HookRecorder(Callback):
+    """Records the rounds that its hooks are called for, and stops the fit at one of them."""
 
     def __init__(self, last):
-        self.last, self.told = last, []
+        self.last, self.calls = last, []
 
     def on_round_start(self, trainer, number):
-        self.told.append(("start", number))
+        self.calls.append(("start", number))
 
     def on_round_end(self, trainer, record):
-        self.told.append(("end", record["round"]))
+        self.calls.append(("end", record["round"]))
         if record["round"] == self.last:
             trainer.stop("enough")
 
@@ -58,12 +58,12 @@ def fit(local, net=None, workers=1, **options):
 
 
 def test_a_callback_stops_an_endless_fit_and_rounds_alternate(local, tmp_path):
-    noting = Noting(3)
-    trainer = fit(local, workers=2, callbacks=[noting, Checkpoint(tmp_path)])
+    recorder = HookRecorder(3)
+    trainer = fit(local, workers=2, callbacks=[recorder, Checkpoint(tmp_path)])
     assert trainer.stopped == "enough"
     rounds = len(trainer.history)
     assert rounds >= 4
-    assert noting.told == [(hook, number) for number in range(rounds) for hook in ("start", "end")]
+    assert recorder.calls == [(hook, number) for number in range(rounds) for hook in ("start", "end")]
     snapshot = Snapshot.from_dict(read_latest_checkpoint(tmp_path)[1])
     assert_same_bits(snapshot.parameters, trainer.get_parameters())
     assert (len(snapshot.history), snapshot.progress) == (rounds, None)
@@ -74,7 +74,7 @@ def test_an_endless_fit_stops_in_time(local):
     assert trainer.stopped == "max_time"
 
 
-def test_an_evaluation_holds_up_no_fit_that_is_to_stop_at_once(local, tmp_path):
+def test_an_evaluation_does_not_delay_an_urgent_stop(local, tmp_path):
     flag = tmp_path / "flag"
     try:
         trainer = fit(local, Held(flag), max_time=0.5, validation_data=(torch.zeros(4, 3), torch.zeros(4, 1)))

@@ -12,8 +12,8 @@ from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1S
 from compss_train import BufferSpec, DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
-from tests.online.laws import built, online
-from tests.online.simulations import COUNTING, Counter, one_hot, pairing, rows_of, total
+from tests.online.fits import build_trainer, fit_online
+from tests.online.simulations import COUNTING_SGD, CountingNet, one_hot, pairing, simulate_rows, sum_loss
 
 # 6 and 7: records, validation and callbacks
 
@@ -22,18 +22,18 @@ class Watching(Callback):
     """Asks the trainer for what a callback may have, and for what it may not."""
 
     def __init__(self):
-        self.told, self.parameters, self.refused, self.threads = [], [], [], set()
+        self.calls, self.parameters, self.refused, self.threads = [], [], [], set()
 
     def on_fit_start(self, trainer, total_samples):
-        self.told.append(("start", total_samples))
+        self.calls.append(("start", total_samples))
 
     def on_round_end(self, trainer, record):
         assert trainer.history[-1] is record
-        self.told.append(("round", record["round"]))
+        self.calls.append(("round", record["round"]))
         self.parameters.append(trainer.get_parameters())
         self.threads.add(threading.current_thread())
         for forbidden in (
-            lambda: online(trainer, rows_of, [0]),
+            lambda: fit_online(trainer, simulate_rows, [0]),
             lambda: trainer.build(mlp(), SGD, "cross_entropy"),
             lambda: trainer.set_parameters(self.parameters[-1]),
         ):
@@ -42,26 +42,26 @@ class Watching(Callback):
             self.refused.append(caught.value)
 
     def on_fit_end(self, trainer):
-        self.told.append(("end", trainer.get_parameters()))
+        self.calls.append(("end", trainer.get_parameters()))
 
 
 def test_validation_and_callbacks(local, tmp_path):
     x, y = classification(samples=119)
     watching, lines = Watching(), JsonLines(tmp_path / "lines")
-    trainer = built(local, 1, awkward_net(), metric="accuracy")
-    ours = online(
+    trainer = build_trainer(local, 1, awkward_net(), metric="accuracy")
+    ours = fit_online(
         trainer,
-        rows_of,
+        simulate_rows,
         [(x[:50], y[:50]), (x[50:], y[50:])],
         record_every=0.001,
         validation_data=(x[:33], y[:33]),
         callbacks=[watching, lines],
     )
     assert watching.threads == {threading.current_thread()}
-    assert watching.told[0] == ("start", None)
-    assert [number for what, number in watching.told[1:-1]] == list(range(len(trainer.history)))
-    assert watching.told[-1][0] == "end"
-    assert_same_bits(watching.told[-1][1], ours)
+    assert watching.calls[0] == ("start", None)
+    assert [number for what, number in watching.calls[1:-1]] == list(range(len(trainer.history)))
+    assert watching.calls[-1][0] == "end"
+    assert_same_bits(watching.calls[-1][1], ours)
     assert_same_bits(watching.parameters[-1], ours)
     assert len(watching.refused) == 3 * len(trainer.history)
     last, evaluated = trainer.history[-1], trainer.evaluate(x[:33], y[:33])
@@ -71,10 +71,10 @@ def test_validation_and_callbacks(local, tmp_path):
     assert str([json.loads(line) for line in lines.path.read_text().splitlines()]) == str(trainer.history)
 
 
-def test_what_is_in_a_record(local):
+def test_records_have_all_fields(local):
     x, y = classification(samples=60)
-    trainer = built(local, 2, mlp(), metric="accuracy")
-    online(trainer, rows_of, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, num_simulators=2)
+    trainer = build_trainer(local, 2, mlp(), metric="accuracy")
+    fit_online(trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, num_simulators=2)
     json.dumps(trainer.history)
     for record in trainer.history:
         names = "round epoch loss accuracy samples batches seconds samples_per_second batches_per_second"
@@ -92,13 +92,15 @@ def test_what_is_in_a_record(local):
     assert sum(worker["received"] for worker in trainer.history[-1]["workers"]) == 60
 
 
-def test_metrics_that_accumulate_are_of_all_samples(local):
+def test_accumulating_metrics_cover_all_samples(local):
     """The table of each record counts what was trained since the one before."""
     x, y = classification(samples=60)
     metrics = {"table": MulticlassConfusionMatrix(num_classes=3), "f1": MulticlassF1Score(num_classes=3)}
-    trainer = built(local, 2, mlp(), metric=metrics)
+    trainer = build_trainer(local, 2, mlp(), metric=metrics)
     validation = {"validation_data": (x[:20], y[:20])}
-    online(trainer, rows_of, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, num_simulators=2, **validation)
+    fit_online(
+        trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, num_simulators=2, **validation
+    )
     for record in trainer.history:
         of_workers = [np.array(worker["table"]) for worker in record["workers"] if worker["samples"]]
         np.testing.assert_array_equal(record["table"], sum(of_workers))
@@ -107,7 +109,7 @@ def test_metrics_that_accumulate_are_of_all_samples(local):
     assert trainer.history[-1]["val_f1"] == trainer.evaluate(x[:20], y[:20])["f1"]
 
 
-def test_records_come_while_it_trains(local, tmp_path):
+def test_records_are_made_during_training(local, tmp_path):
     """One is there before the simulation ends, which goes on until then."""
 
     class Release(Callback):
@@ -122,8 +124,8 @@ def test_records_come_while_it_trains(local, tmp_path):
             time.sleep(0.001)
 
     release = Release()
-    trainer = built(local, 1, Counter(10), COUNTING, total)
-    online(trainer, simulate, [0], batch_size=5, callbacks=[release])
+    trainer = build_trainer(local, 1, CountingNet(10), COUNTING_SGD, sum_loss)
+    fit_online(trainer, simulate, [0], batch_size=5, callbacks=[release])
     assert release.running == {"running": 1, "done": 0, "failed": 0}
     assert len(trainer.history) >= 2
 
@@ -131,12 +133,12 @@ def test_records_come_while_it_trains(local, tmp_path):
 # 8: what cannot be is an error before anything starts
 
 
-def refused(engine, error, match, simulate=rows_of, inputs=(0,), net=mlp, **options):
+def refused(engine, error, match, simulate=simulate_rows, inputs=(0,), net=mlp, **options):
     trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
     if net is not None:
         trainer.build(net(), SGD, "cross_entropy")
     with pytest.raises(error, match=match):
-        online(trainer, simulate, inputs, **options)
+        fit_online(trainer, simulate, inputs, **options)
     assert trainer.history == []
     assert trainer._rounds is None
 
@@ -146,7 +148,7 @@ WRONG = {
     "buffer name": (TypeError, r"give a BufferSpec, such as", {"buffer": "FIFO"}),
     "batch too large": (ValueError, "a batch of 17 samples cannot come from a FIFO of size 16", {"batch_size": 17}),
     "pairing missing": (ValueError, "pairing=None with a SimPairedReservoir", {"buffer": PAIRS}),
-    "pairing too many": (ValueError, "belongs to a SimPairedReservoir", {"pairing": pairing}),
+    "pairing too many": (ValueError, "a SimPairedReservoir requires pairing=", {"pairing": pairing}),
     "simulate": (TypeError, "give a function of an input", {"simulate": 3}),
     "lock": (TypeError, "cannot be pickled", {"simulate": threading.Lock().acquire}),
     "senders": (ValueError, "senders=1 need an address=", {"senders": 1}),
@@ -155,7 +157,7 @@ WRONG = {
     "port": (ValueError, r"give tcp://HOST:PORT", {"senders": 1, "address": "tcp://127.0.0.1:65536"}),
     "no inputs": (ValueError, "inputs= is empty", {"inputs": []}),
     "inputs": (TypeError, "inputs=5: give a list or an iterator", {"inputs": 5}),
-    "nobody": (ValueError, "nobody would send a sample", {"simulate": None, "num_simulators": 0}),
+    "nobody": (ValueError, "simulate=None with senders=0", {"simulate": None, "num_simulators": 0}),
     "no simulators": (ValueError, "num_simulators=0", {"num_simulators": 0}),
     "no simulate": (ValueError, "simulate=None with num_simulators=1", {"simulate": None}),
     "batch size": (ValueError, "batch_size", {"batch_size": 0}),
@@ -173,12 +175,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_be_is_an_error_before_anything_starts(local, what):
+def test_invalid_options_raise_before_anything_starts(local, what):
     error, match, options = WRONG[what]
     refused(local, error, match, **options)
 
 
-def test_parameters_that_are_nan_are_an_error(local):
+def test_nan_parameters_raise(local):
     def spoilt():
         net = mlp()
         with torch.no_grad():
@@ -189,5 +191,5 @@ def test_parameters_that_are_nan_are_an_error(local):
     assert local.fetch([local.publish(3)]) == [3]  # it was not shut down
 
 
-def test_the_serial_engine_cannot(recwarn):
+def test_the_serial_engine_is_rejected(recwarn):
     refused("serial", ValueError, "use engine='local'")

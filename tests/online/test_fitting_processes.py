@@ -20,19 +20,19 @@ from compss_train import BufferSpec
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online import SampleSender
 from tests.helpers.models import SGD
-from tests.online.laws import built, online
+from tests.online.fits import build_trainer, fit_online
 from tests.online.simulations import (
-    COUNTING,
-    Counter,
-    Endless,
-    Hots,
-    accumulator,
-    counts,
+    COUNTING_SGD,
+    CountingNet,
+    EndlessSimulation,
+    OneHotSimulation,
     free_port,
+    increment,
     one_hot,
-    tallied,
-    total,
-    wait_for,
+    read_count,
+    sample_counts,
+    sum_loss,
+    wait_for_file,
 )
 
 # 9: senders
@@ -64,14 +64,16 @@ def test_other_programs_send_samples(local):
         text=True,
     )
     try:
-        trainer = built(local, 2, Counter(50), COUNTING, total)
-        parameters = online(trainer, Hots(50), [range(40, 50)], senders=1, address=address, token="secret")
+        trainer = build_trainer(local, 2, CountingNet(50), COUNTING_SGD, sum_loss)
+        parameters = fit_online(
+            trainer, OneHotSimulation(50), [range(40, 50)], senders=1, address=address, token="secret"
+        )
         assert sender.communicate(timeout=20) == ("sent 0\n", "")
         assert sender.returncode == 0
     finally:
         sender.kill()
         sender.wait()
-    assert counts(parameters, 2) == [1] * 50
+    assert sample_counts(parameters, 2) == [1] * 50
 
 
 def test_only_senders(local):
@@ -79,7 +81,7 @@ def test_only_senders(local):
 
     def send():
         try:
-            with pytest.raises(PermissionError, match="the token is not the one"):
+            with pytest.raises(PermissionError, match="wrong token"):
                 patient("wrong")
             with patient("secret") as sender:
                 for number in range(12):
@@ -92,17 +94,17 @@ def test_only_senders(local):
 
     thread = threading.Thread(target=send)
     thread.start()
-    trainer = built(local, 1, Counter(12), COUNTING, total)
+    trainer = build_trainer(local, 1, CountingNet(12), COUNTING_SGD, sum_loss)
     options = {"senders": 1, "address": address, "token": "secret", "num_simulators": 0}
-    parameters = online(trainer, None, **options, inputs=())
+    parameters = fit_online(trainer, None, **options, inputs=())
     thread.join(20)
     assert errors == []
-    assert counts(parameters, 1) == [1] * 12
+    assert sample_counts(parameters, 1) == [1] * 12
     with pytest.raises(ConnectionRefusedError, match="start fit_online"):
         SampleSender(address, "secret", timeout=0.1)
 
 
-def test_max_batches_tells_senders(local, tmp_path):
+def test_max_batches_ends_senders(local, tmp_path):
     address, ended = f"tcp://127.0.0.1:{free_port()}", []
 
     def send():
@@ -115,12 +117,12 @@ def test_max_batches_tells_senders(local, tmp_path):
 
     thread = threading.Thread(target=send)
     thread.start()
-    trainer = built(local, 1, Counter(12), COUNTING, total)
+    trainer = build_trainer(local, 1, CountingNet(12), COUNTING_SGD, sum_loss)
     options = {"senders": 1, "address": address, "token": "secret", "num_simulators": 0, "inputs": ()}
-    parameters = online(trainer, None, **options, batch_size=6, max_batches=4)
+    parameters = fit_online(trainer, None, **options, batch_size=6, max_batches=4)
     thread.join(20)
     assert len(ended) == 1
-    assert counts(parameters, 1) == [2] * 12
+    assert sample_counts(parameters, 1) == [2] * 12
 
 
 # Back-pressure, and what is left
@@ -135,19 +137,19 @@ class Slow(nn.Linear):
 
     def forward(self, x):
         (self.path / "training").touch()
-        wait_for(self.path / "go")
+        wait_for_file(self.path / "go")
         return super().forward(x)
 
 
 @dataclass(frozen=True)
 class Large:
-    """Endless samples of 100 kB."""
+    """EndlessSimulation samples of 100 kB."""
 
     folder: Path
 
     def __call__(self, _):
         while True:
-            accumulator(self.folder / "produced")
+            increment(self.folder / "produced")
             yield np.zeros(25_000, np.float32), np.float32(0)
 
 
@@ -156,9 +158,9 @@ def test_simulations_wait_for_training(local, tmp_path):
 
     def steady():
         """Until no more is produced, for a while in which much could be."""
-        wait_for(tmp_path / "training")
+        wait_for_file(tmp_path / "training")
         before = -1
-        while before != (before := tallied(tmp_path / "produced")):
+        while before != (before := read_count(tmp_path / "produced")):
             time.sleep(0.6)
         (tmp_path / "steady").write_text(str(before))
         (tmp_path / "go").touch()
@@ -166,21 +168,25 @@ def test_simulations_wait_for_training(local, tmp_path):
 
     watcher = threading.Thread(target=steady)
     watcher.start()
-    trainer = built(local, 1, Slow(25_000, tmp_path), SGD, lambda output, target: output.mean())
-    online(trainer, Large(tmp_path), itertools.count(), batch_size=4, max_batches=3, buffer=BufferSpec("FIFO", 8))
+    trainer = build_trainer(local, 1, Slow(25_000, tmp_path), SGD, lambda output, target: output.mean())
+    fit_online(
+        trainer, Large(tmp_path), itertools.count(), batch_size=4, max_batches=3, buffer=BufferSpec("FIFO", 8)
+    )
     assert done.wait(20)
     watcher.join()
     # A buffer, a batch, and what the sockets of two sides take, of which Linux allows 10 MB.
     assert 12 <= int((tmp_path / "steady").read_text()) < 12 + 200
 
 
-def test_nothing_is_left_of_a_fit(local, tmp_path):
-    trainer = built(local, 1, Counter(10), COUNTING, total)
+def test_a_fit_leaves_nothing_behind(local, tmp_path):
+    trainer = build_trainer(local, 1, CountingNet(10), COUNTING_SGD, sum_loss)
 
     def fits():
-        online(trainer, Hots(10), [range(10)], batch_size=5)
+        fit_online(trainer, OneHotSimulation(10), [range(10)], batch_size=5)
         held_out = np.eye(10, dtype=np.float32), np.zeros(10, np.float32)
-        online(trainer, Endless(10, tmp_path), itertools.count(), max_batches=2, validation_data=held_out)
+        fit_online(
+            trainer, EndlessSimulation(10, tmp_path), itertools.count(), max_batches=2, validation_data=held_out
+        )
 
     def state():
         me = psutil.Process()

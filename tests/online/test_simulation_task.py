@@ -1,4 +1,4 @@
-"""The task of a simulation: what it sends, and what it says of its end."""
+"""The task of a simulation: what it sends, and how it reports its end."""
 
 import itertools
 import re
@@ -11,10 +11,10 @@ import torch
 
 from compss_train.online import sender as sending
 from compss_train.online.connection import Connection
-from compss_train.online.simulation import simulate_and_send
+from compss_train.online.simulation_task import simulate_and_send
 from tests.buffers.kinds import DEADLINE, Thread
-from tests.online.parts import fit, nothing_left
-from tests.online.streams import ENDS, nothing_open
+from tests.online.bare_connections import no_open_connections, no_threads_left
+from tests.online.stub_fits import END_TRAINING, stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -24,13 +24,13 @@ def run(running, simulate, given_=None, number=0, limit=None):
     simulate_and_send(picked, cloudpickle.dumps(given_), number, running.coordinator.address, limit)
 
 
-def test_a_simulation_sends_all_samples_and_says_so():
-    with fit(2) as running:
+def test_a_simulation_sends_all_samples_and_reports_their_number():
+    with stub_fit(2) as running:
         run(running, lambda n: ((torch.tensor([float(i)]),) for i in range(n)), 5)
-        assert running.coordinator.until_heard("finished") == [5]
-        assert [place.drained() for place in running.places] == [[0, 2, 4], [1, 3]]
+        assert running.coordinator.wait_for("finished") == [5]
+        assert [stub.drain() for stub in running.workers] == [[0, 2, 4], [1, 3]]
         run(running, lambda n: iter([]), 5, number=1)
-        assert running.coordinator.until_heard("finished", 2) == [5, 0]
+        assert running.coordinator.wait_for("finished", 2) == [5, 0]
 
 
 def raising(error):
@@ -65,29 +65,30 @@ def not_iterable(_):
     ],
     ids=["raises", "exits", "no file", "not iterable", "four", "empty", "object", "uint16", "pickle"],
 )
-def test_what_goes_wrong_in_a_simulation_is_told_and_not_raised(simulate, sent, reason):
-    with fit() as running:
+def test_exceptions_of_a_simulation_are_reported_not_raised(simulate, sent, reason):
+    with stub_fit() as running:
         run(running, simulate)
-        [failed] = running.coordinator.until_heard("failed")
+        [failed] = running.coordinator.wait_for("failed")
         assert re.match(reason, failed)
-        assert running.places[0].buffer.samples_put == sent  # it waits until they are there: there may be no others
-        assert running.coordinator.headers("traceback")[0].startswith("Traceback")
-        assert running.coordinator.headers("finished") == []
+        assert (
+            running.workers[0].buffer.samples_put == sent
+        )  # it waits until they are there: there may be no others
+        assert running.coordinator.received("traceback")[0].startswith("Traceback")
+        assert running.coordinator.received("finished") == []
 
 
-def test_a_paired_simulation_gives_steps():
-    with fit(paired=True) as running:
+def test_a_paired_simulation_sends_steps():
+    with stub_fit(paired=True) as running:
         run(running, lambda _: [(step, torch.ones(2), torch.zeros(1)) for step in range(3)])
-        assert running.coordinator.until_heard("finished") == [3]
+        assert running.coordinator.wait_for("finished") == [3]
         run(running, lambda _: [(torch.ones(2), torch.zeros(1))], number=1)
         assert (
-            "a sample is (step, x, y), as the buffer pairs time steps"
-            in running.coordinator.until_heard("failed")[0]
+            "a sample is (step, x, y), as the buffer pairs time steps" in running.coordinator.wait_for("failed")[0]
         )
 
 
 @pytest.mark.parametrize("end", ["stop", "close"])
-def test_a_simulation_that_is_wanted_no_more_is_closed_and_says_nothing(end):
+def test_a_simulation_is_closed_silently_when_training_ends(end):
     closed, gave = threading.Event(), threading.Event()
     running_forever = SimpleNamespace(closed=closed, gave=gave)
 
@@ -99,40 +100,40 @@ def test_a_simulation_that_is_wanted_no_more_is_closed_and_says_nothing(end):
         finally:
             closed.set()
 
-    with fit(capacity=3) as running, pytest.MonkeyPatch.context() as patch:
+    with stub_fit(capacity=3) as running, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "compss_train.online.simulation.pickle.loads", lambda what: simulate if what == b"s" else what
+            "compss_train.online.simulation_task.pickle.loads", lambda what: simulate if what == b"s" else what
         )
         simulating = Thread(simulate_and_send, b"s", b"", 0, running.coordinator.address, None)
         assert running_forever.gave.wait(DEADLINE)
-        ENDS[end](running)
+        END_TRAINING[end](running)
         simulating.result()
         assert closed.is_set()
-        assert running.coordinator.headers("failed") == running.coordinator.headers("finished") == []
+        assert running.coordinator.received("failed") == running.coordinator.received("finished") == []
 
 
 @pytest.mark.usefixtures("short_pauses")
-def test_a_simulation_that_lost_a_worker_says_that_it_was_interrupted():
-    with fit(2) as running, pytest.MonkeyPatch.context() as patch:
-        running.places[1].die()
+def test_a_simulation_that_lost_a_worker_reports_an_interruption():
+    with stub_fit(2) as running, pytest.MonkeyPatch.context() as patch:
+        running.workers[1].close()
         patch.setattr(sending, "_RETRY_SECONDS", 0.01)
         run(running, lambda _: itertools.repeat(1.0))
-        assert running.coordinator.until_heard("interrupted")[0].startswith("worker 1 is gone")
-        assert running.coordinator.headers("failed") == []
+        assert running.coordinator.wait_for("interrupted")[0].startswith("worker 1 disconnected")
+        assert running.coordinator.received("failed") == []
 
 
-def test_a_simulation_without_a_coordinator_or_that_is_not_wanted_does_nothing():
-    with nothing_left(), nothing_open():
-        with fit() as running:
+def test_a_rejected_simulation_or_one_without_a_coordinator_does_nothing():
+    with no_threads_left(), no_open_connections():
+        with stub_fit() as running:
             address = running.coordinator.address
-            running.coordinator.reception.welcome = lambda peer, number: peer.tell({"go": False})
+            running.coordinator.router.register = lambda client, number: client.send({"accepted": False})
             run(running, b"never loaded")
-            assert running.coordinator.headers("failed") == []
+            assert running.coordinator.received("failed") == []
         simulate_and_send(b"", b"", 0, address, None)
 
 
-def test_a_simulation_that_runs_again_sends_only_what_is_missing():
-    with fit(2) as running:
+def test_a_repeated_simulation_sends_only_missing_samples():
+    with stub_fit(2) as running:
         sent, send = [], Connection.send
 
         def keep(connection, header, arrays=()):
@@ -143,6 +144,6 @@ def test_a_simulation_that_runs_again_sends_only_what_is_missing():
             patch.setattr(Connection, "send", keep)
             for stop in (3, 7, 2):
                 run(running, lambda n: [torch.tensor([float(i)]) for i in range(n)], stop)
-        assert running.coordinator.until_heard("finished", 3) == [3, 7, 2]
+        assert running.coordinator.wait_for("finished", 3) == [3, 7, 2]
         assert sent == list(range(7))
-        assert [place.drained() for place in running.places] == [[0, 2, 4, 6], [1, 3, 5]]
+        assert [stub.drain() for stub in running.workers] == [[0, 2, 4, 6], [1, 3, 5]]

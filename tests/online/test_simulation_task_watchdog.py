@@ -11,14 +11,14 @@ import time
 import psutil
 import pytest
 
-from compss_train.online import watchdog
-from compss_train.online.watchdog import Watchdog
+from compss_train.online import simulation_task as watchdog
+from compss_train.online.simulation_task import Watchdog
 from tests.buffers.kinds import until
-from tests.online.parts import nothing_left
+from tests.online.bare_connections import no_threads_left
 
 CHILD = """
 import ctypes, json, os, subprocess, sys, threading, time
-from compss_train.online import watchdog
+from compss_train.online import simulation_task as watchdog
 
 watchdog._TICK, watchdog._GRACE = 0.02, 1.5
 hold = ctypes.PyDLL(None).usleep  # keeps other threads of Python from running
@@ -27,11 +27,11 @@ hold = ctypes.PyDLL(None).usleep  # keeps other threads of Python from running
 class Stream:
     def __init__(self):
         self.ended = threading.Event()
-        self.gone = False
+        self.disconnected = False
 
-    def tell(self, header):
-        if self.gone:
-            raise OSError("gone")
+    def notify(self, header):
+        if self.disconnected:
+            raise OSError("disconnected")
         os.write(1, (json.dumps([NAME, header]) + "\\n").encode())
 
 
@@ -40,7 +40,7 @@ def hangs(stream):
         time.sleep(100)
 
 def hangs_unheard(stream):
-    stream.gone = True
+    stream.disconnected = True
     hangs(stream)
 
 def hangs_deep(stream):
@@ -97,7 +97,7 @@ def has_programs(stream):
     own = dict(stdout=subprocess.PIPE)
     programs = [subprocess.Popen(["sh", "-c", solver], start_new_session=new, **own) for new in (False, True)]
     sleepers = [int(program.stdout.readline()) for program in programs]
-    stream.tell([*sleepers, *(program.pid for program in programs)])
+    stream.notify([*sleepers, *(program.pid for program in programs)])
     hangs(stream)
 
 children = {}
@@ -140,19 +140,19 @@ def children():
 
 
 @pytest.mark.parametrize("name", EXITS)
-def test_a_process_ends_when_its_simulation_hangs_or_is_wanted_no_more(children, name):
+def test_the_process_of_a_hanging_or_unneeded_simulation_ends(children, name):
     assert children[0][name][-1] == EXITS[name]
     assert len(children[0][name]) == {"hangs": 2, "has_programs": 3}.get(name, 1)
 
 
-def test_it_is_told_where_it_was(children):
-    told = children[0]["hangs"][0]
-    assert told["hanging"] == 0.2
-    assert "in hangs" in told["where"]
-    assert "computing" not in told["where"].splitlines()[-1]
+def test_the_stack_of_a_hanging_simulation_is_reported(children):
+    report = children[0]["hangs"][0]
+    assert report["timeout"] == 0.2
+    assert "in hangs" in report["stack"]
+    assert "computing" not in report["stack"].splitlines()[-1]
 
 
-def test_what_it_has_started_ends_with_it_and_what_that_has_started(children):
+def test_descendants_are_killed_with_the_process(children):
     programs = children[0]["has_programs"][0]
     assert len(set(programs)) == 4
     until(lambda: not any(is_running(program) for program in programs))
@@ -165,7 +165,7 @@ def is_running(process):
         return False
 
 
-def test_the_descendants_of_a_process_are_all_below_it_and_no_others():
+def test_descendants_are_complete():
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as program:
         sleeper = int(program.stdout.readline())
         found = watchdog._descendants(os.getpid())
@@ -177,7 +177,7 @@ def test_the_descendants_of_a_process_are_all_below_it_and_no_others():
     assert watchdog._descendants(program.pid) == []
 
 
-def test_where_a_solver_kept_python_from_running_is_on_standard_error(children):
+def test_a_solver_that_holds_the_interpreter_lock_is_shown_on_standard_error(children):
     assert "in hangs_deep" in children[1]
     assert "Timeout" in children[1]
 
@@ -185,34 +185,34 @@ def test_where_a_solver_kept_python_from_running_is_on_standard_error(children):
 class Quiet:
     ended = threading.Event()
 
-    def tell(self, header):
+    def notify(self, header):
         raise AssertionError(header)
 
 
-def test_closing_ends_the_thread_at_once_and_may_be_done_again():
-    with nothing_left():
+def test_close_ends_the_thread_at_once_and_is_idempotent():
+    with no_threads_left():
         dog = Watchdog(Quiet(), 1000.0)
         dog.close()
         assert not dog._thread.is_alive()
         dog.close()
 
 
-def test_a_sample_that_comes_while_the_watchdog_looks_does_not_end_the_watch(monkeypatch):
-    monkeypatch.setattr("compss_train.online.watchdog._TICK", 0.001)
+def test_a_sample_during_a_check_does_not_stop_the_watchdog(monkeypatch):
+    monkeypatch.setattr("compss_train.online.simulation_task._TICK", 0.001)
     looks = []
 
     class Between(Watchdog):
         """Its sample comes right after it was seen that there is none yet."""
 
         @property
-        def _until(self):
+        def _deadline(self):
             looks.append(1)
             return time.monotonic() + 1000 if len(looks) % 2 else None
 
-        @_until.setter
-        def _until(self, value):
+        @_deadline.setter
+        def _deadline(self, value):
             pass
 
-    with nothing_left(), Between(Quiet(), 1000.0) as dog:
+    with no_threads_left(), Between(Quiet(), 1000.0) as dog:
         until(lambda: len(looks) > 6 or not dog._thread.is_alive())
         assert dog._thread.is_alive()

@@ -1,0 +1,192 @@
+"""The task of one simulation: runs it, sends its samples, and ends its process if it hangs.
+
+An engine that replaces processes runs the task as it is. Under COMPSs, which does not, the task has a child process
+that does the work, and starts another one if that dies.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+from compss_train._utils.closing import Closable
+from compss_train.engines import Engine, LocalEngine, Ref
+from compss_train.exceptions import TrainingEndedError
+from compss_train.online.connection import Address
+from compss_train.online.sender import as_sample
+from compss_train.online.stream import Sample, Stream, WorkerDisconnectedError
+
+_TICK = 0.25
+_GRACE = 2.0
+"""Seconds that a simulation has to end by itself after training has ended, or to report that it hangs."""
+
+
+def submit_simulation(engine: Engine, *args: Any) -> Ref:
+    """Submit a simulation."""
+    task = simulate_and_send if engine.replaces_processes else simulate_in_child
+    ref: Ref = engine.submit(task, *args)
+    return ref
+
+
+def simulate_in_child(*args: Any) -> None:
+    """Run a simulation in a child process, which is reused by the next one."""
+    engine = _child_engine()
+    task = engine.submit(simulate_and_send, *args)
+    engine.fetch([task])
+    engine.delete([task])
+
+
+@cache
+def _child_engine() -> LocalEngine:
+    engine = LocalEngine(1)
+    # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
+    Finalize(None, engine.shutdown, kwargs={"kill": True}, exitpriority=0)
+    return engine
+
+
+def simulate_and_send(
+    simulate: bytes, value: bytes, number: int, coordinator: Address, timeout: float | None
+) -> None:
+    """Run a simulation and report its outcome to the coordinator; its exceptions are reported, not raised.
+
+    ``simulate`` and its input are pickled, so that errors of unpickling are reported, too. ``timeout`` is the
+    maximum number of seconds per sample; after it the process ends. Returns at once if the coordinator is gone or
+    does not accept the simulation.
+    """
+    with suppress(OSError), Stream(coordinator, {"role": "simulation", "number": number}) as stream:
+        if not stream.accepted:
+            return
+        try:
+            stream.open()
+            with Watchdog(stream, timeout) as watchdog:
+                _send_all(simulate, value, stream, watchdog)
+            stream.finish()
+        except WorkerDisconnectedError as error:
+            stream.notify({"interrupted": str(error)})
+        except BaseException as error:  # SystemExit of a solver, too
+            if isinstance(error, TrainingEndedError) and stream.ended.is_set():
+                return
+            with suppress(OSError, ValueError, TrainingEndedError):
+                stream.flush()  # no other attempt may follow, so these samples count
+            text = "".join(traceback.format_exception(error))
+            stream.notify({"failed": f"{type(error).__name__}: {error}", "traceback": text})
+
+
+def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: Watchdog) -> None:
+    with watchdog.computing():
+        samples = iter(pickle.loads(simulate)(pickle.loads(value)))
+    try:
+        for sample in _watched(samples, watchdog):
+            stream.send(*_parse(sample, stream))
+    finally:
+        if hasattr(samples, "close"):  # a generator, which may have to clean up
+            with watchdog.computing():
+                samples.close()
+
+
+def _watched(samples: Iterator[Any], watchdog: Watchdog) -> Iterator[Any]:
+    """Iterate over the samples; the watchdog times their computation, not the wait until they are sent."""
+    end = object()
+    while True:
+        with watchdog.computing():
+            sample = next(samples, end)
+        if sample is end:
+            return
+        yield sample
+
+
+def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
+    """Return (x, y) or (x,), and the time step or None."""
+    parts = sample if isinstance(sample, tuple) else (sample,)
+    if len(parts) == 3:
+        return as_sample(parts[1:]), int(parts[0])
+    if len(parts) not in (1, 2) or stream.paired:
+        expected = "(step, x, y), as the buffer pairs time steps" if stream.paired else "(x, y), or (step, x, y)"
+        raise TypeError(f"the simulation gave a tuple of {len(parts)}; a sample is {expected}")
+    return as_sample(parts), None
+
+
+class Watchdog(Closable):
+    """Ends the process if the main thread's ``computing()`` takes longer than ``timeout`` seconds, if any.
+
+    It also ends the process if the simulation goes on after training has ended. Programs that the process has
+    started are killed with it: nothing else interrupts a solver in native code. The engine starts another process.
+    """
+
+    def __init__(self, stream: Stream, timeout: float | None) -> None:
+        self._stream, self._timeout = stream, timeout
+        self._deadline: float | None = None
+        self._closed = threading.Event()
+        self._watched_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Apply the timeout to the block."""
+        if self._timeout is None:
+            yield
+            return
+        self._deadline = time.monotonic() + self._timeout
+        # For a solver that never releases the interpreter lock.
+        faulthandler.dump_traceback_later(self._timeout + _GRACE, exit=True, file=sys.__stderr__ or 2)
+        try:
+            yield
+        finally:
+            self._deadline = None
+            faulthandler.cancel_dump_traceback_later()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_TICK):
+            if self._stream.ended.is_set() and not self._closed.wait(_GRACE):
+                end_process()
+            deadline = self._deadline
+            if deadline is not None and time.monotonic() > deadline:
+                self._report()
+                end_process()
+
+    def _report(self) -> None:
+        frame = sys._current_frames().get(self._watched_thread)
+        with suppress(OSError):
+            self._stream.notify({"timeout": self._timeout, "stack": "".join(traceback.format_stack(frame))})
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+        self._thread.join()
+
+
+def end_process() -> None:
+    """Kill all descendants of this process, then exit at once."""
+    for child in _descendants(os.getpid()):
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+    os._exit(1)
+
+
+def _descendants(process: int) -> list[int]:
+    """Return the ids of all descendants of a process; on systems other than Linux an empty list."""
+    parents = {int(stat.parent.name): _parent(stat) for stat in Path("/proc").glob("[0-9]*/stat")}
+    found = [process]
+    for each in found:  # grows meanwhile
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def _parent(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:  # the process has ended meanwhile
+        return 0

@@ -1,0 +1,276 @@
+"""The task of one worker: receives samples, trains on batches from its buffer, merges, reports and checkpoints.
+
+It holds a control connection to the coordinator as long as it runs. Under COMPSs, which does not replace processes
+that die, the task does its work in a child process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from compss_train._utils.closing import Closable
+from compss_train.buffers import Buffer, BufferDrainedError
+from compss_train.data.block import Block
+from compss_train.data.order import buffer_seed
+from compss_train.engines import Engine, LocalEngine, Ref, Resources
+from compss_train.engines.base import Failure
+from compss_train.engines.codec import decode, encode
+from compss_train.model.random_state import random_state
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.online.connection import Address, ConnectionLostError, Header
+from compss_train.online.learner import OnlineLearner, ServerShare
+from compss_train.online.options import OnlineJob
+from compss_train.online.receiver import Offsets, Receiver
+from compss_train.training.worker.batches import Batch
+from compss_train.training.worker.train import WorkerState
+
+_TICK = 0.2
+"""Seconds between checks for the end of the fit while a worker waits for samples."""
+
+
+@dataclass(frozen=True)
+class WorkerCheckpoint:
+    """State of a worker between two batches, right after a merge; the global parameters are not part of it."""
+
+    state: WorkerState
+    buffer: dict[str, Any]
+    offsets: Offsets
+    batches: int
+
+
+def pickle_to_tensor(value: object) -> torch.Tensor:
+    """Return a value, pickled, as a tensor of bytes."""
+    return torch.from_numpy(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(value)]))
+
+
+def unpickle_tensor(data: torch.Tensor) -> Any:
+    """Return the pickled value; only for data from the fit's own tasks, as pickles may execute code."""
+    return decode(data.numpy())
+
+
+class CoordinatorConnection(Closable):
+    """The control connection of a worker, with a thread that handles the coordinator's messages.
+
+    Raises ``OSError`` if the coordinator is gone.
+    """
+
+    def __init__(self, coordinator: Address, worker: int) -> None:
+        self._connection = coordinator.connect({"role": "worker", "number": worker})
+        reply, arrays = self._connection.receive()
+        self.accepted = bool(reply.get("accepted"))
+        """False if another task is connected as this worker."""
+        self.is_done = bool(reply.get("done"))
+        """Whether an earlier attempt has completed its training, so that this one only receives."""
+        self.checkpoint: torch.Tensor | None = arrays[0] if arrays else None
+        """The last checkpoint of an earlier attempt."""
+        self.local_host = self._connection.local_host
+        self.ended = threading.Event()
+        """Set when this worker is to return."""
+        self._handlers: dict[str, Callable[[Any], None]] = {}
+        self._thread = threading.Thread(target=self._listen, name="worker-control", daemon=True)
+
+    def start(self, port: int, handlers: dict[str, Callable[[Any], None]]) -> None:
+        """Report the port for samples, and pass later messages to ``handlers`` by their name."""
+        self._handlers = handlers
+        self.send({"endpoint": [self.local_host, port]})
+        self._thread.start()
+
+    def _listen(self) -> None:
+        try:
+            while "shutdown" not in (message := self._connection.receive()[0]):
+                for name in message.keys() & self._handlers.keys():
+                    self._handlers[name](message[name])
+        except OSError:
+            pass  # the coordinator is gone, so that further training is useless
+        finally:
+            self.ended.set()
+
+    def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
+        """Send a message to the coordinator."""
+        self._connection.send(header, arrays)
+
+    def report_failure(self, error: BaseException) -> None:
+        """Report an exception, which ends the fit."""
+        self.send({"failed": True}, [pickle_to_tensor(Failure.of(error))])
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection.close()
+
+
+def submit_worker(engine: Engine, *args: Any, resources: Resources) -> Ref:
+    """Submit a worker."""
+    task = train_online if engine.replaces_processes else train_online_in_child
+    ref: Ref = engine.submit(task, *args, resources=resources)
+    return ref
+
+
+def train_online_in_child(*args: Any) -> Any:
+    """Run a worker in a new process, which sees the devices of this task."""
+    threads = torch.get_num_threads()
+    with LocalEngine(1, threads) as engine:
+        return engine.fetch([engine.submit(train_online, *args, resources=Resources(cpus=threads))])[0]
+
+
+def train_online(training_spec: TrainingSpec, state: WorkerState, job: OnlineJob, number: int, device: str) -> None:
+    """Train until all samples are used or ``max_batches`` is reached, and send the new state to the coordinator.
+
+    Resumes from the checkpoint of an earlier attempt, if any.
+    """
+    with CoordinatorConnection(job.coordinator, number) as coordinator, ExitStack() as stack:
+        if coordinator.is_done:
+            _only_receive(job, coordinator, stack)
+        elif coordinator.accepted:
+            try:
+                data = coordinator.checkpoint
+                checkpoint: WorkerCheckpoint | None = None if data is None else unpickle_tensor(data)
+                initial = state if checkpoint is None else checkpoint.state
+                stack.enter_context(random_state(initial.random, device))
+                OnlineWorker(
+                    training_spec=training_spec,
+                    initial=initial,
+                    job=job,
+                    number=number,
+                    device=device,
+                    coordinator=coordinator,
+                    checkpoint=checkpoint,
+                    stack=stack,
+                ).run()
+            except ConnectionLostError:
+                raise
+            except BaseException as error:
+                coordinator.report_failure(error)
+                raise
+
+
+def _only_receive(job: OnlineJob, coordinator: CoordinatorConnection, stack: ExitStack) -> None:
+    """Receive and discard samples in place of a worker that had completed its training, so that none blocks."""
+    buffer = job.buffer.make(job.batch_size, 0)
+    host = job.host or coordinator.local_host
+    receiver = stack.enter_context(Receiver(buffer, host, token=job.key, paired=job.paired))
+    receiver.discard()
+    receiver.start()
+    coordinator.start(receiver.port, {})
+    coordinator.ended.wait()
+
+
+class OnlineWorker:
+    """One worker: its model replica, its buffer, and its connections, which ``stack`` closes."""
+
+    def __init__(
+        self,
+        *,
+        training_spec: TrainingSpec,
+        initial: WorkerState,
+        job: OnlineJob,
+        number: int,
+        device: str,
+        coordinator: CoordinatorConnection,
+        checkpoint: WorkerCheckpoint | None,
+        stack: ExitStack,
+    ) -> None:
+        self._job, self._coordinator, self._device = job, coordinator, device
+        server = stack.enter_context(job.server_address.connect(None))
+        server_share = ServerShare(job.server_address.exchange, server, number, 1 / job.num_workers)
+        optimizer = None if job.new_optimizer and checkpoint is None else initial.optimizer
+        self._learner = OnlineLearner(training_spec, server_share, optimizer, device)
+        self._buffer = self._make_buffer(number, checkpoint)
+        self._batches = 0 if checkpoint is None else checkpoint.batches
+        self._receiver = stack.enter_context(
+            Receiver(
+                self._buffer,
+                job.host or coordinator.local_host,
+                token=job.key,
+                paired=job.paired,
+                offsets={} if checkpoint is None else checkpoint.offsets,
+                checkpointing=job.checkpoint_every is not None,
+                on_failure=coordinator.report_failure,
+            )
+        )
+        self._stopped = threading.Event()
+        self._reported = time.monotonic()
+        # Staggered, so that workers do not checkpoint at the same time.
+        self._checkpointed = self._reported - (job.checkpoint_every or 0) * number / job.num_workers
+
+    def _make_buffer(self, number: int, checkpoint: WorkerCheckpoint | None) -> Buffer:
+        seed = buffer_seed(self._job.seed, 0, number)
+        buffer = self._job.buffer.make(self._job.batch_size, seed, pin_memory=self._device.startswith("cuda"))
+        if checkpoint is not None:
+            buffer.load_state_dict(checkpoint.buffer)
+        return buffer
+
+    def run(self) -> None:
+        """Train, and stay connected until the coordinator ends the fit."""
+        receiver = self._receiver
+        receiver.start()
+        handlers = {
+            "end_reception": lambda _: receiver.end_reception(),
+            "forget": receiver.forget,
+            "stop": lambda _: self._stopped.set(),
+        }
+        self._coordinator.start(receiver.port, handlers)
+        for batch in self._drawn_batches():
+            self._learner.learn(batch)
+            self._batches += 1
+            self._after_batch()
+        receiver.discard()
+        self._learner.merge()
+        self._report()
+        repetitions = self._buffer.repetitions().tolist()
+        state = pickle_to_tensor(self._learner.state())
+        self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
+        self._coordinator.ended.wait()
+
+    def _drawn_batches(self) -> Iterator[Batch]:
+        """Iterate over batches from the buffer, on the device."""
+        while not self._stopped.is_set() and self._batches != self._job.max_batches:
+            if self._coordinator.ended.is_set():
+                raise ConnectionLostError("the coordinator has ended this fit")
+            try:
+                drawn = self._buffer.get_batch(self._job.batch_size, timeout=_TICK)
+            except BufferDrainedError:
+                return
+            except queue.Empty:
+                self._report_if_due()
+            else:
+                yield self._job.make_batch(drawn, self._device)
+
+    def _after_batch(self) -> None:
+        if self._batches % self._job.merge_every == 0:
+            self._learner.merge()
+        self._report_if_due()
+        every = self._job.checkpoint_every
+        if every is not None and time.monotonic() - self._checkpointed > every:
+            self._checkpoint()
+
+    def _report_if_due(self) -> None:
+        if time.monotonic() - self._reported > self._job.report_every:
+            self._report()
+
+    def _report(self) -> None:
+        self._reported = time.monotonic()
+        buffer = self._buffer
+        counts = {
+            "held": len(buffer),
+            "unseen": buffer.unseen,
+            "put": buffer.samples_put,
+            "got": buffer.samples_got,
+        }
+        self._coordinator.send({"report": True}, [pickle_to_tensor({**self._learner.pop_sums(), **counts})])
+
+    def _checkpoint(self) -> None:
+        self._learner.merge()  # moves all changes to the global parameters, which the checkpoint does not contain
+        buffer, offsets = self._receiver.snapshot()
+        checkpoint = WorkerCheckpoint(self._learner.state(), buffer, offsets, self._batches)
+        by_stream = [[stream, offset] for stream, offset in offsets.items()]
+        self._coordinator.send({"checkpoint": by_stream}, [pickle_to_tensor(checkpoint)])
+        self._checkpointed = time.monotonic()

@@ -1,0 +1,187 @@
+"""fit_online: workers that are killed."""
+
+import os
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from compss_train import BufferSpec, WorkerLostError
+from compss_train.online import workers
+from tests.online.fits import fit_and_count, run_fit, split_range
+from tests.online.simulations import (
+    CallAll,
+    CountingNet,
+    Fault,
+    OneHotSimulation,
+    TouchFile,
+    increment,
+    kill_process,
+    read_count,
+)
+
+pytestmark = pytest.mark.usefixtures("check_threads")
+
+
+def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
+    """The checkpoint has samples of simulations that have ended, and of one that goes on, whose next sample was
+    sent and is not in it: the buffer was full."""
+    fault, batches = Fault(35, kill_process, tmp_path), BatchLog(tmp_path / "batches")
+    net = CountingNet(60, CallAll((TouchFile(30, until=tmp_path / "52"), batches, fault)))
+    simulate = OneHotSimulation(60, TouchFile(52, tmp_path / "52", until=tmp_path / "fault-35"))
+    options = {"checkpoint_every": 1e-6, "merge_every_batches": 100}
+    trainer, trained = fit_and_count(local, net, simulate, split_range(60, 10), **options)
+    assert fault.count == 1
+    assert trained == batches.trained(60, fault.at) == [1] * 60
+    assert trainer.history[-1]["repetitions"] == [0, 60]
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
+
+
+def test_the_number_of_batches_continues_from_the_checkpoint(local, tmp_path):
+    fault = Fault(35, kill_process, tmp_path)
+    options = {"checkpoint_every": 1e-6, "max_batches": 9}
+    _, trained = fit_and_count(
+        local, CountingNet(100, fault), OneHotSimulation(100), split_range(100, 10), **options
+    )
+    assert fault.count == 1
+    assert trained[:40] == [1] * 40
+    assert sorted(trained) == [0] * 55 + [1] * 45  # those of a simulation that runs again may come later
+
+
+@dataclass(frozen=True)
+class BatchLog:
+    """Writes the samples of batches to a file."""
+
+    path: Path
+
+    def __call__(self, numbers):
+        with self.path.open("a") as file:
+            file.write(" ".join(map(str, numbers)) + "\n")
+
+    def trained(self, samples, fatal):
+        """How often each sample was in a batch, but for the first batch that had a fatal one."""
+        batches = [list(map(int, line.split())) for line in self.path.read_text().splitlines()]
+        batches.remove(next(batch for batch in batches if fatal in batch))
+        return [sum(batch.count(number) for batch in batches) for number in range(samples)]
+
+
+def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(local, tmp_path):
+    """CallAll simulations but the last, which waits for the kill_process, may have ended by then."""
+    fault, batches = Fault(31, kill_process, tmp_path), BatchLog(tmp_path / "batches")
+    trainer, trained = fit_and_count(
+        local,
+        CountingNet(60, CallAll((batches, fault))),
+        OneHotSimulation(60, TouchFile(50, until=tmp_path / "fault-31")),
+        split_range(60, 10),
+        num_simulators=2,
+        checkpoint_every=1000,
+        buffer=BufferSpec("FIFO", 60),
+    )
+    assert fault.count == 1
+    assert trained == batches.trained(60, fault.at)
+    assert {*trained} == {1, 2}
+    assert trainer.history[-1]["repetitions"] == [0, 60]
+
+
+def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
+    """Of simulations that have ended, and nothing else; nobody waits for what is lost."""
+    fault = Fault(31, kill_process, tmp_path)
+    options = {"checkpoint_every": None, "buffer": BufferSpec("FIFO", 60)}
+    simulate = OneHotSimulation(60, TouchFile(55, tmp_path / "55", until=tmp_path / "fault-31"))
+    net = CountingNet(60, CallAll((TouchFile(0, until=tmp_path / "55"), fault)))
+    trainer, trained = fit_and_count(local, net, simulate, split_range(60, 10), **options)
+    assert fault.count == 1
+    assert trained == [1] * 30 + [0] * 20 + [1] * 10
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
+
+
+@pytest.mark.slow
+def test_one_of_two_workers_is_killed(local, tmp_path):
+    fault = Fault(31, kill_process, tmp_path)
+    buffer = BufferSpec("Reservoir", 20)
+    options = {"workers": 2, "num_simulators": 2, "checkpoint_every": 0.01, "buffer": buffer}
+    _, trained = fit_and_count(local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), **options)
+    assert fault.count == 1
+    assert min(trained) >= 1
+
+
+def test_a_worker_that_dies_after_the_simulations_receives_their_samples_again(local, tmp_path):
+    """It has all samples and no checkpoint; the other worker has ended reception."""
+    fault = Fault(19, kill_process, tmp_path)
+    trainer, trained = fit_and_count(
+        local,
+        CountingNet(40, fault),
+        OneHotSimulation(40),
+        split_range(40, 20),
+        workers=2,
+        checkpoint_every=1000,
+        merge_every_batches=100,  # so that nothing of what the first one learns is merged
+        buffer=BufferSpec("FIRO", 30, threshold=25),  # begins when all has come
+    )
+    assert fault.count == 1
+    assert trained == [1] * 40
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
+
+
+def test_a_worker_may_die_while_a_simulation_flushes_to_another(local, tmp_path):
+    """The simulation has the first worker's word that it has all; then that one dies, and has a successor, while
+    the buffer of the second one is still full."""
+    fault = Fault(38, kill_process, tmp_path, after=tmp_path / "finishing")  # the first worker has the even samples
+    net = Reborn(40, CallAll((TouchFile(1, until=tmp_path / "successor"), fault)), fault)
+
+    def simulate(numbers):
+        yield from OneHotSimulation(40)(numbers)
+        threading.Timer(0.5, (tmp_path / "finishing").touch).start()
+
+    options = {"workers": 2, "checkpoint_every": 1000, "buffer": BufferSpec("FIFO", 8)}
+    _, trained = fit_and_count(local, net, simulate, [range(40)], **options)
+    assert fault.count == 1
+    assert min(trained) >= 1
+
+
+class Reborn(CountingNet):
+    """Tells when another process has it after the fault."""
+
+    def __init__(self, samples, seeing, fault):
+        super().__init__(samples, seeing)
+        self.fault = fault
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self.fault.count:
+            threading.Timer(0.5, (self.fault.folder / "successor").touch).start()
+
+
+def test_a_worker_that_always_dies_raises(local, tmp_path, monkeypatch):
+    assert workers.MAX_ATTEMPTS == 4
+    monkeypatch.setattr(workers, "MAX_ATTEMPTS", 2)
+    fault = Fault(3, kill_process, tmp_path, times=100)
+    _, error = run_fit(local, CountingNet(20, fault), OneHotSimulation(20), [range(20)])
+    assert isinstance(error, WorkerLostError)
+    assert "worker 0 was started 2 times and its process died each time" in str(error)
+    assert fault.count == 2
+
+
+class DyingAtTheEnd(torch.optim.SGD):
+    """Kills its process when it is asked for its state, which is what a worker gives back at its end."""
+
+    def __init__(self, parameters, flag, parent):
+        super().__init__(parameters, lr=1.0)
+        self.flag, self.parent = flag, parent
+
+    def state_dict(self):
+        if os.getpid() != self.parent and not increment(self.flag):
+            kill_process()
+        return super().state_dict()
+
+
+@pytest.mark.timeout(20)
+def test_a_worker_that_dies_after_its_training_does_not_block_the_fit(local, tmp_path):
+    optimizer = partial(DyingAtTheEnd, flag=tmp_path / "died", parent=os.getpid())
+    options = {"optimizer": optimizer, "checkpoint_every": None}
+    _, trained = fit_and_count(local, CountingNet(20), OneHotSimulation(20), [range(20)], **options)
+    assert read_count(tmp_path / "died") >= 1
+    assert min(trained) >= 1

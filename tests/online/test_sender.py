@@ -1,0 +1,173 @@
+"""How a sender connects to a fit: addresses, names, tokens, and retries."""
+
+import socket
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.exceptions import TrainingEndedError
+from compss_train.online import sender as sending
+from compss_train.online.sender import SampleSender, host_and_port, open_stream
+from compss_train.online.stream import NameInUseError
+from tests.buffers.kinds import Thread, until
+from tests.online.bare_connections import HERE, TOKEN, no_open_connections
+from tests.online.sample_streams import connect_sender, number_sample
+from tests.online.stub_fits import stub_fit
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+
+def open_sender_stream(running, name, sleep):
+    """Open the stream of a sender, which calls ``sleep`` between attempts."""
+    return open_stream(running.coordinator.sender_address, {"role": "sender", "name": name}, 60, sleep=sleep)
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_sender_retries_after_finding_a_dead_worker():
+    with no_open_connections(), stub_fit() as running:
+        running.workers[0].close()
+
+        replacements = iter([True])
+
+        def replace(seconds):
+            if next(replacements, False):
+                running.coordinator.set_endpoint(0, None)
+                running.replace(0)
+            else:  # the name is still in use
+                time.sleep(seconds)
+
+        with open_sender_stream(running, "solver", replace) as stream:
+            for number in range(3):
+                stream.send(number_sample(number), None)
+            stream.finish()
+        assert running.coordinator.wait_for("finished") == [3]
+        until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
+
+
+def test_a_sender_waits_for_a_fit_that_has_not_started(monkeypatch):
+    with stub_fit() as running:
+        coordinator, waits = running.coordinator, []
+        real = sending.Stream
+
+        def refuse_at_first(address, handshake):
+            if len(waits) < 3:
+                raise ConnectionRefusedError
+            return real(address, handshake)
+
+        monkeypatch.setattr(sending, "Stream", refuse_at_first)
+        with open_sender_stream(running, None, waits.append) as stream:
+            stream.finish()
+        assert len(waits) == 3
+        assert coordinator.wait_for("finished") == [0]
+
+
+def free_port():
+    with socket.create_server((HERE, 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_a_missing_fit_raises_after_the_timeout():
+    port = free_port()
+    with (
+        no_open_connections(),
+        pytest.raises(ConnectionRefusedError, match=f"nobody listens at tcp://{HERE}:{port}; start"),
+    ):
+        SampleSender(f"tcp://{HERE}:{port}", TOKEN, timeout=0)
+
+
+def test_rejected_senders_get_the_reason():
+    with no_open_connections(), stub_fit(senders=1) as running:
+        for port, token in (
+            (running.coordinator.sender_address.port, TOKEN + "x"),
+            (running.coordinator.address.port, TOKEN),
+        ):
+            with pytest.raises(PermissionError, match=f"{HERE}:.*wrong token"):  # without retries
+                SampleSender(f"tcp://{HERE}:{port}", token)
+        with connect_sender(running, "solver") as first:
+            with pytest.raises(PermissionError, match="another program sends as 'solver'") as raised:
+                connect_sender(running, "solver", timeout=0)
+            assert isinstance(raised.value, NameInUseError)
+            first.send(1.0)
+        assert running.workers[0].drain() == [1]
+
+
+def test_late_senders_are_rejected():
+    with no_open_connections(), stub_fit() as running:
+        running.coordinator.call(running.coordinator.senders.close_registration)
+        with pytest.raises(TrainingEndedError, match="no more samples are accepted"):
+            connect_sender(running)
+
+
+@pytest.mark.parametrize("how", ["ends", "disconnects"])
+def test_a_sender_waits_until_its_name_is_free(how):
+    with no_open_connections(), stub_fit() as running:
+        first, waits = connect_sender(running, "solver"), []
+        first.send(1.0)
+        until(lambda: running.workers[0].buffer.samples_put == 1)
+
+        def wait(seconds):
+            waits.append(seconds)
+            if len(waits) == 3:
+                first.close() if how == "ends" else first._stream.close()
+
+        with open_sender_stream(running, "solver", wait) as again:
+            assert (len(waits) >= 3, again.delivered) == (True, 1)
+            again.skip(1)
+            again.finish()
+        assert running.coordinator.wait_for("finished")[-1] == 1
+
+
+def test_a_fit_that_ends_while_a_stream_opens_leaves_nothing_open():
+    with no_open_connections(), stub_fit() as running:
+        running.coordinator.set_endpoint(0, None)
+        opening = Thread(connect_sender, running)
+        running.coordinator.wait_for("role")
+        running.coordinator.server.close()
+        with pytest.raises(OSError):
+            opening.result()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "",
+            "localhost:5555",
+            "tcp://localhost",
+            "tcp://:5555",
+            "tcp://*:5555",
+            "tcp://host:port",
+            "tcp://host:-1",
+        ),
+        *(
+            "tcp://host:65536",
+            "tcp://host:5555/",
+            "http://host:80",
+            "tcp://host:1 ",
+            "xtcp://host:1",
+            "tcp://a:1\n",
+        ),
+        *(None, 5555, b"tcp://host:5555", ("host", 5555)),
+    ],
+)
+def test_invalid_addresses_raise(address):
+    for read in (host_and_port, lambda address: SampleSender(address, TOKEN)):
+        with pytest.raises(ValueError, match=r"address=.*: give tcp://HOST:PORT"):
+            read(address)
+
+
+@given(st.text("abz09.-", min_size=1), st.integers(0, 65535))
+def test_valid_addresses_are_parsed(host, port):
+    assert host_and_port(f"tcp://{host}:{port}") == (host, port)
+
+
+@pytest.mark.parametrize("name", [["a"], {"a": 1}, 1.5])
+def test_an_invalid_name_does_not_affect_other_senders(name):
+    with stub_fit(senders=2) as running:
+        with pytest.raises((PermissionError, TypeError, ValueError)):
+            connect_sender(running, name)
+        with connect_sender(running, "solver") as sender:
+            sender.send(1.0)
+        assert running.coordinator.wait_for("finished") == [1]

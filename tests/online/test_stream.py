@@ -1,0 +1,242 @@
+"""Streams of samples into an online fit: routing, names, and delivered samples."""
+
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compss_train.online.sender import as_sample
+from compss_train.online.stream import end_offset, route
+from tests.buffers.kinds import STEPS, Thread, until
+from tests.online.sample_streams import connect_sender, expected_samples, number_sample, send_all, simulation_stream
+from tests.online.stub_fits import stub_fit
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+streams, numbers_of_samples, workers = st.integers(0, 10**6), st.integers(0, 60), st.integers(1, 12)
+
+
+@given(streams, numbers_of_samples, workers)
+def test_streams_are_routed_round_robin_from_successive_workers(stream, samples, workers):
+    routed = [route(stream, sample, workers, whole=False) for sample in range(samples)]
+    assert set(routed) <= set(range(workers))
+    assert all(after == (before + 1) % workers for before, after in pairwise(routed))
+    counts = [routed.count(worker) for worker in range(workers)]
+    assert sum(counts) == samples
+    assert max(counts) - min(counts) <= 1
+    assert route(stream + 1, 0, workers, whole=False) == route(stream, 1, workers, whole=False)
+
+
+@given(streams, numbers_of_samples, workers)
+def test_whole_streams_are_routed_to_one_worker_each(stream, samples, workers):
+    assert {route(stream, sample, workers, whole=True) for sample in range(samples + 1)} == {stream % workers}
+
+
+@given(streams, numbers_of_samples, workers, st.booleans(), st.data())
+def test_end_offset_follows_the_last_sample_of_a_worker(stream, samples, workers, whole, data):
+    worker = data.draw(st.integers(0, workers - 1))
+    own = [n for n in range(samples) if route(stream, n, workers, whole=whole) == worker]
+    assert end_offset(worker, stream, samples, workers, whole=whole) == max(own, default=-1) + 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_samples_of_all_streams_are_routed_in_order(workers, amounts):
+    with stub_fit(workers) as running:
+        expected = [[] for _ in range(workers)]
+        for number, samples in enumerate(amounts):
+            with simulation_stream(running.coordinator, number) as opened:
+                assert (opened.accepted, opened.number, opened.paired, opened.delivered) == (True, number, False, 0)
+                for sample in range(samples):
+                    opened.send(number_sample(100 * number + sample), None)
+                opened.finish()
+            for own, turn in zip(expected, expected_samples(number, samples, workers), strict=True):
+                own += [100 * number + sample for sample in turn]
+        # One connection may be heard before another whose stream has ended earlier.
+        assert sorted(running.coordinator.wait_for("finished", len(amounts))) == sorted(amounts)
+        assert [stub.drain() for stub in running.workers] == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_paired_streams_go_to_one_worker_with_their_steps(workers):
+    with stub_fit(workers, paired=True, senders=4) as running:
+        for _ in range(4):
+            with connect_sender(running) as sender:
+                send_all(sender, range(STEPS), paired=True)
+        places = [stub.buffer for stub in running.workers]
+        assert [len(buffer) for buffer in places] == [STEPS * len(range(w, 4, workers)) for w in range(workers)]
+        for worker, buffer in enumerate(places):
+            earlier, later = buffer.get_batch(40)
+            assert earlier.simulation.tolist() == later.simulation.tolist()
+            assert set((earlier.simulation % workers).tolist()) == {worker}
+            for part in (earlier, later):
+                assert part.step.tolist() == part.data[0].flatten().tolist()
+
+
+def test_as_sample_converts_values_to_arrays():
+    for given_, dtype, shape in [
+        (1.5, torch.float32, ()),
+        (2, torch.int64, ()),
+        (True, torch.bool, ()),
+        (np.float64(3), torch.float64, ()),
+        ([1.0, 2.0], torch.float32, (2,)),
+        (np.zeros((0, 2)), torch.float64, (0, 2)),
+        (torch.ones(2, 1).half(), torch.float16, (2, 1)),
+    ]:
+        [part] = as_sample([given_])
+        assert (torch.as_tensor(part).dtype, tuple(part.shape)) == (dtype, shape)
+
+
+def test_y_is_optional():
+    with stub_fit(2) as running, connect_sender(running) as sender:
+        sender.send(np.array([1.0]), 2)
+        sender.send(3.0)
+        sender.close()
+        x, y = running.workers[0].buffer.get()
+        assert (x.tolist(), y.tolist(), x.dtype, y.dtype) == ([1.0], 2, torch.float64, torch.int64)
+        [x] = running.workers[1].buffer.get()
+        assert x.item() == 3.0
+
+
+def test_a_stream_opens_when_all_workers_are_connected():
+    with stub_fit(2) as running:
+        running.coordinator.set_endpoint(1, None)
+        opening = Thread(simulation_stream, running.coordinator, 0)
+        running.coordinator.wait_for("role")
+        assert running.coordinator.call(lambda: len(running.coordinator.router._waiting)) == 1
+        assert opening.is_alive()
+        running.coordinator.set_endpoint(1, running.workers[1].port)
+        with opening.result() as opened:
+            assert opened.accepted
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.integers(0, STEPS), min_size=1, max_size=4), st.integers(1, 3), st.booleans())
+def test_a_named_sender_continues_where_it_was(stops, workers, paired):
+    with stub_fit(workers, paired=paired) as running:
+        most = 0
+        for stop in [*stops, STEPS]:
+            with connect_sender(running, "solver") as sender:
+                assert sender.delivered <= most
+                send_all(sender, range(stop), paired=paired)
+                most = max(most, stop)
+        assert set(running.coordinator.received("name")) == {"solver"}
+        got = [stub.buffer.samples_put for stub in running.workers]
+        assert got == [len(own) for own in expected_samples(0, STEPS, workers, whole=paired)]
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_delivered_counts_earlier_samples(workers, paired):
+    with stub_fit(workers, paired=paired) as running:
+        for samples in range(6):
+            with connect_sender(running, "solver") as sender:
+                assert sender.delivered == max(0, samples - 1)
+                send_all(sender, range(samples), paired=paired)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, STEPS),
+    st.lists(st.tuples(st.integers(0, STEPS), st.booleans()), max_size=3),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
+    with stub_fit(workers, paired=paired, senders=2) as running:
+        with connect_sender(running, "solver") as sender:
+            send_all(sender, range(before), paired=paired)
+        with connect_sender(running, "solver") as sender:
+            delivered, number = sender.delivered, 0
+            assert max(0, before - 1) <= delivered <= before
+            for skipped, sends in [*ways, (delivered, False)]:
+                skipped = min(skipped, delivered - number)
+                for wrong in (-1, delivered - number + 1):
+                    what = rf"skip\({wrong}\).* {delivered - number} were delivered .* skipped; send the others"
+                    with pytest.raises(ValueError, match=what):
+                        sender.skip(wrong)
+                sender.skip(skipped)
+                number += skipped
+                if sends and number < delivered:  # it may as well send them again
+                    send_all(sender, [number], paired=paired)
+                    number += 1
+            send_all(sender, range(delivered, STEPS), paired=paired)
+        assert running.coordinator.wait_for("finished", 2) == [before, STEPS]
+        turn = expected_samples(0, STEPS, workers, whole=paired)
+        assert [stub.buffer.samples_put for stub in running.workers] == [len(own) for own in turn]
+        if not paired:
+            assert [stub.drain() for stub in running.workers] == turn
+
+
+def test_a_name_is_free_after_the_coordinator_processed_its_end():
+    with stub_fit() as running:
+        sender = connect_sender(running, "solver")
+        handle, waiting = running.coordinator.senders.handle, []
+
+        def late(client, header):
+            """Process the end of the first one after the handshake of the second one, as threads may have it."""
+            if header is not None and "finished" in header:
+                waiting.append((client, header))
+            else:
+                handle(client, header)
+                while waiting and header is not None:
+                    handle(*waiting.pop())
+
+        running.coordinator.senders.handle = late
+        sender.close()
+        again = connect_sender(running, "solver")
+        assert again.delivered == 0
+        again._stream.close()
+
+
+def test_senders_with_other_names_or_none_have_their_own_streams():
+    with stub_fit(senders=4) as running:
+        for name in ("a", "b", None, None):
+            with connect_sender(running, name) as sender:
+                assert sender.delivered == 0
+                send_all(sender, range(3))
+        until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
+        assert running.workers[0].drain() == [0, 1, 2] * 4
+
+
+def test_all_expected_senders_must_have_ended():
+    with stub_fit(senders=2) as running:
+        ended = lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended)  # noqa: E731
+        connect_sender(running, "a").close()
+        running.coordinator.wait_for("finished")
+        connect_sender(running, "a").close()  # once more
+        running.coordinator.wait_for("finished", 2)
+        assert not ended()
+        with connect_sender(running, "b"), connect_sender(running):
+            assert not ended()
+        running.coordinator.wait_for("finished", 4)
+        assert ended()
+
+
+class DeadWorker:
+    """A worker that died, which lacks some samples of each stream."""
+
+    number = 4
+
+    def lacks_samples(self, job, stream, samples):
+        return samples > job[stream]
+
+
+def test_lost_samples_of_completed_streams_are_warned_of():
+    with stub_fit(senders=4) as running:
+        senders = running.coordinator.senders
+        for name, samples in (("a", 3), ("b", 0), ("c", 2)):
+            with connect_sender(running, name) as sender:
+                send_all(sender, range(samples))
+        running.coordinator.wait_for("finished", 3)
+        with connect_sender(running, "c"):  # still active, so that it gets an error itself
+            for saved, number in (([2, 0, 0], 1), ([3, 0, 0], 0)):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    running.coordinator.call(lambda saved=saved: senders.warn_lost_samples(DeadWorker(), saved))
+                assert len(caught) == number
+                assert all(f"worker 4 has died; samples of {number}" in str(w.message) for w in caught)

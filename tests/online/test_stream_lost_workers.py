@@ -1,0 +1,155 @@
+"""Streams of samples to workers that go away."""
+
+import warnings
+
+import pytest
+import torch
+
+from compss_train.exceptions import TrainingEndedError
+from compss_train.online.stream import Stream, WorkerDisconnectedError
+from tests.buffers.kinds import Thread, until
+from tests.online.bare_connections import no_open_connections
+from tests.online.sample_streams import (
+    connect_sender,
+    expected_samples,
+    number_sample,
+    send_all,
+    send_repeatedly,
+    simulation_stream,
+)
+from tests.online.stub_fits import stub_fit
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_the_error_names_the_lost_worker():
+    with stub_fit(2) as running, simulation_stream(running.coordinator, 0) as opened:
+        running.workers[1].close()
+        opened.send(number_sample(0), None)
+        with pytest.raises(WorkerDisconnectedError, match="worker 1 disconnected") as raised:
+            send_repeatedly(opened.send, number_sample(0), None)
+        assert raised.value.worker == 1
+        with pytest.raises(WorkerDisconnectedError):
+            opened.finish()
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_worker_lost_before_open_raises():
+    with no_open_connections(), stub_fit(2) as running:
+        running.workers[1].close()
+        opened = Stream(running.coordinator.address, {"role": "simulation", "number": 0})
+        with opened, pytest.raises(WorkerDisconnectedError, match="worker 1 disconnected"):
+            opened.open()
+
+
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize("saved", [0, 3, 6])
+@pytest.mark.parametrize(("workers", "worker"), [(1, 0), (2, 0), (2, 1), (3, 2)])
+def test_samples_lost_with_a_worker_are_counted_in_a_warning(workers, worker, saved):
+    with stub_fit(workers) as running, connect_sender(running) as sender:
+        send_all(sender, range(6))
+        [sent] = [own for number, own in enumerate(expected_samples(0, 6, workers)) if number == worker]
+        until(lambda: running.workers[worker].buffer.samples_put == len(sent))
+        running.kill(worker)
+        running.replace(worker, {0: saved})
+        lost = sum(number >= saved for number in sent)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            sender.close()
+        messages = [str(each.message) for each in caught]
+        assert len(messages) == (lost > 0)
+        assert all(f"worker {worker} disconnected" in text and f"{lost} samples" in text for text in messages)
+        assert running.coordinator.wait_for("finished") == [6]
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_samples_wait_for_the_replacement_of_a_worker():
+    with stub_fit(2) as running, connect_sender(running) as sender:
+        send_all(sender, range(2))
+        until(lambda: running.workers[1].buffer.samples_put == 1)
+        running.kill(1)
+        going_on = Thread(send_all, sender, range(2, 400))
+        running.coordinator.wait_for("lost")
+        assert going_on.is_alive()
+        running.replace(1, {0: 2}, capacity=400)
+        lost = ""
+        try:
+            going_on.result()
+        except UserWarning as warning:
+            lost = str(warning)
+        sender.close()
+        first = running.workers[1].drain()
+        assert first == sorted(set(first))
+        assert all(number % 2 for number in first)
+        assert (399 - first[0] == 2 * (len(first) - 1)) or lost
+        assert running.workers[0].drain() == list(range(0, 400, 2))[: len(running.workers[0].drain()) or None]
+
+
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize("waiting", ["for room", "for its samples to arrive", "not at all"])
+def test_the_coordinator_announces_a_silently_lost_worker(waiting):
+    capacity, size, samples = (200, 1, 3) if waiting == "not at all" else (1, 2**18, 3)
+    with stub_fit(capacity=capacity, small=True) as running, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sender, silent = connect_sender(running), running.workers[0]
+        act = Thread(
+            lambda: [sender.send(torch.zeros(size)) for _ in range(30 if waiting == "for room" else samples)]
+        )
+        try:
+            if waiting != "for room":
+                act.result()
+            if waiting == "for its samples to arrive":
+                act = Thread(sender.close)
+            until(lambda: silent.buffer.samples_put == samples or silent.buffer._room_made._waiters)
+            running.coordinator.set_endpoint(0, None)
+            if waiting == "not at all":
+                until(lambda: sender._stream._workers[0]._socket.fileno() == -1)
+                act = Thread(sender.send, torch.zeros(size))
+            running.coordinator.wait_for("lost")
+            running.replace(0, {}, capacity=40)
+            act.result()
+            sender.close()
+        finally:
+            silent.close()
+        assert ["worker 0 disconnected" in str(each.message) for each in caught] == [True]
+        assert running.workers[0].buffer.samples_put < 30
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_lost_worker_does_not_affect_other_connections():
+    with stub_fit(2) as running, simulation_stream(running.coordinator, 0) as opened:
+        running.coordinator.set_endpoint(1, None)
+        until(lambda: opened._workers[1]._socket.fileno() == -1)
+        opened.send(number_sample(0), None)
+        for act in (lambda: opened.send(number_sample(1), None), opened.finish):
+            with pytest.raises(WorkerDisconnectedError, match="worker 1 disconnected"):
+                act()
+        until(lambda: running.workers[0].buffer.samples_put == 1)
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_dead_endpoint_is_not_accepted_as_replacement():
+    with stub_fit() as running, connect_sender(running) as sender:
+        send_all(sender, range(2))
+        until(lambda: running.workers[0].buffer.samples_put == 2)
+        running.workers[0].close()  # which the coordinator does not know yet: it still tells the old stub
+        closing = Thread(sender.close)
+        running.coordinator.wait_for("lost")
+        running.coordinator.set_endpoint(0, None)
+        running.replace(0, {0: 2})
+        closing.result()
+        assert running.coordinator.wait_for("finished") == [2]
+
+
+def test_training_may_end_while_waiting_for_a_replacement():
+    with stub_fit() as running:
+        sender = connect_sender(running)
+        send_all(sender, range(2))
+        running.kill(0)
+        closing = Thread(sender.close)
+        running.coordinator.wait_for("lost")
+        running.coordinator.server.close()
+        with pytest.raises(TrainingEndedError):
+            closing.result()
+        sender._stream.close()

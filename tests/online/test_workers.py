@@ -1,0 +1,58 @@
+"""The coordinator's store of checkpoints: the last one of each worker, in files."""
+
+import pytest
+import torch
+
+from compss_train.online.workers import CheckpointStore
+
+
+def bytes_of(*values):
+    return torch.tensor(values, dtype=torch.uint8)
+
+
+def load(store, worker):
+    return [tensor.tolist() for tensor in store.load(worker)]
+
+
+def test_the_last_checkpoint_of_each_worker_is_loaded():
+    with CheckpointStore() as store:
+        assert load(store, 0) == []
+        for saved in ([1, 2, 3], [], [255] * 100_000, [7]):
+            store.store(0, bytes_of(*saved))
+            assert load(store, 0) == [saved]
+        store.store(11, bytes_of(9))
+        store.store(1, bytes_of(8))
+        assert [load(store, worker) for worker in (0, 1, 2, 11)] == [[[7]], [[8]], [], [[9]]]
+        loaded = store.load(0)[0]
+        loaded[0] = 0
+        assert load(store, 0) == [[7]]
+
+
+def test_a_failed_write_keeps_the_previous_checkpoint():
+    class Full:
+        def numpy(self):
+            return self
+
+        def tofile(self, path):
+            path.write_bytes(b"ha")
+            raise OSError("no space")
+
+    with CheckpointStore() as store:
+        store.store(0, bytes_of(1, 2))
+        with pytest.raises(OSError, match="no space"):
+            store.store(0, Full())
+        assert load(store, 0) == [[1, 2]]
+
+
+def test_close_removes_the_files_and_is_idempotent():
+    store = CheckpointStore()
+    store.store(0, bytes_of(1))
+    folder = store._folder
+    assert list(folder.iterdir())
+    store.close()
+    store.close()
+    assert not folder.exists()
+    other = CheckpointStore()
+    folder = other._folder
+    del other
+    assert not folder.exists()
