@@ -106,7 +106,7 @@ def _reserve(session: Session, options: OnlineOptions, validation: DataSource | 
 
 
 def _job(
-    options: OnlineOptions, coordinator: Address, server_address: ServerAddress, workers: int, start: FitStart
+    options: OnlineOptions, coordinator: Address, server_address: ServerAddress, num_workers: int, start: FitStart
 ) -> OnlineJob:
     return OnlineJob(
         coordinator=coordinator,

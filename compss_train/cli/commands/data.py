@@ -96,6 +96,7 @@ def _add_send_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_send(options: argparse.Namespace) -> int:
     """Send samples from standard input until it ends, or training does."""
+    from compss_train.online.sender import send_records
 
     token = options.token or os.environ.get(TOKEN_VARIABLE)
     if not token:
