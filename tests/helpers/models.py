@@ -62,7 +62,7 @@ def assert_same_bits(ours, theirs) -> None:
         assert ours[name].tobytes() == theirs[name].tobytes(), name
 
 
-def assert_close(ours, theirs, tolerance: float = 1e-6) -> None:
+def assert_close(ours, theirs, tolerance: float) -> None:
     assert list(ours) == list(theirs)
     for name in ours:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=tolerance, err_msg=name)

@@ -28,6 +28,7 @@ from tests.helpers.models import (
 )
 from tests.helpers.processes import children
 from tests.helpers.small_fits import STILL, fitted
+from tests.helpers.tolerances import largest, sgd_error, sum_error
 
 SERVED = {"merge": "parameter_server"}
 
@@ -60,7 +61,7 @@ def test_one_merge_at_the_end_is_the_mean_by_samples(engine, net, workers):
         fitted(engine, workers, *blocked(x, y, 7), net=net(), merge=merge, **options)
         for merge in ("parameter_server", "synchronous")
     )
-    assert_close(ours, mean, 1e-7)
+    assert_close(ours, mean, sum_error(np.float32, 2 * workers, largest(mean)))  # versions of the same bits, merged
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -68,7 +69,7 @@ def test_one_batch_each_is_one_step_on_the_joint_batch(engine, workers):
     x, y = classification(samples=workers * 20)
     apart = fitted(engine, workers, *blocked(x, y, workers), num_epochs=1, batch_size=20, **SERVED, **STILL)
     joint = fitted(engine, 1, *blocked(x, y, 1), num_epochs=1, num_batches_per_worker=1, **STILL)
-    assert_close(apart, joint)
+    assert_close(apart, joint, sgd_error(np.float32, 2, 0.1, samples=workers * 20))  # a step, and a merge
 
 
 def test_a_worker_without_samples_has_no_vote(engine):
@@ -110,7 +111,8 @@ def test_the_order_of_arrival_changes_nothing(order):
     for worker in range(3):
         expected = params.apply_delta(expected, base, trained[worker], worker + 1, 6, {"v"})
     assert {name: array.dtype for name, array in ours.items()} == {n: a.dtype for n, a in base.items()}
-    assert_close({**ours, "n": 0, "mask": 0}, {**expected, "n": 0, "mask": 0})
+    rounding = sum_error(np.float32, 2 * 3, max(np.abs(v[n]).max() for v in (base, *trained) for n in "wzv"))
+    assert_close({**ours, "n": 0, "mask": 0}, {**expected, "n": 0, "mask": 0}, rounding)
     assert ours["n"] == max(version["n"] for version in trained)
     assert (ours["mask"] == np.any([version["mask"] for version in trained], axis=0)).all()
 
@@ -125,10 +127,10 @@ def test_statistics_are_means_of_what_workers_had_last_however_late_they_come():
             exchange.push_change(server, 0, start, tiny, 0.5)
         assert_same_bits(exchange.pull(server), tiny)
         exchange.push_change(server, 1, start, {"v": np.full(2, 3, np.float32)}, 0.25)
-        np.testing.assert_allclose(exchange.pull(server)["v"], 1)
+        np.testing.assert_allclose(exchange.pull(server)["v"], 1, rtol=sum_error(np.float32, 4))
         exchange.push_change(server, 1, start, {"v": np.full(2, np.nan, np.float32)}, 0.0)
         exchange.push_change(server, 1, start, tiny, 0.25)
-        np.testing.assert_allclose(exchange.pull(server)["v"], 1e-9)
+        np.testing.assert_allclose(exchange.pull(server)["v"], 1e-9, rtol=sum_error(np.float32, 4))
 
 
 def test_a_layer_is_a_key_and_the_first_layers_come_first():
@@ -160,7 +162,8 @@ def test_batch_norm_survives_many_workers_and_all_samples_are_trained(engine, op
     assert trained["1.num_batches_tracked"] >= 2 * 320 / 5 / 8
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
     assert sum(worker["samples"] for r in trainer.history for worker in r["workers"]) == 640
-    assert trainer.evaluate(*data)["loss"] == pytest.approx(trainer.history[-1]["val_loss"])
+    measured = trainer.history[-1]["val_loss"]
+    assert trainer.evaluate(*data)["loss"] == pytest.approx(measured, rel=sum_error(np.float32, 320))
 
 
 def test_integer_buffers_take_the_maximum(engine):
@@ -203,7 +206,8 @@ def test_a_process_killed_after_its_push_is_not_counted_twice(shared_local, tmp_
     expected = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)
     monkeypatch.setattr("compss_train.training.merging.server.Exchange", exchange_that_dies(tmp_path / "killed"))
     # In another order: where a mean lies half way between two floats, that decides which.
-    assert_close(fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options), expected, 1e-6)
+    ours = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)
+    assert_close(ours, expected, sum_error(np.float32, 2 * 3, largest(expected)))
     assert (tmp_path / "killed").exists()
 
 

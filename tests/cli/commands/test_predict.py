@@ -4,6 +4,7 @@ from compss_train import DistributedTrainer, write_files
 from compss_train.model import parameters
 from tests.cli.commands.user_objects import data
 from tests.helpers.models import SGD, mlp
+from tests.helpers.tolerances import WIDTHS, sum_error
 
 
 def predicted(folder, x):
@@ -20,9 +21,9 @@ def test_outputs_equal_the_trainers_in_order(fitted, command):
     write_files("many", {"x": x, "y": y}, rows=9)
     output = command("predict", fitted, "--input", "x.npy", "--output", "out.npy").out
     assert output == "40 samples, float32 (40, 3), in out.npy\n"
-    assert np.allclose(np.load("out.npy"), expected, atol=1e-6)
+    assert np.allclose(np.load("out.npy"), expected, rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
     command("predict", fitted, "--input", "many/*.npz", "--output", "out.npz")
-    assert np.allclose(np.load("out.npz")["output"], expected, atol=1e-6)
+    assert np.allclose(np.load("out.npz")["output"], expected, rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
     command("predict", fitted, "--input", "x.npy", "--output", "classes.npy", "--classes")
     assert np.array_equal(np.load("classes.npy"), expected.argmax(axis=1))
 

@@ -1,11 +1,8 @@
 """Estimators that train quickly, and data for them."""
 
-import pytest
 from sklearn.datasets import load_digits
 
 from compss_train import DistributedClassifier, DistributedRegressor
-
-pytest.register_assert_rewrite("tests.helpers.models")
 
 QUICK = {"engine": "serial", "threads": 1, "num_epochs": 5, "random_state": 0}
 FAST_ADAM = {"optimizer": "adam", "lr": 0.01}
