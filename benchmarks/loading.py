@@ -14,7 +14,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer
 from compss_train.buffers import FIRO
-from compss_train.buffers.reading_ahead import ReadAhead, through
+from compss_train.buffers.reading_ahead import ReadAhead, batches_through
 
 WORKERS, BATCH, BLOCKS = 2, 100, (8, 1)
 OPTIMIZER = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
@@ -133,7 +133,7 @@ def report_slow_reader(options: argparse.Namespace) -> None:
 
 def through_buffer(store: SlowStore) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     with ReadAhead(range(FILES), store.read, depth=4) as chunks:
-        yield from through(FIRO(1000, 500, seed=0), chunks, BATCH)
+        yield from batches_through(FIRO(1000, 500, seed=0), chunks, BATCH)
 
 
 def main() -> None:

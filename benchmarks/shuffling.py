@@ -12,7 +12,7 @@ from _common import parser, print_table, ratios, spread
 from numpy.typing import NDArray
 
 from compss_train import BlockedTensor, shuffle
-from compss_train.data.partitioning import Schedule, Shuffle, WorkerAssignment
+from compss_train.data.partitioning import RoundPlan, Shuffle, WorkerAssignment
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.batches import batches
 from compss_train.training.worker.shard import Shard
@@ -33,7 +33,7 @@ def floor(x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
 
 def schedule(x: BlockedTensor, how: Shuffle) -> list[tuple[WorkerAssignment, ...]]:
     """Return the shares of an epoch's rounds."""
-    return [round_.shares for round_ in Schedule(x.sizes, WORKERS, 1, SEED, how).rounds()]
+    return [round_.assignments for round_ in RoundPlan(x.sizes, WORKERS, 1, SEED, how).rounds()]
 
 
 def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:

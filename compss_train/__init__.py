@@ -55,9 +55,8 @@ Names that need an extra are no part of ``__all__``: an import of everything has
 
 if TYPE_CHECKING:
     from compss_train.buffers import BufferSpec, BufferType, make_buffer
-    from compss_train.data.blocked import BlockedTensor
+    from compss_train.data.blocked import BlockedTensor, shuffle
     from compss_train.data.files import FileDataset
-    from compss_train.data.shuffle import shuffle
     from compss_train.data.writing import write_files
     from compss_train.engines import Engine, LocalEngine, SerialEngine
     from compss_train.exceptions import (

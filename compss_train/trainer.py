@@ -185,11 +185,11 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         self._last_fit = described_fit(
             "fit", options, plan.callbacks.callbacks, data=plan.data, validation_data=plan.validation
         )
-        schedule = self._schedule(plan.progress)
+        round_plan = self._round_plan(plan.progress)
         start = ActiveFit(stopping=plan.stopping, callbacks=plan.callbacks, progress=plan.progress)
         with self._working(built, fitting=True) as session, self._activated(start) as active:
-            with plan.callbacks.fit(schedule.samples):
-                self._run_rounds(session, plan, active, schedule)
+            with plan.callbacks.fit(round_plan.samples):
+                self._run_rounds(session, plan, active, round_plan)
             self._end_in_time(plan.stopping)
         return self.get_parameters()
 

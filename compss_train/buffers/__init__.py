@@ -1,4 +1,4 @@
-"""Buffers: where samples wait between the thread that receives them and the training loop."""
+"""Buffers: bounded stores of samples between the threads that put them and the training loop; reading ahead."""
 
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.paired import SimPairedReservoir, TimeStep

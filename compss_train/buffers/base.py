@@ -1,4 +1,4 @@
-"""``Buffer``: what all buffers share: threads that wait, samples in a store, the end of reception, checkpoints."""
+"""``Buffer``, the base class of all buffers: waiting threads, stored samples, the end of reception, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count, check_seed
-from compss_train.buffers.incoming import Incoming
-from compss_train.buffers.storage import NO_SLOTS, Slots, Store
-from compss_train.buffers.structure import first
+from compss_train.buffers.samples import SampleBatch, first_sample
+from compss_train.buffers.storage import NO_SLOTS, SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 UNLIMITED = 2**62
-"""Samples that can be got where gets leave samples in place."""
+"""Number of available samples while gets leave the samples in the buffer."""
 
 
 class Buffer(ABC):
@@ -30,21 +29,21 @@ class Buffer(ABC):
     Parameters
     ----------
     capacity:
-        The most samples that are held, at least 1. Tensors and arrays of one shape, also in tuples and dicts, are
-        copied into memory for that many, and come back on the CPU and detached; numbers beside them become tensors.
-        Of any other object, a list too, a reference is kept.
+        The maximum number of samples held, at least 1. Tensors and arrays of one shape, also in tuples and dicts,
+        are copied into memory for that many samples, and returned on the CPU and detached; numbers beside them are
+        converted to tensors. Of any other object, including a list, a reference is kept.
     threshold:
-        Until reception is over, samples are got only while more than this many are held.
+        Until reception is over, samples are returned only while more than this many are held.
     seed:
-        Of the random draws; ``None`` (default) for other ones every time. Where puts and gets come in a fixed
-        order, the same seed gives the same draws.
+        Seed of the random draws; ``None`` (default) for different draws every time. If puts and gets come in a
+        fixed order, the same seed gives the same draws.
     pin_memory:
-        Give tensors in page-locked memory, from which they get to a GPU fast, where there is one.
+        Return tensors in page-locked memory, which is fast to copy to a GPU; without a GPU this has no effect.
 
     Waiting is that of ``queue.Queue``: with ``block=False``, or after ``timeout`` seconds, a put raises
-    ``queue.Full`` and a get ``queue.Empty``. When reception is over, whoever waits goes on at once: puts raise
-    ``ReceptionOverError`` (a ``queue.Full``); gets remove what they return, whatever the threshold, and raise
-    ``BufferDrainedError`` (a ``queue.Empty``) when nothing is left.
+    ``queue.Full`` and a get ``queue.Empty``. The end of reception wakes all waiting threads: puts raise
+    ``ReceptionOverError`` (a ``queue.Full``); gets ignore the threshold, remove the samples that they return, and
+    raise ``BufferDrainedError`` (a ``queue.Empty``) when no sample is left.
 
     Source: the buffers of Melissa (Meyer et al., "High Throughput Training of Deep Surrogates from Large Ensemble
     Runs", arXiv 2309.16743).
@@ -57,75 +56,75 @@ class Buffer(ABC):
         self.threshold = check_count("threshold", threshold, least=0)
         if threshold >= capacity:
             raise ValueError(
-                f"threshold={threshold}, capacity={capacity}: more samples than the threshold must be held before "
-                "one is got, so it must be below the capacity"
+                f"threshold={threshold}, capacity={capacity}: a get needs more samples than the threshold; give "
+                "a threshold below the capacity"
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
-        self._store = Store(capacity, pin_memory and torch.cuda.is_available())
-        # Samples are copied outside the lock, which would be held nearly all the time otherwise.
+        self._store = SampleStore(capacity, pin_memory and torch.cuda.is_available())
+        # Samples are copied without the lock, which would otherwise be held most of the time.
         self._in_flight = 0  # samples that have a slot and are being written to it
-        self._reads: list[threading.Lock] = []  # one, held, for each get that is copying samples
-        self._over = False
-        # Re-entrant, for whatever the garbage collector runs meanwhile.
+        self._active_reads: list[threading.Lock] = []  # one, held, for each get that is copying samples
+        self._reception_over = False
+        # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
         self._lock = threading.RLock()
-        self._room_made = threading.Condition(self._lock)
-        self._samples_came = threading.Condition(self._lock)
+        self._not_full = threading.Condition(self._lock)
+        self._not_empty = threading.Condition(self._lock)
 
-    # What kinds of buffers differ in; all of it is called with the lock held.
+    # The methods that kinds of buffers implement or override; all are called with the lock held.
 
     @abstractmethod
-    def _held(self) -> Slots:
-        """Return the slots that are held, in an order from which ``_restore`` can go on."""
+    def _held_slots(self) -> Slots:
+        """Return the slots of the samples held, in the order that ``_restore`` needs."""
 
     @abstractmethod
     def _available(self) -> int:
-        """Return how many samples could be got now."""
+        """Return the number of samples that gets can return without waiting."""
 
     @abstractmethod
     def _draw(self, size: int) -> tuple[Slots, Slots]:
-        """Choose samples to get; return their slots, and the slots that are held no longer."""
+        """Choose samples to get; return their slots, and the slots of samples that are removed."""
 
     @abstractmethod
     def _add(self, slots: Slots) -> None:
-        """Hold what has been written to these slots."""
+        """Add the samples that were written to these slots."""
 
     @abstractmethod
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
-        """Hold these slots, as ``_held`` gave them, and what ``_state`` gave."""
+        """Hold these slots, in the order of ``_held_slots``, and restore ``_extra_state``."""
 
-    def _state(self) -> dict[str, Any]:
-        """Return what a kind of buffer knows besides its samples, for a checkpoint."""
+    def _extra_state(self) -> dict[str, Any]:
+        """Return the state of this kind of buffer besides its samples, for checkpoints."""
         return {}
 
     def _count(self) -> int:
-        return len(self._held())
+        return len(self._held_slots())
 
     def _count_unseen(self) -> int:
         return self._count()
 
     def _room(self) -> int:
-        """Return how many samples could be put now."""
-        return self._store.free
+        """Return the number of samples that can be put without waiting."""
+        return self._store.num_free
 
-    def _reserve(self, incoming: Incoming, start: int, number: int) -> Slots:
-        """Return slots for some of the samples, evicting others where that is the way."""
-        return self._store.take(number)
+    def _reserve(self, incoming: SampleBatch, start: int, number: int) -> Slots:
+        """Return slots for some of the samples, evicting others if this kind of buffer does so."""
+        return self._store.allocate(number)
 
     def _evict(self, slots: Slots) -> None:
-        """Make slots free whose samples a get may still be copying; they are not forgotten but overwritten."""
-        self._store.usage.leave(slots)
-        self._store.give_back(slots)
+        """Free slots that a get may still be copying; their contents are not dropped, but overwritten later."""
+        self._store.usage.remove(slots)
+        self._store.free(slots)
 
-    def _stuck(self) -> str | None:
-        """Return why a put that finds no room would wait forever, or ``None``."""
+    def _deadlock_reason(self) -> str | None:
+        """Return why a put without room would wait forever, or ``None``."""
         return None
 
-    def _largest(self) -> int:
-        """Return the size of the largest batch that can ever be had."""
+    def _max_batch_size(self) -> int:
+        """Return the size of the largest batch that can ever be available."""
         return self.capacity
 
     def _read(self, slots: Slots) -> Any:
-        """Return the samples in the slots that were drawn; called without the lock."""
+        """Return the samples in the drawn slots; called without the lock."""
         return self._store.read(slots)
 
     # Putting
@@ -133,60 +132,65 @@ class Buffer(ABC):
     def put(self, sample: Any, block: bool = True, timeout: float | None = None) -> None:
         """Store one sample, waiting for room.
 
-        Raises ``queue.Full`` where there is none in time, ``ReceptionOverError`` after the end of reception, and
-        ``ValueError`` for a sample of another structure, shape or dtype than the first one.
+        Raises ``queue.Full`` if there is no room in time, ``ReceptionOverError`` after the end of reception, and
+        ``ValueError`` for a sample whose structure, shape or dtype differs from that of the first one.
         """
-        self._put(self._incoming_one(sample), deadline(block, timeout))
+        self._put(self._batch_of_one(sample), deadline(block, timeout))
 
     def put_many(self, samples: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Store a list of samples, or stacked ones whose first dimension counts them, as they find room.
+        """Store a list of samples, or stacked samples whose first dimension is that of the samples.
 
-        A list is one of samples: give ``tuple(batch)`` of the lists [x, y] that torch's ``DataLoader`` makes.
-        Raises as ``put`` does; ``error.stored`` then tells how many were stored before, the first ones.
+        Samples are stored as there is room for them. A list is always one of samples: pass ``tuple(batch)`` for a
+        batch ``[x, y]`` of torch's ``DataLoader``. Raises as ``put`` does; ``error.stored`` is then the number of
+        samples that were stored, the first ones.
         """
-        self._put(self._incoming_many(samples), deadline(block, timeout))
+        self._put(self._batch_of_many(samples), deadline(block, timeout))
 
-    def _incoming_one(self, sample: Any) -> Incoming:
-        return Incoming.one(sample)
+    def _batch_of_one(self, sample: Any) -> SampleBatch:
+        return SampleBatch.from_sample(sample)
 
-    def _incoming_many(self, samples: Any) -> Incoming:
-        return Incoming.many(samples)
+    def _batch_of_many(self, samples: Any) -> SampleBatch:
+        return SampleBatch.from_batch(samples)
 
-    def _put(self, incoming: Incoming, until: float | None) -> None:
+    def _put(self, incoming: SampleBatch, until: float | None) -> None:
         stored = 0
         while stored < len(incoming):
             stored += self._put_some(incoming, stored, until)
 
-    def _put_some(self, incoming: Incoming, start: int, until: float | None) -> int:
-        """Store as many samples as there is room for, from number ``start`` on, waiting for room for one."""
+    def _put_some(self, incoming: SampleBatch, start: int, until: float | None) -> int:
+        """Wait for room, and store as many samples from number ``start`` on as fit; return how many."""
         slots, written = NO_SLOTS, False
         try:
             with self._lock:
                 self._await_room(incoming, start, until)
                 number = min(self._room(), len(incoming) - start)
-                copying = self._reads.copy() if number > self._store.free else []
+                reads = self._active_reads.copy() if number > self._store.num_free else []
                 slots = self._reserve(incoming, start, number)
                 self._in_flight += len(slots)
-            _wait_for(copying)  # of what is evicted
+            _join_reads(reads)  # they may be copying evicted samples
             self._store.write(slots, incoming, start)
             written = True
-        finally:  # a writer that is interrupted must not leave others waiting for its samples
+        finally:  # an interrupted put must not leave gets waiting for its samples
             if len(slots):
-                self._settle(slots, written)
+                self._finish_put(slots, written)
         return len(slots)
 
-    def _await_room(self, incoming: Incoming, stored: int, until: float | None) -> None:
-        self._store.admit(incoming)
-        wait(self._room_made, lambda: self._over or self._room() > 0 or self._stuck() is not None, until)
-        self._store.admit(incoming)  # once more: another state may have been loaded meanwhile
-        if self._over:
-            raise ReceptionOverError("nothing can be put any more: reception is over", stored)
+    def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> None:
+        self._store.check(incoming)
+        wait(
+            self._not_full,
+            lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None,
+            until,
+        )
+        self._store.check(incoming)  # again: another state may have been loaded while this put waited
+        if self._reception_over:
+            raise ReceptionOverError("no samples can be put: reception is over", stored)
         if not self._room():
-            reason = self._stuck() or f"a {type(self).__name__} of {self.capacity} samples had no room in time"
-            raise BufferFullError(reason, stored)
+            timed_out = f"a {type(self).__name__} of {self.capacity} samples had no room in time"
+            raise BufferFullError(self._deadlock_reason() or timed_out, stored)
 
-    def _settle(self, slots: Slots, written: bool) -> None:
-        """Hold what was written, or give the slots up."""
+    def _finish_put(self, slots: Slots, written: bool) -> None:
+        """Add the samples in these slots if they were written, else free the slots."""
         with self._lock:
             self._in_flight -= len(slots)
             if written:
@@ -194,186 +198,186 @@ class Buffer(ABC):
                 self._store.usage.samples_put += len(slots)
             else:
                 self._abandon(slots)
-            self._samples_came.notify_all()
-            self._room_made.notify_all()  # a new sample may be the partner for which others were kept
+            self._not_empty.notify_all()
+            self._not_full.notify_all()  # a new sample may complete a pair and make its partner evictable
 
     def _abandon(self, slots: Slots) -> None:
-        self._store.give_back(slots)
+        self._store.free(slots)
 
     # Getting
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Return one sample, waiting until one can be had.
+        """Return one sample, waiting until one is available.
 
-        Raises ``queue.Empty`` where none can in time, ``BufferDrainedError`` when none will come any more.
+        Raises ``queue.Empty`` if none is available in time, ``BufferDrainedError`` if none will be.
         """
-        return first(self._get(1, deadline(block, timeout)))
+        return first_sample(self._get(1, deadline(block, timeout)))
 
     def get_batch(self, size: int, block: bool = True, timeout: float | None = None) -> Any:
-        """Return what ``size`` gets would return, as one step: stacked tensors or arrays, or a list of objects.
+        """Return the results of ``size`` gets as one step: stacked tensors or arrays, or a list of objects.
 
-        Waits until all of them can be had; when reception is over, the last batch may be smaller. Raises as
-        ``get`` does, and ``ValueError`` for more samples than could ever be had at once.
+        Waits until all of them are available; when reception is over, the last batch may be smaller. Raises as
+        ``get`` does, and ``ValueError`` for a size that can never be available.
         """
-        if check_count("size", size) > self._largest():
+        if check_count("size", size) > self._max_batch_size():
             raise ValueError(
                 f"size={size}: a {type(self).__name__} with capacity {self.capacity} and threshold {self.threshold}"
-                f" has {self._largest()} samples at once at most; take smaller batches or a larger capacity"
+                f" returns at most {self._max_batch_size()} samples at once; use smaller batches or more capacity"
             )
         return self._get(size, deadline(block, timeout))
 
     def _get(self, size: int, until: float | None) -> Any:
-        leaving, copying = NO_SLOTS, list[threading.Lock]()
+        removed, reads = NO_SLOTS, list[threading.Lock]()
         with self._reading() as read:
             try:
                 with self._lock:
-                    slots, leaving = self._draw(self._await_samples(size, until))
-                    self._store.usage.got(slots)
-                    self._store.usage.leave(leaving)
-                    copying = self._reads.copy() if len(leaving) else []
-                    self._reads.append(read)
-                    self._room_made.notify_all()
+                    slots, removed = self._draw(self._await_samples(size, until))
+                    self._store.usage.count_gets(slots)
+                    self._store.usage.remove(removed)
+                    reads = self._active_reads.copy() if len(removed) else []
+                    self._active_reads.append(read)
+                    self._not_full.notify_all()
                 return self._read(slots)
             finally:
-                if len(leaving):
-                    _wait_for(copying)  # of samples that were drawn before, too
-                    self._free(leaving)
+                if len(removed):
+                    _join_reads(reads)  # earlier gets may be copying these samples, too
+                    self._release(removed)
 
     @contextmanager
     def _reading(self) -> Iterator[threading.Lock]:
-        """Give the lock that others wait for while this get copies, held until it has given its slots back."""
+        """Yield a lock that is held until this get has copied its samples and released its slots."""
         read = threading.Lock()
         with read:
             try:
                 yield read
             finally:
-                if read in self._reads:
-                    self._reads.remove(read)
+                if read in self._active_reads:
+                    self._active_reads.remove(read)
 
     def _await_samples(self, size: int, until: float | None) -> int:
-        """Wait until ``size`` samples can be got, or fewer are the last ones; return how many."""
-        wait(self._samples_came, lambda: self._available() >= size or self._settled(), until)
+        """Wait until ``size`` samples are available, or the last ones, which may be fewer; return how many."""
+        wait(self._not_empty, lambda: self._available() >= size or self._all_received(), until)
         available = self._available()
-        if self._settled() and not available:
-            raise BufferDrainedError("nothing is left to get: reception is over")
-        if available < size and not self._settled():
-            raise queue.Empty(f"{size} samples could not be had in time, {available} can be had now")
+        if self._all_received() and not available:
+            raise BufferDrainedError("no samples are left: reception is over")
+        if available < size and not self._all_received():
+            raise queue.Empty(f"{size} samples were not available in time; {available} are available now")
         return min(size, available)
 
-    def _free(self, slots: Slots) -> None:
+    def _release(self, slots: Slots) -> None:
         with self._lock:
             self._store.release(slots)
-            self._room_made.notify_all()
+            self._not_full.notify_all()
 
     # The end of reception
 
     def signal_reception_over(self) -> None:
-        """Say that nothing more will be put; from now on each get removes what it returns."""
+        """Signal that no more samples will be put; from now on each get removes the samples that it returns."""
         with self._lock:
-            self._over = True
-            self._room_made.notify_all()
-            self._samples_came.notify_all()
+            self._reception_over = True
+            self._not_full.notify_all()
+            self._not_empty.notify_all()
 
     @property
     def reception_over(self) -> bool:
         """Whether ``signal_reception_over`` was called."""
-        return self._over
+        return self._reception_over
 
-    def _settled(self) -> bool:
-        """Tell whether all samples that will ever come are held."""
-        return self._over and not self._in_flight
+    def _all_received(self) -> bool:
+        """Return whether reception is over and all puts have finished."""
+        return self._reception_over and not self._in_flight
 
-    # What it holds
+    # Contents and counts
 
     def __len__(self) -> int:
         with self._lock:
             return self._count()
 
     def is_ready(self) -> bool:
-        """Tell whether one sample could be got at once."""
+        """Return whether a sample is available without waiting."""
         with self._lock:
             return self._available() > 0
 
     @property
     def unseen(self) -> int:
-        """How many of the samples held were never got."""
+        """Number of held samples that were never got."""
         with self._lock:
             return self._count_unseen()
 
     @property
     def samples_put(self) -> int:
-        """How many samples were put so far."""
+        """Number of samples put so far."""
         return self._store.usage.samples_put
 
     @property
     def samples_got(self) -> int:
-        """How many samples were got so far, each repetition counted."""
+        """Number of samples got so far, including repetitions."""
         return self._store.usage.samples_got
 
     def repetitions(self) -> NDArray[np.int64]:
-        """Return a histogram: at index n, how many of the samples put so far were got n times."""
+        """Return a histogram: at index n, the number of samples put so far that were got n times."""
         with self._lock:
-            return self._store.usage.histogram(self._held())
+            return self._store.usage.histogram(self._held_slots())
 
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a buffer made with the same arguments needs to go on with the same draws.
+        """Return the state from which a buffer made with the same arguments continues with the same draws.
 
-        A sample whose put has not returned yet is not in it. Samples are in it as batches are; what else is in it
-        are numbers, strings, lists and dicts.
+        It lacks samples whose put has not returned yet. Samples are stored as in batches; everything else consists
+        of numbers, strings, lists and dicts.
         """
         with self._lock:
             return {
                 **self._identity(),
-                "over": self._over,
+                "over": self._reception_over,
                 "random": self._random.bit_generator.state,
-                **self._store.state_dict(self._held()),
-                **self._state(),
+                **self._store.state_dict(self._held_slots()),
+                **self._extra_state(),
             }
 
     def _identity(self) -> dict[str, Any]:
-        """Return what a buffer must share with the one whose state it takes over."""
+        """Return the properties in which a buffer must agree with a state that it loads."""
         return {"kind": type(self).__name__, "capacity": self.capacity, "threshold": self.threshold}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become the buffer whose ``state_dict`` this is, in place of what is held now.
+        """Replace the contents of this buffer by those of ``state_dict``.
 
         Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold, ``RuntimeError``
-        while a put or get goes on.
+        while another thread puts or gets samples.
         """
         for name, own in self._identity().items():
             if state.get(name) != own:
                 raise ValueError(f"this is the state of a buffer with {name} {state.get(name)}, not {own}")
         with self._lock:
-            if self._in_flight or self._reads:
-                raise RuntimeError("another thread puts or gets samples; let it end before load_state_dict")
+            if self._in_flight or self._active_reads:
+                raise RuntimeError("another thread puts or gets samples; call load_state_dict when it has finished")
             self._restore(self._store.load_state_dict(state), state)
-            self._over = state["over"]
+            self._reception_over = state["over"]
             self._random.bit_generator.state = state["random"]
-            self._room_made.notify_all()
-            self._samples_came.notify_all()
+            self._not_full.notify_all()
+            self._not_empty.notify_all()
 
 
-def _wait_for(copying: list[threading.Lock]) -> None:
+def _join_reads(reads: list[threading.Lock]) -> None:
     """Wait until these gets have copied their samples."""
-    for read in copying:
+    for read in reads:
         with read:
             pass
 
 
 def deadline(block: bool, timeout: float | None) -> float | None:
-    """Return the time of ``time.monotonic`` at which to give up, ``None`` for never."""
+    """Return the value of ``time.monotonic`` at which waiting ends, ``None`` for never."""
     if not block:
         return 0.0
     if timeout is None:
         return None
     if timeout < 0:
-        raise ValueError(f"timeout={timeout!r}: give seconds from 0, or None to wait without end")
+        raise ValueError(f"timeout={timeout!r}: give at least 0 seconds, or None to wait without limit")
     return time.monotonic() + timeout
 
 
-def wait(condition: threading.Condition, reached: Callable[[], bool], until: float | None) -> None:
-    """Return when ``reached`` is true or the time ``until`` has come; ``condition``'s lock is held."""
-    if not reached():
-        condition.wait_for(reached, None if until is None else max(0.0, until - time.monotonic()))
+def wait(condition: threading.Condition, predicate: Callable[[], bool], until: float | None) -> None:
+    """Wait until ``predicate`` is true or the time ``until`` has come; the lock of ``condition`` is held."""
+    if not predicate():
+        condition.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The simulation-paired reservoir: gives two time steps of one simulation."""
+"""The simulation-paired reservoir: each sample is a pair of time steps of one simulation."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED, Buffer
-from compss_train.buffers.incoming import Incoming
+from compss_train.buffers.samples import SampleBatch
 from compss_train.buffers.storage import Slots
 from compss_train.buffers.trajectories import Trajectories
 
 
 class TimeStep(NamedTuple):
-    """A sample of a simulation; in a batch, every part has a first dimension of samples."""
+    """A sample of a simulation; in a batch, the first dimension of every field is that of the samples."""
 
     simulation: Any
-    """Number of the simulation, from 0."""
+    """Number of the simulation, counted from 0."""
     step: Any
-    """Number of the time step within it, from 0."""
+    """Number of the time step within the simulation, counted from 0."""
     data: Any
     """The sample itself: tensors or arrays, also in tuples and dicts, or any object."""
 
 
 class SimPairedReservoir(Buffer):
-    """Gives pairs of time steps of one simulation, the earlier one first, which stay as in a ``Reservoir``.
+    """Returns pairs of time steps of one simulation, the earlier one first, which stay as in a ``Reservoir``.
 
-    Samples are ``TimeStep``; a get returns two of them, ``get_batch`` two with a first dimension of pairs.
-    Simulations are used about equally often, and time differences are covered more evenly than by uniform pairs.
-    A put into a full reservoir evicts a sample, seen before, of the simulation that was used most; it waits while
-    there is none. Samples that are the last of their simulation when reception is over have no partner and are not
-    given; ``len`` then tells how many are left.
+    Samples are ``TimeStep``. A get returns two of them, ``get_batch`` two with a first dimension of pairs.
+    Simulations are used about equally often, and time differences are covered more evenly than by uniform pairs. A
+    put into a full reservoir evicts a sample that was got before, of the simulation that was used most, and waits
+    while there is none. A sample that is the last of its simulation when reception is over has no partner and is
+    not returned; ``len`` is then the number of such samples.
 
     Parameters
     ----------
     capacity, threshold, seed, pin_memory:
         As for every buffer, in samples.
     sweep_size:
-        How many simulations there are.
+        Number of simulations.
     nb_time_steps:
-        Time steps of each, at least 2.
+        Number of time steps of each simulation, at least 2.
     comm_size:
-        How many buffers share the simulations, so that this one expects its part of them (default 1).
+        Number of buffers that share the simulations, each of which expects its part of them (default 1).
 
-    Raises ``ValueError`` where a simulation or time step is out of range or held already, and ``BufferFullError``
-    instead of waiting forever when it is full of samples of which no two are of one simulation.
+    Raises ``ValueError`` if a simulation or time step is out of range or held already, and ``BufferFullError``
+    instead of waiting forever if the reservoir is full and no two samples are of one simulation.
     """
 
     def __init__(
@@ -62,35 +62,35 @@ class SimPairedReservoir(Buffer):
     ) -> None:
         super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
         if capacity < 2:
-            raise ValueError(f"capacity={capacity}: pairs need a capacity of at least 2")
+            raise ValueError(f"capacity={capacity}: a pair needs a capacity of at least 2")
         self.sweep_size = check_count("sweep_size", sweep_size)
         self.nb_time_steps = check_count("nb_time_steps", nb_time_steps, least=2)
         expected = -(-sweep_size // check_count("comm_size", comm_size))
         self._samples = Trajectories(min(expected, capacity), nb_time_steps, self._random)
         self._keys = np.zeros((capacity, 2), np.int64)  # simulation and step by slot
         # Simulation and step, and row and step in the table, of slots that are being written.
-        self._coming: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
+        self._pending: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
 
     # Putting
 
-    def _incoming_one(self, sample: Any) -> Incoming:
-        simulation, step, data = self._checked(sample)
-        incoming = Incoming.one(data)
+    def _batch_of_one(self, sample: Any) -> SampleBatch:
+        simulation, step, data = self._check_time_step(sample)
+        incoming = SampleBatch.from_sample(data)
         incoming.keys = self._check_keys([simulation], [step], 1)
         return incoming
 
-    def _incoming_many(self, samples: Any) -> Incoming:
+    def _batch_of_many(self, samples: Any) -> SampleBatch:
         if isinstance(samples, list):
-            parts = [self._checked(sample) for sample in samples]
-            incoming = Incoming.many([part.data for part in parts])
+            parts = [self._check_time_step(sample) for sample in samples]
+            incoming = SampleBatch.from_batch([part.data for part in parts])
             simulations, steps = [part.simulation for part in parts], [part.step for part in parts]
         else:
-            simulations, steps, data = self._checked(samples)
-            incoming = Incoming.many(data)
+            simulations, steps, data = self._check_time_step(samples)
+            incoming = SampleBatch.from_batch(data)
         incoming.keys = self._check_keys(simulations, steps, len(incoming))
         return incoming
 
-    def _checked(self, sample: Any) -> TimeStep:
+    def _check_time_step(self, sample: Any) -> TimeStep:
         if not isinstance(sample, TimeStep):
             raise TypeError(
                 f"a SimPairedReservoir holds TimeStep(simulation, step, data), not {type(sample).__name__}"
@@ -106,54 +106,54 @@ class SimPairedReservoir(Buffer):
         ]
         keys = np.stack(columns, axis=1)
         if len(np.unique(keys, axis=0)) < number:
-            raise ValueError("a time step of a simulation is there twice among the samples")
+            raise ValueError("the samples contain a time step of a simulation twice")
         return keys
 
     def _room(self) -> int:
-        return self._store.free + self._samples.evictable()
+        return self._store.num_free + self._samples.evictable()
 
-    def _stuck(self) -> str | None:
+    def _deadlock_reason(self) -> str | None:
         if self._room() or self._in_flight or self._samples.has_pair():
             return None
         return (
-            f"all {self.capacity} samples held are of different simulations, so that none can be paired; make the "
-            "capacity larger than the number of simulations that run at the same time"
+            f"all {self.capacity} samples held are of different simulations, so that no pair can be formed; use a "
+            "capacity above the number of simulations that run at the same time"
         )
 
-    def _await_room(self, incoming: Incoming, stored: int, until: float | None) -> None:
+    def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> None:
         if incoming.keys is not None:
             self._samples.check_free(incoming.keys[stored:].tolist())
         super()._await_room(incoming, stored, until)
 
-    def _reserve(self, incoming: Incoming, start: int, number: int) -> Slots:
+    def _reserve(self, incoming: SampleBatch, start: int, number: int) -> Slots:
         keys = [] if incoming.keys is None else incoming.keys[start : start + number].tolist()
-        places = self._samples.expect(keys)
-        while self._store.free < number:
+        positions = self._samples.reserve(keys)
+        while self._store.num_free < number:
             self._evict(np.array([self._samples.evict()], np.intp))
-        slots = self._store.take(number)
-        self._coming |= zip(slots.tolist(), zip(keys, places, strict=True), strict=True)
+        slots = self._store.allocate(number)
+        self._pending |= zip(slots.tolist(), zip(keys, positions, strict=True), strict=True)
         return slots
 
     def _add(self, slots: Slots) -> None:
         for slot in slots.tolist():
-            self._keys[slot], (row, step) = self._coming.pop(slot)
+            self._keys[slot], (row, step) = self._pending.pop(slot)
             self._samples.add(row, step, slot)
 
     def _abandon(self, slots: Slots) -> None:
         for slot in slots.tolist():
-            _, place = self._coming.pop(slot)
-            self._samples.give_up(*place)
+            _, position = self._pending.pop(slot)
+            self._samples.cancel(*position)
         super()._abandon(slots)
 
     # Getting
 
     def get(self, block: bool = True, timeout: float | None = None) -> tuple[TimeStep, TimeStep]:
-        """Return two time steps of one simulation, the earlier first; waits and raises as other buffers' get."""
+        """Return two time steps of one simulation, the earlier first; waits and raises as ``Buffer.get`` does."""
         earlier, later = super().get(block, timeout)
-        return _with_plain_numbers(earlier), _with_plain_numbers(later)
+        return _with_int_numbers(earlier), _with_int_numbers(later)
 
-    def _held(self) -> Slots:
-        return self._samples.slots(self._samples.places())
+    def _held_slots(self) -> Slots:
+        return self._samples.slots(self._samples.held_positions())
 
     def _count(self) -> int:
         return self._samples.held
@@ -161,29 +161,29 @@ class SimPairedReservoir(Buffer):
     def _count_unseen(self) -> int:
         return self._samples.unseen
 
-    def _largest(self) -> int:
+    def _max_batch_size(self) -> int:
         return UNLIMITED
 
     def _available(self) -> int:
-        ready = self._settled() or self._samples.held > self.threshold
+        ready = self._all_received() or self._samples.held > self.threshold
         return UNLIMITED if ready and self._samples.has_pair() else 0
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
         pairs: list[NDArray[np.intp]] = []
-        leaving: list[int] = []
+        removed: list[int] = []
         while len(pairs) < size and self._samples.has_pair():
             row, first, second = self._samples.choose_pair()
             pairs.append(self._samples.slots(np.array([[row, first], [row, second]])))
-            if self._settled():
-                leaving += self._drop(row, first, second)
-        return np.array(pairs, np.intp), np.array(leaving, np.intp)
+            if self._all_received():
+                removed += self._drop(row, first, second)
+        return np.array(pairs, np.intp), np.array(removed, np.intp)
 
     def _drop(self, row: int, first: int, second: int) -> list[int]:
-        """Remove both, or only the earlier where a third step would be left without a partner."""
-        dropped = [self._samples.remove(row, first)]
+        """Remove both, or only the earlier if a third step would be left without a partner; return their slots."""
+        removed = [self._samples.remove(row, first)]
         if self._samples.held_in(row) != 2:
-            dropped.append(self._samples.remove(row, second))
-        return dropped
+            removed.append(self._samples.remove(row, second))
+        return removed
 
     def _read(self, slots: Slots) -> tuple[TimeStep, TimeStep]:
         return self._time_steps(slots[:, 0].copy()), self._time_steps(slots[:, 1].copy())
@@ -198,17 +198,17 @@ class SimPairedReservoir(Buffer):
     # Statistics and checkpoints
 
     def simulation_uses(self) -> dict[int, int]:
-        """Return how many pairs were drawn from each simulation seen so far."""
+        """Return the number of pairs drawn from each simulation seen so far."""
         with self._lock:
             return self._samples.uses
 
     def time_differences(self) -> NDArray[np.int64]:
-        """Return a histogram: at index d, how many pairs were ``d`` time steps apart."""
+        """Return a histogram: at index d, the number of drawn pairs that were ``d`` time steps apart."""
         with self._lock:
             return self._samples.differences.copy()
 
-    def _state(self) -> dict[str, Any]:
-        return {"trajectories": self._samples.state_dict(), "keys": self._keys[self._held()].tolist()}
+    def _extra_state(self) -> dict[str, Any]:
+        return {"trajectories": self._samples.state_dict(), "keys": self._keys[self._held_slots()].tolist()}
 
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
         self._samples.load_state_dict(state["trajectories"], slots)
@@ -224,5 +224,5 @@ def _column(name: str, values: Any, number: int, stop: int) -> NDArray[np.int64]
     return column.astype(np.int64)
 
 
-def _with_plain_numbers(sample: TimeStep) -> TimeStep:
+def _with_int_numbers(sample: TimeStep) -> TimeStep:
     return TimeStep(int(sample.simulation), int(sample.step), sample.data)

@@ -1,4 +1,4 @@
-"""First in, first out."""
+"""Queues that return each sample once: ``FIFO`` and ``FIRO``; ``PartitionedBuffer``, the base of random buffers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import numpy as np
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
-from compss_train.buffers.partition import PartitionedBuffer
-from compss_train.buffers.storage import NO_SLOTS, Slots
+from compss_train.buffers.storage import NO_SLOTS, SlotPartition, Slots
 
 
 class FIFO(Buffer):
-    """Gives each sample once, in the order in which they were put; a put waits while ``capacity`` are held."""
+    """Returns each sample once, in the order of the puts; a put waits while ``capacity`` samples are held."""
 
     def __init__(self, capacity: int, *, seed: int | None = None, pin_memory: bool = False) -> None:
         super().__init__(capacity, seed=seed, pin_memory=pin_memory)
         self._queue: deque[int] = deque()
 
-    def _held(self) -> Slots:
+    def _held_slots(self) -> Slots:
         return np.array(self._queue, np.intp)
 
     def _count(self) -> int:
@@ -40,11 +39,43 @@ class FIFO(Buffer):
         self._queue = deque(slots.tolist())
 
 
-class FIRO(PartitionedBuffer):
-    """Gives each sample once, drawn uniformly from those held; a put waits while ``capacity`` are held.
+class PartitionedBuffer(Buffer):
+    """A buffer that keeps its unseen samples apart from those that were got before, in a ``SlotPartition``."""
 
-    With ``pseudo_epochs``, for prototypes on data that fit into the buffer, it waits for the end of reception and
-    then gives every sample that many times, in passes over all of them, each in another random order.
+    def __init__(self, capacity: int, threshold: int, *, seed: int | None, pin_memory: bool) -> None:
+        super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
+        self._samples = SlotPartition(capacity)
+
+    def _held_slots(self) -> Slots:
+        return self._samples.all()
+
+    def _count(self) -> int:
+        return self._samples.held
+
+    def _count_unseen(self) -> int:
+        return self._samples.unseen
+
+    def _add(self, slots: Slots) -> None:
+        self._samples.add(slots)
+
+    def _remove(self, positions: Slots) -> Slots:
+        """Remove the samples at these positions; return their slots."""
+        slots = self._samples.at(positions)
+        self._samples.remove(positions)
+        return slots
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"unseen": self._samples.unseen}
+
+    def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
+        self._samples = SlotPartition.of(self.capacity, slots, state["unseen"])
+
+
+class FIRO(PartitionedBuffer):
+    """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity`` samples are held.
+
+    With ``pseudo_epochs``, for prototypes with data that fit into the buffer, gets wait for the end of reception.
+    Then every sample is returned that many times, in passes over all samples, each in a new random order.
     """
 
     def __init__(
@@ -59,52 +90,52 @@ class FIRO(PartitionedBuffer):
         super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
         self._collects_all = pseudo_epochs is not None
         self._pseudo_epochs = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
-        self._passes = self._pseudo_epochs  # still to go
+        self._remaining_passes = self._pseudo_epochs
 
     def _count_unseen(self) -> int:
-        return super()._count_unseen() if self._passes == self._pseudo_epochs else 0
+        return super()._count_unseen() if self._remaining_passes == self._pseudo_epochs else 0
 
-    def _stuck(self) -> str | None:
+    def _deadlock_reason(self) -> str | None:
         if not self._collects_all or self._room() or self._in_flight:
             return None
         return (
-            f"the buffer is full with {self.capacity} samples, and with pseudo_epochs none leaves before all are "
-            "there; give it the capacity for all samples, or leave pseudo_epochs out"
+            f"the buffer is full with {self.capacity} samples, and with pseudo_epochs samples stay until all have "
+            "been put; use a capacity for all samples, or remove pseudo_epochs"
         )
 
-    def _largest(self) -> int:
+    def _max_batch_size(self) -> int:
         return self.capacity if self._collects_all else self.capacity - self.threshold
 
     def _available(self) -> int:
-        if self._settled():
-            return self._samples.unseen + (self._passes - 1) * self._samples.held
+        if self._all_received():
+            return self._samples.unseen + (self._remaining_passes - 1) * self._samples.held
         return 0 if self._collects_all else max(0, self._samples.held - self.threshold)
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
-        drawn, leaving = [], []
+        drawn, removed = [], []
         while size:
-            places = self._random.choice(self._samples.unseen, min(size, self._samples.unseen), replace=False)
-            if self._passes == 1:
-                leaving.append(self._remove(places))
-                drawn.append(leaving[-1])
+            positions = self._random.choice(self._samples.unseen, min(size, self._samples.unseen), replace=False)
+            if self._remaining_passes == 1:
+                removed.append(self._remove(positions))
+                drawn.append(removed[-1])
             else:
-                drawn.append(self._samples.at(places))
-                self._see(places)
-            size -= len(places)
-        return np.concatenate(drawn), np.concatenate([NO_SLOTS, *leaving])
+                drawn.append(self._samples.at(positions))
+                self._mark_seen(positions)
+            size -= len(positions)
+        return np.concatenate(drawn), np.concatenate([NO_SLOTS, *removed])
 
-    def _see(self, places: Slots) -> None:
-        self._samples.see(places)
+    def _mark_seen(self, positions: Slots) -> None:
+        self._samples.mark_seen(positions)
         if not self._samples.unseen:
-            self._samples.unsee()
-            self._passes -= 1
+            self._samples.mark_all_unseen()
+            self._remaining_passes -= 1
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "pseudo_epochs": self._pseudo_epochs if self._collects_all else None}
 
-    def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "passes": self._passes}
+    def _extra_state(self) -> dict[str, Any]:
+        return {**super()._extra_state(), "passes": self._remaining_passes}
 
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
         super()._restore(slots, state)
-        self._passes = state["passes"]
+        self._remaining_passes = state["passes"]

@@ -1,7 +1,7 @@
-"""The loading pipeline: reading, decoding and transforms run ahead in threads while the model trains.
+"""Reading ahead: loading, decoding and transforms run in threads while the model trains.
 
-``ReadAhead`` applies a function to items in threads, a few items ahead of whoever iterates; one around another is a
-pipeline of stages. ``through`` lets what is loaded pass through a buffer.
+``ReadAhead`` applies a function to items in threads, a few items ahead of the consumer; nested, they form a
+pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 from compss_train._utils.validation import check_count
-from compss_train.buffers import Buffer, BufferDrainedError
+from compss_train.buffers.base import Buffer
+from compss_train.exceptions import BufferDrainedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_JOIN_SECONDS = 1.0  # how long a closed pipeline waits for what its threads are reading at that moment
+_JOIN_SECONDS = 1.0  # how long closing waits for threads that are loading
 
 
 class ReadAhead(Iterator[Result], Generic[Result]):
@@ -28,21 +29,22 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     Parameters
     ----------
     items:
-        What to load; iterated over in the threads, one at a time, and no further than ``depth`` ahead.
+        The items to load; iterated over in the threads, one at a time, and at most ``depth`` items ahead.
     load:
-        Called in the threads. Reading, and most of numpy and torch, runs beside the training; what is computed in
-        Python itself takes turns with it.
+        Called in the threads. Reading, and most of numpy and torch, runs in parallel with the training; Python code
+        takes turns with it, because of the global interpreter lock.
     threads:
-        How many items are loaded at the same time, 1 by default.
+        Number of items that are loaded at the same time, 1 by default.
     depth:
-        How many results there are at most that were not taken yet, loaded or being loaded; by default two a thread.
+        Maximum number of results that are loaded or being loaded and were not consumed yet; two per thread by
+        default.
     ordered:
-        Give results in the order of the items (default), or as soon as they are there.
+        Return results in the order of the items (default), or as soon as they are ready.
 
-    The threads start at once. An exception in ``items`` or ``load`` is raised where its result would have come, and
-    ends the iteration. ``close()``, a ``with`` block or the garbage collector stops the threads; those that wait
-    stop at once, and those that are in ``load`` when it returns, which ``close`` waits a second for. Then ``items``
-    is closed, too, if it is a generator. Another ``ReadAhead`` as ``items`` is stopped at once.
+    The threads start at once. An exception in ``items`` or ``load`` is raised in place of its result and ends the
+    iteration. ``close()``, a ``with`` block and garbage collection stop the threads: waiting ones at once, loading
+    ones when ``load`` returns, for which ``close`` waits up to a second. Then ``items`` is closed if it is a
+    generator. If ``items`` is another ``ReadAhead``, it is stopped at once.
     """
 
     def __init__(
@@ -58,14 +60,14 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         depth = check_count("depth", 2 * threads if depth is None else depth)
         if depth < threads:
             raise ValueError(
-                f"depth={depth}, threads={threads}: each thread loads a result, so give at least as many"
+                f"depth={depth}, threads={threads}: each thread loads a result; give a depth of at least {threads}"
             )
-        self._work: _Work[Any, Result] = _Work(items, load, depth, ordered)
+        self._queue: _LoadQueue[Any, Result] = _LoadQueue(items, load, depth, ordered)
         self._threads = [
-            threading.Thread(target=self._work.run, name=f"read-ahead-{number}", daemon=True)
+            threading.Thread(target=self._queue.run, name=f"read-ahead-{number}", daemon=True)
             for number in range(threads)
         ]
-        weakref.finalize(self, self._work.stop)  # the threads know the work, not this object
+        weakref.finalize(self, self._queue.stop)  # the threads refer to the queue only, not to this object
         for thread in self._threads:
             thread.start()
 
@@ -73,22 +75,22 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         return self
 
     def __next__(self) -> Result:
-        return self._work.take()
+        return self._queue.take()
 
     @property
     def ready(self) -> bool:
-        """Whether the next result is there, so that taking it does not wait."""
-        return self._work.is_ready()
+        """Whether the next result is available without waiting."""
+        return self._queue.is_ready()
 
     def close(self) -> None:
-        """Stop the threads; nothing more comes."""
-        self._work.stop()
+        """Stop the threads and end the iteration."""
+        self._queue.stop()
         until = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
-            self._work.close_items()
+            self._queue.close_items()
 
     def __enter__(self) -> Self:
         return self
@@ -97,8 +99,8 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         self.close()
 
 
-class _Work(Generic[Item, Result]):
-    """What the threads and the consumer share: items to load, and results by number in a priority queue."""
+class _LoadQueue(Generic[Item, Result]):
+    """The state shared by threads and consumer: items to load, and results by number in a priority queue."""
 
     def __init__(self, items: Iterable[Item], load: Callable[[Item], Result], depth: int, ordered: bool) -> None:
         self._source = items
@@ -106,52 +108,52 @@ class _Work(Generic[Item, Result]):
         self._load = load
         self._depth = depth
         self._ordered = ordered
-        self._picking = threading.Lock()  # held by the one thread that asks for the next item
+        self._item_lock = threading.Lock()  # held by the thread that takes the next item
         self._changed = threading.Condition()
         self._results: list[tuple[int, Result | None, BaseException | None]] = []  # a heap by rank
-        self._picked = self._delivered = self._taken = 0
-        self._ended = False  # no more items
-        self._stopped = False  # and nobody wants their results
+        self._started = self._delivered = self._taken = 0
+        self._exhausted = False  # no more items
+        self._stopped = False  # results are dropped
 
     def run(self) -> None:
-        """Load items until there are none."""
-        while (picked := self._pick()) is not None:
-            number, item = picked
+        """Load items until they are exhausted or the queue is stopped."""
+        while (numbered := self._next_item()) is not None:
+            number, item = numbered
             try:
                 self._deliver(number, self._load(item), None)
-            except StopIteration as error:  # would end the iteration without a word
+            except StopIteration as error:  # would end the iteration silently
                 self._deliver(number, None, _chained(RuntimeError("load raised StopIteration"), error))
             except BaseException as error:
                 self._deliver(number, None, error)
 
-    def _pick(self) -> tuple[int, Item] | None:
-        """Return the next item and its number, once there is room for its result."""
-        with self._picking:
+    def _next_item(self) -> tuple[int, Item] | None:
+        """Return the number and the next item as soon as there is room for its result."""
+        with self._item_lock:
             with self._changed:
-                self._changed.wait_for(lambda: self._ended or self._picked - self._taken < self._depth)
-                if self._ended:
+                self._changed.wait_for(lambda: self._exhausted or self._started - self._taken < self._depth)
+                if self._exhausted:
                     return None
-                number = self._picked
+                number = self._started
             try:
                 item = next(self._items)
             except StopIteration:
-                self._end()
+                self._mark_exhausted()
                 return None
             except BaseException as error:
-                self._count()
+                self._count_started()
                 self._deliver(number, None, error)
-                self._end()
+                self._mark_exhausted()
                 return None
-            self._count()
+            self._count_started()
             return number, item
 
-    def _count(self) -> None:
+    def _count_started(self) -> None:
         with self._changed:
-            self._picked += 1
+            self._started += 1
 
-    def _end(self) -> None:
+    def _mark_exhausted(self) -> None:
         with self._changed:
-            self._ended = True
+            self._exhausted = True
             self._changed.notify_all()
 
     def _deliver(self, number: int, result: Result | None, error: BaseException | None) -> None:
@@ -163,10 +165,10 @@ class _Work(Generic[Item, Result]):
                 self._changed.notify_all()
 
     def take(self) -> Result:
-        """Return the next result, waiting for it; raise its exception, or ``StopIteration`` after the last."""
+        """Wait for the next result and return it; raise its exception, or ``StopIteration`` after the last."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_next_there() or self._is_over())
-            if not self._is_next_there():
+            self._changed.wait_for(lambda: self._has_next() or self._is_finished())
+            if not self._has_next():
                 raise StopIteration
             _, result, error = heapq.heappop(self._results)
             self._taken += 1
@@ -177,27 +179,27 @@ class _Work(Generic[Item, Result]):
         return result  # type: ignore[return-value]
 
     def is_ready(self) -> bool:
-        """Return whether ``take`` would return or raise at once."""
+        """Return whether ``take`` would return or raise without waiting."""
         with self._changed:
-            return self._is_next_there() or self._is_over()
+            return self._has_next() or self._is_finished()
 
-    def _is_next_there(self) -> bool:
+    def _has_next(self) -> bool:
         return bool(self._results) and self._results[0][0] == self._taken
 
-    def _is_over(self) -> bool:
-        return self._stopped or (self._ended and self._taken == self._picked)
+    def _is_finished(self) -> bool:
+        return self._stopped or (self._exhausted and self._taken == self._started)
 
     def stop(self) -> None:
-        """Forget what was loaded, let the threads end, and stop the stages before this one."""
+        """Drop all results, let the threads end, and stop the previous stages of the pipeline."""
         with self._changed:
-            self._ended = self._stopped = True
+            self._exhausted = self._stopped = True
             self._results.clear()
             self._changed.notify_all()
         if isinstance(self._source, ReadAhead):
-            self._source._work.stop()
+            self._source._queue.stop()
 
     def close_items(self) -> None:
-        """Close what gave the items, a generator that has files open, say."""
+        """Close the iterator of items, which may be a generator with open files."""
         close = getattr(self._items, "close", None)
         if close is not None:
             close()
@@ -208,25 +210,25 @@ def _chained(error: RuntimeError, cause: BaseException) -> RuntimeError:
     return error
 
 
-def through(buffer: Buffer, chunks: Iterable[Any], batch_size: int) -> Iterator[Any]:
-    """Iterate over batches from a buffer that a thread fills with chunks (what ``put_many`` takes) meanwhile.
+def batches_through(buffer: Buffer, chunks: Iterable[Any], batch_size: int) -> Iterator[Any]:
+    """Iterate over batches from a buffer that a thread fills with chunks (arguments of ``put_many``).
 
-    Ends when all chunks were put and the buffer is empty. An exception in ``chunks`` is raised instead of the next
-    batch. When the iteration is left early, so is the filling.
+    Ends when all chunks have been put and the buffer is empty. An exception in ``chunks`` is raised in place of the
+    next batch. Leaving the iteration early stops the thread.
     """
-    with _Filling(buffer, chunks) as filling:
+    with _FillThread(buffer, chunks) as filling:
         while True:
             try:
                 batch = buffer.get_batch(batch_size)
             except BufferDrainedError:
                 batch = None
-            filling.check()
+            filling.raise_error()
             if batch is None:
                 return
             yield batch
 
 
-class _Filling:
+class _FillThread:
     """A thread that fills a buffer."""
 
     def __init__(self, buffer: Buffer, chunks: Iterable[Any]) -> None:
@@ -244,8 +246,8 @@ class _Filling:
         finally:
             self._buffer.signal_reception_over()
 
-    def check(self) -> None:
-        """Raise what the thread ran into."""
+    def raise_error(self) -> None:
+        """Raise the thread's exception, if any."""
         if self._error is not None:
             raise self._error
 
@@ -257,5 +259,5 @@ class _Filling:
         self._buffer.signal_reception_over()
         if isinstance(self._chunks, ReadAhead):
             self._chunks.close()
-        if self._thread is not threading.current_thread():  # the garbage collector's, perhaps
+        if self._thread is not threading.current_thread():  # when garbage is collected in it
             self._thread.join(_JOIN_SECONDS)

@@ -1,4 +1,4 @@
-"""``BufferSpec``: the description of a buffer, from which every worker makes its own."""
+"""Buffer types, ``make_buffer``, and ``BufferSpec``, the description from which each worker makes its buffer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from compss_train.buffers.reservoir import BatchReservoir, Reservoir
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """A buffer that ``DistributedTrainer.fit`` or ``fit_online`` gives each worker.
+    """Description of the buffer that each worker uses in ``DistributedTrainer.fit`` or ``fit_online``.
 
     Parameters
     ----------
     type:
-        A ``BufferType`` or its name in any case: FIFO, FIRO, Reservoir, BatchReservoir or, of ``fit_online``,
-        SimPairedReservoir.
+        A ``BufferType`` or its name, case-insensitive: FIFO, FIRO, Reservoir, BatchReservoir or, in ``fit_online``
+        only, SimPairedReservoir.
     size:
-        The most samples that it holds.
+        Maximum number of samples held.
     threshold:
-        More samples than this must be held before the first batch; half the size by default. FIFO has none.
+        The first batch is available when more samples than this are held; half the size by default. FIFO has none.
     sweep_size, nb_time_steps:
-        Of a SimPairedReservoir, which needs them: how many simulations there are, and time steps of each.
+        Required by SimPairedReservoir only: number of simulations, and number of time steps of each.
 
-    Raises ``ValueError`` for an unknown type, a size below 1, a threshold that is not below the size, and what the
-    type needs or has no use for.
+    Raises ``ValueError`` for an unknown type, a size below 1, a threshold that is not below the size, and
+    parameters that the type requires and lacks, or does not use.
     """
 
     type: BufferType | str
@@ -44,7 +44,7 @@ class BufferSpec:
         for name in ("sweep_size", "nb_time_steps"):
             self._check_pairing(name, getattr(self, name))
         if self.kind is BufferType.FIFO and self.threshold is not None:
-            raise ValueError(f"threshold={self.threshold}: a FIFO has none, leave it out")
+            raise ValueError(f"threshold={self.threshold}: a FIFO has no threshold; remove it")
         if not 0 <= self.needed < self.size:
             raise ValueError(
                 f"threshold={self.threshold}: give an integer from 0 to {self.size - 1}, below the size"
@@ -54,37 +54,37 @@ class BufferSpec:
         if not self.pairs:
             if value is not None:
                 raise ValueError(
-                    f"{name}={value}: this is of a SimPairedReservoir; a {self.kind.name} has no use for it"
+                    f"{name}={value}: only a SimPairedReservoir has it, not a {self.kind.name}; remove it"
                 )
         elif value is None:
-            raise ValueError(f"a SimPairedReservoir needs {name}=, which was not given")
+            raise ValueError(f"a SimPairedReservoir requires {name}=, which was not given")
         else:
             check_count(name, value, least=1 if name == "sweep_size" else 2)
 
     @property
     def pairs(self) -> bool:
-        """Whether it gives pairs of time steps."""
+        """Whether the buffer returns pairs of time steps."""
         return self.kind is BufferType.SimPairedReservoir
 
     @property
     def kind(self) -> BufferType:
-        """The type."""
+        """The buffer's type."""
         return BufferType.of(self.type)
 
     @property
     def needed(self) -> int:
-        """The threshold, given or by default."""
+        """The threshold, or its default; 0 for a FIFO."""
         if self.kind is BufferType.FIFO:
             return 0
         return self.size // 2 if self.threshold is None else check_count("threshold", self.threshold, least=0)
 
     @property
     def gives_each_once(self) -> bool:
-        """Whether every sample is got exactly once."""
+        """Whether every sample is returned exactly once."""
         return self.kind in (BufferType.FIFO, BufferType.FIRO)
 
     def check(self, batch_size: int) -> None:
-        """Raise ``ValueError`` where batches of this size can never be had."""
+        """Raise ``ValueError`` if batches of this size can never be available."""
         room = self.size - self.needed if self.kind is BufferType.FIRO else self.size
         if batch_size > room:
             raise ValueError(
@@ -93,12 +93,12 @@ class BufferSpec:
             )
 
     def limited(self, samples: int, batch_size: int) -> BufferSpec:
-        """Return the description of a buffer no larger than so many samples, in all, can fill."""
+        """Return a description whose size does not exceed what a total of ``samples`` samples can fill."""
         threshold = None if self.kind is BufferType.FIFO else self.needed
         return replace(self, size=min(self.size, max(samples, self.needed + batch_size)), threshold=threshold)
 
     def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
-        """Return such a buffer, empty."""
+        """Return a new, empty buffer."""
         return make_buffer(
             self.size,
             self.kind,
@@ -112,7 +112,7 @@ class BufferSpec:
 
 
 class BufferType(Enum):
-    """The kinds of buffers, with Melissa's names and numbers."""
+    """The types of buffers, with the names and numbers of Melissa."""
 
     FIFO = 0
     FIRO = 1
@@ -122,7 +122,7 @@ class BufferType(Enum):
 
     @classmethod
     def of(cls, value: object, name: str = "type") -> BufferType:
-        """Return the type that ``value`` is, or names in any case; raise ``ValueError`` where there is none."""
+        """Return the type ``value``, or that of this case-insensitive name; raise ``ValueError`` for others."""
         if isinstance(value, cls):
             return value
         for kind in cls:
@@ -144,59 +144,58 @@ def make_buffer(
     seed: int | None = None,
     pin_memory: bool = False,
 ) -> Buffer:
-    """Return a buffer; the names and their order are those of Melissa's ``make_buffer``.
+    """Return a buffer; the parameters and their order are those of Melissa's ``make_buffer``.
 
     Parameters
     ----------
     buffer_size:
-        The most samples that it holds.
+        Maximum number of samples held.
     buffer_t:
-        Its type, FIFO by default.
+        The type, FIFO by default.
     per_server_watermark:
-        The threshold: samples are got while more than this many are held. All but FIFO need it.
+        The threshold: samples are returned while more than this many are held. Required by all types but FIFO.
     pseudo_epochs:
-        Of FIRO, optional: how often each sample is given, once all are there.
+        Optional, for FIRO: how often each sample is returned, after all have been put.
     batch_size:
-        Needed by BatchReservoir: samples that each get returns.
-    sweep_size, nb_time_steps, comm_size:
-        Needed by SimPairedReservoir, the first two: simulations, time steps of each, buffers that share them.
+        Required by BatchReservoir: number of samples that each get returns.
+    sweep_size, nb_time_steps:
+        Required by SimPairedReservoir: number of simulations, and number of time steps of each.
+    comm_size:
+        Optional, for SimPairedReservoir: number of buffers that share the simulations.
     seed, pin_memory:
         As in ``Buffer``.
 
-    What a type has no use for is ignored. Raises ``ValueError`` where a parameter that it needs is missing, naming
-    it, or out of range.
+    Parameters that a type does not use are ignored. Raises ``ValueError`` if a required parameter is missing, or
+    one is out of range.
     """
     kind = BufferType.of(buffer_t, "buffer_t")
     check_count("buffer_size", buffer_size)
     if per_server_watermark is not None:
         check_count("per_server_watermark", per_server_watermark, least=0)
-    given = {
+    values = {
         "per_server_watermark": per_server_watermark,
         "batch_size": batch_size,
         "sweep_size": sweep_size,
         "nb_time_steps": nb_time_steps,
     }
-    maker, needed = _MAKERS[kind]
-    if missing := [name for name in needed if given[name] is None]:
-        raise ValueError(f"{kind.name} needs {' and '.join(missing)}, which {_are(missing)} not given")
+    factory, required = _FACTORIES[kind]
+    if missing := [name for name in required if values[name] is None]:
+        verb = "was" if len(missing) == 1 else "were"
+        raise ValueError(f"{kind.name} requires {' and '.join(missing)}, which {verb} not given")
     optional: dict[str, Any] = {"seed": seed, "pin_memory": pin_memory}
     if kind is BufferType.FIRO:
         optional["pseudo_epochs"] = pseudo_epochs
     if kind is BufferType.SimPairedReservoir:
         optional["comm_size"] = comm_size
-    buffer: Buffer = maker(buffer_size, *(given[name] for name in needed), **optional)
+    buffer: Buffer = factory(buffer_size, *(values[name] for name in required), **optional)
     return buffer
 
 
-def _are(names: list[str]) -> str:
-    return "was" if len(names) == 1 else "were"
-
-
-_MAKERS: dict[BufferType, tuple[Any, tuple[str, ...]]] = {
+_FACTORIES: dict[BufferType, tuple[Any, tuple[str, ...]]] = {
     BufferType.FIFO: (FIFO, ()),
     BufferType.FIRO: (FIRO, ("per_server_watermark",)),
     BufferType.Reservoir: (Reservoir, ("per_server_watermark",)),
     BufferType.BatchReservoir: (BatchReservoir, ("per_server_watermark", "batch_size")),
     BufferType.SimPairedReservoir: (SimPairedReservoir, ("per_server_watermark", "sweep_size", "nb_time_steps")),
 }
-"""What makes each type, and the parameters that it needs, in the order of its arguments."""
+"""The class of each type and its required parameters, in the order of its arguments."""

@@ -1,7 +1,7 @@
-"""Trajectories: which time steps of which simulations are held, and the choice of pairs among them.
+"""Trajectories: the time steps of simulations that a paired buffer holds, and the choice of pairs among them.
 
 The method is that of Melissa's simulation-paired reservoir: simulations and time differences that were used less
-are more likely.
+often are more likely.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_EMPTY, _COMING = -1, -2  # in the table of slots: no sample, and one that is being written
+_EMPTY, _RESERVED = -1, -2  # in the table of slots: no sample, and a sample that is being written
 
 
 class Trajectories:
-    """A table of slots: a row for each simulation with samples, a column for each time step.
+    """A table of slots with a row for each simulation that has samples, and a column for each time step.
 
-    There are ``rows`` to begin with, and more when they are needed; a simulation without samples gives its row up.
+    The table starts with ``rows`` rows and grows when it needs more. The row of a simulation without samples is
+    reused.
     """
 
     def __init__(self, rows: int, num_steps: int, random: np.random.Generator) -> None:
@@ -28,17 +29,17 @@ class Trajectories:
         self._held, self._unseen, self._arrived, self._uses = (np.zeros(rows, np.int64) for _ in range(4))
         self._rows: dict[int, int] = {}
         self._free_rows = list(range(rows))[::-1]
-        self._past: dict[int, tuple[int, int]] = {}  # arrived and uses of simulations without a row
+        self._without_row: dict[int, tuple[int, int]] = {}  # arrived and uses of simulations without a row
         self.differences = np.zeros(num_steps, np.int64)
-        """Pairs drawn with each time difference."""
+        """Number of pairs drawn with each time difference."""
 
     def _row(self, simulation: int) -> int:
-        """Return the simulation's row, which it gets where it has none."""
+        """Return the simulation's row; assign one if it has none."""
         if simulation not in self._rows:
             if not self._free_rows:
                 self._grow()
             row = self._rows[simulation] = self._free_rows.pop()
-            self._arrived[row], self._uses[row] = self._past.pop(simulation, (0, 0))
+            self._arrived[row], self._uses[row] = self._without_row.pop(simulation, (0, 0))
         return self._rows[simulation]
 
     def _grow(self) -> None:
@@ -50,95 +51,95 @@ class Trajectories:
         )
         self._free_rows = list(range(rows, 2 * rows))[::-1]
 
-    def _give_row_up(self, row: int) -> None:
-        """Free the row of a simulation of which nothing is held or coming."""
+    def _release_row(self, row: int) -> None:
+        """Free the row of a simulation without samples that are held or being written."""
         if not self._held[row] and (self._slots[row] == _EMPTY).all():
             simulation = next(number for number, own in self._rows.items() if own == row)
             del self._rows[simulation]
-            self._past[simulation] = int(self._arrived[row]), int(self._uses[row])
+            self._without_row[simulation] = int(self._arrived[row]), int(self._uses[row])
             self._uses[row] = 0
             self._free_rows.append(row)
 
-    # Holding
+    # Samples
 
     @property
     def uses(self) -> dict[int, int]:
-        """Pairs drawn from each simulation."""
-        present = {simulation: int(self._uses[row]) for simulation, row in self._rows.items()}
-        return present | {simulation: uses for simulation, (_, uses) in self._past.items()}
+        """Number of pairs drawn from each simulation."""
+        with_row = {simulation: int(self._uses[row]) for simulation, row in self._rows.items()}
+        return with_row | {simulation: uses for simulation, (_, uses) in self._without_row.items()}
 
     @property
     def held(self) -> int:
-        """How many samples are held."""
+        """Number of samples held."""
         return int(self._held.sum())
 
     @property
     def unseen(self) -> int:
-        """How many of them were in no pair yet."""
+        """Number of held samples that were in no pair yet."""
         return int(self._unseen.sum())
 
     def has_pair(self) -> bool:
-        """Tell whether two time steps of some simulation are held."""
+        """Return whether two time steps of some simulation are held."""
         return bool((self._held > 1).any())
 
     def held_in(self, row: int) -> int:
-        """Return how many time steps of a simulation are held."""
+        """Return the number of held time steps of the simulation in this row."""
         return int(self._held[row])
 
-    def places(self) -> NDArray[np.intp]:
-        """Return the (row, step) of every held sample, by row and then by step."""
+    def held_positions(self) -> NDArray[np.intp]:
+        """Return the (row, step) of every held sample, ordered by row and then by step."""
         return np.argwhere(self._slots >= 0)
 
-    def slots(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the slots at places given as (..., 2)."""
-        return self._slots[places[..., 0], places[..., 1]]
+    def slots(self, positions: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the slots at (row, step) positions of shape (..., 2)."""
+        return self._slots[positions[..., 0], positions[..., 1]]
 
     def check_free(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Raise ``ValueError`` where a sample of a simulation and step is held already, or being written."""
+        """Raise ``ValueError`` if a sample of one of these (simulation, step) is held or being written."""
         for simulation, step in keys:
             if simulation in self._rows and self._slots[self._rows[simulation], step] != _EMPTY:
                 raise ValueError(f"time step {step} of simulation {simulation} is held already")
 
-    def expect(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Keep places for samples being written, by simulation and step; return the places.
+    def reserve(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Reserve positions for samples of these (simulation, step) that are being written; return the positions.
 
         Raises ``ValueError`` as ``check_free`` does.
         """
         self.check_free(keys)
-        places = [(self._row(simulation), step) for simulation, step in keys]
-        for row, step in places:
-            self._slots[row, step] = _COMING
-        return places
+        positions = [(self._row(simulation), step) for simulation, step in keys]
+        for row, step in positions:
+            self._slots[row, step] = _RESERVED
+        return positions
 
-    def give_up(self, row: int, step: int) -> None:
-        """Expect no sample there any more."""
+    def cancel(self, row: int, step: int) -> None:
+        """Cancel the reservation of a position."""
         self._slots[row, step] = _EMPTY
-        self._give_row_up(row)
+        self._release_row(row)
 
     def add(self, row: int, step: int, slot: int) -> None:
-        """Hold a sample there, unseen."""
+        """Add an unseen sample at a reserved position."""
         self._slots[row, step] = slot
         self._held[row] += 1
         self._unseen[row] += 1
         self._arrived[row] += 1
 
     def remove(self, row: int, step: int) -> int:
-        """Hold the sample there no longer; return its slot."""
+        """Remove the sample at a position; return its slot."""
         slot = int(self._slots[row, step])
         self._unseen[row] -= not self._seen[row, step]
         self._slots[row, step], self._seen[row, step] = _EMPTY, False
         self._held[row] -= 1
-        self._give_row_up(row)
+        self._release_row(row)
         return slot
 
-    # Choosing
+    # Drawing pairs
 
     def choose_pair(self) -> tuple[int, int, int]:
         """Return a row and two of its held steps, the earlier first, and count their use.
 
-        The row is drawn with a probability that falls as 1 / (1 + uses). The time differences that it offers are
-        ranked by how often each was drawn, the smaller first among equals; the n-th is taken with probability
-        1/2 ** n, and then any of its pairs.
+        The row is drawn with probabilities proportional to 1 / (1 + uses). The time differences between its held
+        steps are ranked by how often each was drawn before, the smaller first among equals. The n-th is chosen with
+        probability 1/2 ** n, and then one of its pairs uniformly.
         """
         rows = np.flatnonzero(self._held > 1)
         weights = 1.0 / (1 + self._uses[rows])
@@ -148,8 +149,8 @@ class Trajectories:
         first = int(self._random.choice(np.flatnonzero(held[:-difference] & held[difference:])))
         self._uses[row] += 1
         self.differences[difference] += 1
-        self._see(row, first)
-        self._see(row, first + difference)
+        self._mark_seen(row, first)
+        self._mark_seen(row, first + difference)
         return row, first, first + difference
 
     def _choose_difference(self, held: NDArray[np.bool_]) -> int:
@@ -161,21 +162,21 @@ class Trajectories:
                     break
         return chosen
 
-    def _see(self, row: int, step: int) -> None:
+    def _mark_seen(self, row: int, step: int) -> None:
         self._unseen[row] -= not self._seen[row, step]
         self._seen[row, step] = True
 
-    # Evicting
+    # Eviction
 
     def evictable(self) -> int:
-        """Return how many samples may go now."""
+        """Return the number of samples that can be evicted now."""
         return int(self._evictable_by_row().sum())
 
     def _evictable_by_row(self) -> NDArray[np.int64]:
-        """Return how many samples of each simulation may go: those seen, but for one where that is a partner.
+        """Return how many samples of each simulation can be evicted: the seen ones, except one that must stay.
 
-        It is the partner of the only unseen one, or of those that are still to come. Only where no two samples of
-        a simulation are held at all may those that wait for others go: no get could make room then.
+        One seen sample stays as the partner of the only unseen one, or of samples that have not arrived yet. If no
+        simulation has two samples, those that wait for partners can be evicted too: no get could make room then.
         """
         seen = self._held - self._unseen
         is_partner = (self._unseen == 1) | ((self._unseen == 0) & (self._arrived < self._slots.shape[1]))
@@ -183,7 +184,7 @@ class Trajectories:
         return evictable if evictable.any() or self.has_pair() else seen
 
     def evict(self) -> int:
-        """Remove a random seen sample of the simulation that was used most; return its slot."""
+        """Remove a random seen sample of the most used simulation; return its slot."""
         rows = np.flatnonzero(self._evictable_by_row())
         row = int(rows[np.argmax(self._uses[rows])])
         seen = np.flatnonzero((self._slots[row] >= 0) & self._seen[row])
@@ -192,24 +193,24 @@ class Trajectories:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the slots."""
-        places = self.places()
+        """Return everything but the slots."""
+        positions = self.held_positions()
         return {
-            "places": places.tolist(),
-            "seen": self._seen[tuple(places.T)].tolist(),
+            "places": positions.tolist(),
+            "seen": self._seen[tuple(positions.T)].tolist(),
             "rows": list(self._rows.items()),
             "free_rows": list(self._free_rows),
-            "past": [(simulation, *counts) for simulation, counts in self._past.items()],
+            "past": [(simulation, *counts) for simulation, counts in self._without_row.items()],
             "uses": self._uses.tolist(),
             "arrived": self._arrived.tolist(),
             "differences": self.differences.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any], slots: NDArray[np.intp]) -> None:
-        """Hold these slots, in the order of ``places``."""
+        """Restore ``state_dict`` with these slots, in the order of ``held_positions``."""
         rows, steps = len(state["uses"]), len(self.differences)
         self._rows, self._free_rows = dict(state["rows"]), list(state["free_rows"])
-        self._past = {simulation: (arrived, uses) for simulation, arrived, uses in state["past"]}
+        self._without_row = {simulation: (arrived, uses) for simulation, arrived, uses in state["past"]}
         self._uses = np.array(state["uses"], np.int64)
         self.differences = np.array(state["differences"], np.int64)
         self._slots, self._seen = np.full((rows, steps), _EMPTY, np.intp), np.zeros((rows, steps), bool)
@@ -217,5 +218,5 @@ class Trajectories:
         for (row, step), slot, seen in zip(state["places"], slots.tolist(), state["seen"], strict=True):
             self.add(row, step, slot)
             if seen:
-                self._see(row, step)
+                self._mark_seen(row, step)
         self._arrived = np.array(state["arrived"], np.int64)

@@ -1,4 +1,4 @@
-"""One block: an array or tensor whose rows are samples."""
+"""Blocks: arrays or tensors whose rows are samples, and operations on one block."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DType: TypeAlias = "np.dtype[Any] | torch.dtype"
 
 
 def as_block(value: object) -> Block:
-    """Return ``value`` as a block: tensors on the CPU and detached, anything else as a numpy array.
+    """Return ``value`` as a block: a detached tensor on the CPU, or a numpy array for anything else.
 
-    Raises ``TypeError`` for a dtype that torch cannot hold and ``ValueError`` where there are no rows.
+    Raises ``TypeError`` for a dtype that torch does not support and ``ValueError`` for a scalar.
     """
     block = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asanyarray(value)
     if block.ndim == 0:
-        raise ValueError(f"a block needs a first dimension of samples, this value is a scalar: {value!r}")
+        raise ValueError(f"a block needs a first dimension of samples, but this value is a scalar: {value!r}")
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)
     return block
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise ``TypeError`` for a dtype that torch cannot hold."""
+    """Raise ``TypeError`` for a dtype that torch does not support."""
     try:
         torch.from_numpy(np.empty(0, dtype))
     except (TypeError, ValueError) as error:
@@ -38,31 +38,31 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
 
 
 def as_tensor(block: Block) -> torch.Tensor:
-    """Return the block as a tensor that shares its memory, or a copy where the memory is read-only."""
+    """Return the block as a tensor that shares its memory; read-only memory is copied."""
     return block if isinstance(block, torch.Tensor) else torch.from_numpy(_writable(block))
 
 
 def _writable(array: NDArray[Any]) -> NDArray[Any]:
-    # torch shares memory with writable arrays only: copy a read-only one rather than hand out a way around it.
+    # torch shares memory with writable arrays only. A tensor on read-only memory would make it writable.
     plain = np.asarray(array)
     return plain if plain.flags.writeable and min(plain.strides, default=0) >= 0 else np.array(plain)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor as a flat one that shares its memory."""
+    """Return the bytes of a contiguous tensor as a flat tensor that shares its memory."""
     # A dimension of one element may have any stride and still count as contiguous.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
-    """Return the rows as bytes, shape (rows, bytes a row), sharing memory with a block that is contiguous.
+    """Return the rows as bytes, with shape (rows, bytes per row); a contiguous block shares its memory.
 
-    Rows of bytes are copied a good deal faster than torch and numpy copy rows of their own dtypes.
+    Copying rows of bytes is faster than copying rows of other dtypes with torch or numpy.
     """
     width = math.prod(block.shape[1:])
     if isinstance(block, torch.Tensor):
         rows = block.reshape(len(block), width).contiguous()
-        if rows.stride(1) != 1:  # a single element is contiguous whatever its strides, but no view of bytes
+        if rows.stride(1) != 1:  # a single element counts as contiguous with any strides
             rows = rows.clone(memory_format=torch.contiguous_format)
         plain: NDArray[np.uint8] = rows.view(torch.uint8).numpy()
         return plain
@@ -70,13 +70,13 @@ def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
 
 
 def rows_as_items(block: Block) -> NDArray[np.void]:
-    """Return each row as one item of a flat array that shares the block's memory: the fastest to copy by number."""
+    """Return a flat array with one item per row that shares the block's memory: the fastest for indexed copies."""
     rows = rows_of_bytes(block)
     return rows.view(np.dtype((np.void, rows.shape[1])))[:, 0] if rows.shape[1] else np.empty(len(rows), "V1")
 
 
-def own_copy(block: Block) -> Block:
-    """Return a contiguous copy; a memory-mapped array is returned as it is, being a file's already."""
+def copy_block(block: Block) -> Block:
+    """Return a contiguous copy; a memory-mapped array is returned unchanged, as its data stay in the file."""
     if isinstance(block, np.memmap):
         return block
     if isinstance(block, torch.Tensor):
@@ -87,23 +87,23 @@ def own_copy(block: Block) -> Block:
 
 
 def concatenate(blocks: list[Block]) -> Block:
-    """Return the blocks' rows one after another, as a tensor where the first block is one."""
+    """Return the blocks concatenated along the first dimension; the first block determines array or tensor."""
     if isinstance(blocks[0], torch.Tensor):
         return torch.cat([as_tensor(block) for block in blocks])
     return np.concatenate([np.asarray(block) for block in blocks])
 
 
-Description = tuple[DType, tuple[int, ...]]
+BlockDescription = tuple[DType, tuple[int, ...]]
 """A block's dtype and shape."""
 
 
 class RemoteBlock(ABC):
-    """A block that some engine's tasks can read and this process knows the dtype and shape of only."""
+    """A block in an engine's storage, of which this process has only the dtype and shape."""
 
     home: ClassVar[str]
-    """Name of the engine that takes it as it is; any other gets what ``load`` returns."""
+    """Name of the engine whose tasks read it directly; other engines get the result of ``load``."""
     future: object = None
-    """The object that stands for the block in programs of PyCOMPSs; ``None`` where it is not PyCOMPSs's."""
+    """The PyCOMPSs future of the block; ``None`` for blocks of other engines."""
 
     def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
         self.dtype = dtype
@@ -111,11 +111,11 @@ class RemoteBlock(ABC):
 
     @abstractmethod
     def load(self) -> Block:
-        """Return the block itself, which takes it into this process's memory."""
+        """Load the block into this process's memory and return it."""
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions, samples included."""
+        """Number of dimensions, including that of the samples."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -125,12 +125,12 @@ class RemoteBlock(ABC):
 AnyBlock: TypeAlias = "Block | RemoteBlock"
 
 
-def describe(block: object) -> Description:
-    """Return the dtype and shape of a block; the task that looks at one where it is."""
-    known = as_block(block)
-    return known.dtype, tuple(known.shape)
+def describe(block: object) -> BlockDescription:
+    """Return the dtype and shape of a block; runs as a task where the block is stored."""
+    array = as_block(block)
+    return array.dtype, tuple(array.shape)
 
 
-def loaded(block: Block | RemoteBlock) -> Block:
-    """Return the block itself, wherever it is."""
+def load_block(block: Block | RemoteBlock) -> Block:
+    """Return the block, loaded into this process's memory if it is remote."""
     return block.load() if isinstance(block, RemoteBlock) else block

@@ -1,4 +1,4 @@
-"""What is in many files, from their headers: read in threads, and remembered in a small file if asked to."""
+"""``FileIndex``: descriptions of many files, read from their headers in threads and optionally cached in a file."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ import cloudpickle
 
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import Reader
-from compss_train.data.reading import naming
+from compss_train.data.reading import bad_file_errors
 from compss_train.exceptions import BadFileError
 
 _VERSION = 1
-_BEGINNING = b'{"version": '
-_CHUNK = 16  # files that a thread takes at a time
-_THREADS = 8  # headers read at a time: a slow store answers many as fast as one
+_MAGIC = b'{"version": '
+_CHUNK = 16  # files per unit of work of a thread
+_THREADS = 8  # concurrent reads of headers, which hide the latency of a slow file system
 
 
 class FileIndex:
-    """Descriptions of files, by path. One is valid as long as the file's size and time of change are the same.
+    """Descriptions of files, by path. An entry is valid while the file's size and modification time are the same.
 
     Parameters
     ----------
     path:
-        A JSON file that keeps them for the next time; ``None`` forgets them. One that cannot be read is replaced.
+        A JSON file that caches the descriptions; ``None`` for no cache. An unreadable cache is replaced.
 
-    Raises ``ValueError`` where ``path`` cannot be a file, or is one of something else.
+    Raises ``ValueError`` if ``path`` cannot be a file, or is another file than an index.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
-            raise ValueError(f"index={str(path)!r}: give the name of a file in a folder that is there")
-        self._known = self._load()
+            raise ValueError(f"index={str(path)!r}: give the name of a file in an existing folder")
+        self._entries = self._load()
         self._changed = False
 
     def describe(
         self, files: Sequence[str], reader: Reader, keys: Collection[str] | None = None
     ) -> list[Description | BadFileError]:
-        """Return each file's description, or what is wrong with it."""
-        kind = "" if self._path is None else _kind(reader, keys)
+        """Return the description of each file, or the error in reading it."""
+        reader_id = "" if self._path is None else _reader_id(reader, keys)
 
-        def describe(some: Sequence[str]) -> list[Description | BadFileError]:
-            return [self._describe(file, reader, keys, kind) for file in some]
+        def describe(chunk: Sequence[str]) -> list[Description | BadFileError]:
+            return [self._describe(file, reader, keys, reader_id) for file in chunk]
 
         chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="file-headers") as threads:
@@ -60,17 +60,17 @@ class FileIndex:
         return found
 
     def _describe(
-        self, file: str, reader: Reader, keys: Collection[str] | None, kind: str
+        self, file: str, reader: Reader, keys: Collection[str] | None, reader_id: str
     ) -> Description | BadFileError:
         try:
-            with naming(file):
-                stamp = _stamp(file)
-                known = self._known.get(file)
-                if known is not None and known["stamp"] == [kind, *stamp]:
-                    return _description(known)
+            with bad_file_errors(file):
+                stamp = _file_stamp(file)
+                entry = self._entries.get(file)
+                if entry is not None and entry["stamp"] == [reader_id, *stamp]:
+                    return _description(entry)
                 description = reader.describe(file, keys)
-                if kind and stamp:
-                    self._known[file] = {"stamp": [kind, *stamp], **asdict(description)}
+                if reader_id and stamp:
+                    self._entries[file] = {"stamp": [reader_id, *stamp], **asdict(description)}
                     self._changed = True
                 return description
         except BadFileError as error:
@@ -80,40 +80,46 @@ class FileIndex:
         if self._path is None or not self._path.exists():
             return {}
         content = self._path.read_bytes()
-        if content and not content.startswith(_BEGINNING):
-            raise ValueError(f"index={str(self._path)!r} is something else than an index; give another name")
+        if content and not content.startswith(_MAGIC):
+            raise ValueError(f"index={str(self._path)!r} is not a file index; give another name")
         try:
             index = json.loads(content)
-            known: dict[str, Any] = index["files"] if index["version"] == _VERSION else {}
-            for entry in known.values():
+            entries: dict[str, Any] = index["files"] if index["version"] == _VERSION else {}
+            for entry in entries.values():
                 _description(entry), entry["stamp"]
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
-            return {}  # cut short, or not right
-        return known
+            return {}  # truncated or invalid
+        return entries
 
     def _save(self) -> None:
         if self._path is None or not self._changed:
             return
         written = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         try:
-            written.write_text(json.dumps({"version": _VERSION, "files": self._known}))
-            written.replace(self._path)  # whole or not at all, whoever else writes it
+            written.write_text(json.dumps({"version": _VERSION, "files": self._entries}))
+            written.replace(self._path)  # atomic, also if another process writes it
         except BaseException:
             written.unlink(missing_ok=True)
             raise
 
 
-def _kind(reader: Reader, keys: Collection[str] | None) -> str:
-    """Return what tells one way of reading from another; nothing where that cannot be told."""
+def _reader_id(reader: Reader, keys: Collection[str] | None) -> str:
+    """Return a string that identifies the reader and its settings; empty if they cannot be pickled.
+
+    A reader of this package is identified by its stored name, not by its module, so that an index stays valid when
+    the class moves. The class of another reader is pickled with it.
+    """
+    name = vars(type(reader)).get("stored_name")
     try:
-        content = hashlib.sha256(cloudpickle.dumps(reader)).hexdigest()[:16]
+        content = cloudpickle.dumps(reader if name is None else vars(reader))
     except Exception:
         return ""
-    return f"{type(reader).__qualname__} {content} {None if keys is None else sorted(keys)}"
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return f"{name or type(reader).__qualname__} {digest} {None if keys is None else sorted(keys)}"
 
 
-def _stamp(file: str) -> list[int]:
-    """Return what changes with a file; nothing where the name is of the reader's own kind."""
+def _file_stamp(file: str) -> list[int]:
+    """Return the size and modification time of a file; empty for names that only the reader understands."""
     try:
         status = os.stat(file)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""``FileDataset``: samples in many files, which workers read themselves."""
+"""``FileDataset``: samples in many files, which the workers read themselves."""
 
 from __future__ import annotations
 
@@ -14,58 +14,57 @@ from compss_train._utils.validation import check_choice, warn_user
 from compss_train.data.block import Block
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import (
-    NOT_HELD,
+    UNSUPPORTED_HINT,
     Description,
     Layout,
-    check_alike,
+    check_same_layout,
     check_weight_shape,
-    listed,
-    torch_holds,
+    is_supported,
+    quote_names,
 )
 from compss_train.data.readers import Reader, as_reader
-from compss_train.data.reading import FilePart, layout_of, naming
+from compss_train.data.reading import FilePart, bad_file_errors, layout_of
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]
 FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
-
-_LOADER = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
+_LOADER_HINT = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
 
 
 class FileDataset:
-    """Samples in many files, each with arrays that have a row a sample.
+    """Samples in many files, each with arrays that have a row per sample.
 
     Parameters
     ----------
     files:
-        Their names, or a pattern such as ``"data/*.npz"``, whose matches are sorted.
+        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted.
     reader:
-        ``None`` takes the one for .npz, .npy (memory-mapped), .pt (tensors only) or HDF5 files. Else a function
-        ``reader(filename, get_data=False)`` that returns the number of samples, or with ``get_data=True`` a dict
-        of arrays and that number.
+        ``None`` for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only) or HDF5.
+        Otherwise a function ``reader(filename, get_data=False)`` that returns the number of samples, or with
+        ``get_data=True`` a dict of arrays and that number.
     files_len:
-        Samples of each file, by name, which saves opening them to count; what does not match is found when a
-        file is read. By default files are counted here, by their headers.
+        Number of samples in each file by name, which saves opening the files to count them; wrong numbers are
+        detected when a file is read. By default the constructor reads the headers of all files.
     keys:
-        The arrays to read, by default all.
+        Names of the arrays to read, all by default.
     x, y:
-        The arrays that hold samples and targets for ``DistributedTrainer.fit``; ``y=None``, or files of a single
-        array, for samples that are their own targets.
+        Names of the arrays of samples and targets for ``DistributedTrainer.fit``. With ``y=None``, or files of a
+        single array, the samples are their own targets.
     weight:
-        The array that holds a weight for each sample, for ``DistributedTrainer.fit``; ``None`` for no weights.
+        Name of the array of sample weights for ``DistributedTrainer.fit``; ``None`` for no weights.
     index:
-        A small JSON file that remembers what the headers said, as long as a file's size and time are the same.
+        Name of a small JSON file that caches headers as long as a file's size and modification time are the same.
     on_bad_file:
-        ``"raise"`` a ``BadFileError``, or ``"skip"`` the file with a warning, here and when it is read.
+        ``"raise"`` a ``BadFileError``, or ``"skip"`` the file with a warning, both here and when it is read.
 
-    Attributes: ``files``, names; ``files_len``; ``sizes``, samples of each file; ``skipped``, what is wrong with
-    each file that was left out; ``layout``, dtypes and shapes, ``None`` where the reader tells only numbers.
+    Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``skipped``, the reason
+    for each skipped file; ``layout``, dtypes and shapes, ``None`` if the reader can only count samples.
 
-    Raises ``ValueError`` where there are no such files, one is named twice or ``files_len`` lacks one;
-    ``BadFileError`` for a file that is missing, empty, cut short or corrupt as far as its header shows, of
-    objects (pickles), or with other arrays, shapes or dtypes than the first one.
+    Raises ``ValueError`` if no file matches, a name occurs twice or ``files_len`` lacks a file; ``BadFileError``
+    for a file that is missing, empty, truncated or corrupt according to its header, that contains Python objects
+    (pickles), or whose arrays, shapes or dtypes differ from those of the first file.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class FileDataset:
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
         names = file_names(files)
-        self._paths = {name: _path(name) for name in names}  # now: the current folder may be another later
+        self._paths = {name: _path(name) for name in names}  # resolved now: the working directory can change
         self.reader = as_reader(reader, names)
-        self.keys = _checked_keys(keys)
+        self.keys = _check_keys(keys)
         self.x, self.y, self.weight = x, y, weight
         self.on_bad_file: OnBadFile = on_bad_file
         self.skipped: dict[str, str] = {}
-        described = self._described(names, files_len, FileIndex(index))
+        described = self._describe_files(names, files_len, FileIndex(index))
         self.files = list(described)
         self.files_len = {name: description.rows for name, description in described.items()}
         self.layout: Layout | None = next(iter(described.values())).layout
@@ -97,92 +96,97 @@ class FileDataset:
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
 
-    def _described(
+    def _describe_files(
         self, names: list[str], files_len: Mapping[str, int] | None, index: FileIndex
     ) -> dict[str, Description]:
         if files_len is not None:
-            return self._as_told(names, files_len, index)
+            return self._trust_lengths(names, files_len, index)
         found = index.describe(list(self._paths.values()), self.reader, self.keys)
         good: dict[str, Description] = {}
         for name, description in zip(names, found, strict=True):
             try:
-                good[name] = _alike(self._paths[name], description, good)
+                good[name] = _check_description(self._paths[name], description, good)
             except BadFileError as error:
                 self._skip(error)
         if not good:
-            raise self._nothing_left(len(names))
+            raise self._all_skipped_error(len(names))
         return good
 
-    def _as_told(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> dict[str, Description]:
-        """Believe the numbers given; only one file is opened, to see what is in it."""
+    def _trust_lengths(
+        self, names: list[str], files_len: Mapping[str, int], index: FileIndex
+    ) -> dict[str, Description]:
+        """Use the given numbers of samples; only one file is opened, for its layout."""
         if missing := [name for name in names if name not in files_len]:
-            raise ValueError(f"files_len has no number of samples for {missing[0]} ({len(missing)} such files)")
+            raise ValueError(
+                f"files_len lacks {missing[0]} ({len(missing)} in all); give a number of samples for each file"
+            )
         if wrong := [name for name in names if not _is_count(files_len[name])]:
-            raise ValueError(f"files_len says {files_len[wrong[0]]!r} for {wrong[0]}; give integers of at least 1")
+            raise ValueError(f"files_len has {files_len[wrong[0]]!r} for {wrong[0]}; give integers of at least 1")
         layout = self._first_layout(names, files_len, index)
         good = [name for name in names if self._paths[name] not in self.skipped]
         return {name: Description(int(files_len[name]), layout) for name in good}
 
     def _first_layout(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> Layout | None:
-        """Return what is in the first file that is as it should be."""
+        """Return the layout of the first valid file."""
         for name in names:
             try:
                 path = self._paths[name]
-                found = _alike(path, index.describe([path], self.reader, self.keys)[0], {})
+                found = _check_description(path, index.describe([path], self.reader, self.keys)[0], {})
                 if found.rows != files_len[name]:
-                    raise BadFileError(path, f"has {found.rows} samples, files_len says {files_len[name]}")
+                    raise BadFileError(path, f"has {found.rows} samples, but files_len has {files_len[name]}")
             except BadFileError as error:
                 self._skip(error)
             else:
                 return found.layout
-        raise self._nothing_left(len(names))
+        raise self._all_skipped_error(len(names))
 
     def _skip(self, error: BadFileError) -> None:
-        """Leave out a bad file, or raise the error, as ``on_bad_file`` says."""
+        """Skip an invalid file or raise the error, depending on ``on_bad_file``."""
         if self.on_bad_file == "raise":
             raise error
         self.skipped[error.file] = error.reason
 
-    def _nothing_left(self, files: int) -> ValueError:
+    def _all_skipped_error(self, files: int) -> ValueError:
         return ValueError(f"all {files} files were skipped; the last one {list(self.skipped.values())[-1]}")
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Samples of each file."""
+        """Number of samples in each file."""
         return tuple(self.files_len.values())
 
     @property
     def number_samples(self) -> int:
-        """Samples in all files."""
+        """Number of samples in all files."""
         return sum(self.sizes)
 
     def __len__(self) -> int:
-        """Return the number of samples, as torch has it."""
+        """Return the number of samples, as torch expects."""
         return self.number_samples
 
     def __getitem__(self, batch: Any) -> Any:
-        """Return a batch as a ``PartialShuffleSampler`` gave it: ``DataLoader`` asks for what a sampler names."""
+        """Return a batch of a ``PartialShuffleSampler`` unchanged: ``DataLoader`` uses it as an index."""
         if isinstance(batch, dict | list):
             return batch
-        raise TypeError(f"dataset[{batch!r}]: samples in files have no index; {_LOADER}")
+        raise TypeError(f"dataset[{batch!r}]: samples in files have no index; {_LOADER_HINT}")
 
     def __getitems__(self, batches: Any) -> Any:
-        """Raise ``TypeError``: what a sampler gives are batches, of which ``DataLoader`` would make batches."""
-        raise TypeError(f"a sampler of files gives whole batches; {_LOADER}")
+        """Raise ``TypeError``: with a batch size, ``DataLoader`` would make batches of the sampler's batches."""
+        raise TypeError(f"a sampler of files yields whole batches; {_LOADER_HINT}")
 
-    def read_otherwise(
+    def with_reader(
         self, reader: Reader | Callable[..., Any] | None, files_len: Mapping[str, int] | None
     ) -> FileDataset:
-        """Return a data set of the same files with another reader, or other numbers."""
-        names = [self._paths[name] for name in self.files]  # as they were: the current folder may be another
-        told = None if files_len is None else {self._paths[n]: files_len[n] for n in self.files if n in files_len}
-        return FileDataset(names, reader or self.reader, told, keys=self.keys, on_bad_file=self.on_bad_file)
+        """Return a data set of the same files with another reader, or other numbers of samples."""
+        names = [self._paths[name] for name in self.files]  # absolute: the working directory can have changed
+        if files_len is not None:
+            files_len = {self._paths[name]: files_len[name] for name in self.files if name in files_len}
+        return FileDataset(names, reader or self.reader, files_len, keys=self.keys, on_bad_file=self.on_bad_file)
 
     def reset(self) -> None:
-        """Do nothing; samplers call it at the start of an epoch."""
+        """Do nothing; samplers call this at the start of an epoch."""
 
     def part(self, numbers: Sequence[int], keys: tuple[str, ...] | None = None) -> FilePart:
-        """Return what reads some of the files: their names, not their data. ``keys`` names the arrays to read."""
+        """Return names and layout of some files, to read them in a task; ``keys`` are the arrays to read."""
         keys = self.keys if keys is None else keys
         layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
         paths = {number: self._paths[self.files[number]] for number in numbers}
@@ -190,47 +194,46 @@ class FileDataset:
         return FilePart(self.reader, paths, sizes, keys, layout, self._reference, self.on_bad_file == "skip")
 
     def training_keys(self, *, targets: bool = True) -> tuple[str, ...]:
-        """Return the names of the arrays to train on, x and perhaps y.
+        """Return the names of the arrays to train on: x, and y unless there are no targets.
 
-        Where the reader does not tell, the first file is read to see them. Raises ``ValueError`` where they are not
-        there.
+        Reads the first file if the layout is unknown. Raises ``ValueError`` if an array is missing.
         """
-        self.learn_layout()
+        self.ensure_layout()
         if self.layout is None:
-            raise ValueError(f"none of the {len(self.files)} files can be read, {self.files[0]} among them")
+            raise ValueError(f"none of the {len(self.files)} files can be read, for example {self.files[0]}")
         names = list(self.layout)
         if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None) and self.y != names[0]:
             return (names[0],)
         wanted = (self.x,) if self.y is None or not targets else (self.x, self.y)
         for role, name in zip(("x", "y"), wanted, strict=False):
-            self._check_there(role, name)
+            self._check_key(role, name)
         return wanted
 
     def weight_key(self) -> str | None:
-        """Return the name of the array of weights; raise ``ValueError`` where it is none, or not there."""
+        """Return the name of the array of weights, if any; raise ``ValueError`` if the array is unsuitable."""
         if self.weight is not None:
-            self.learn_layout()
-            self._check_there("weight", self.weight)
+            self.ensure_layout()
+            self._check_key("weight", self.weight)
             check_weight_shape(f"{self.weight!r} in {self.files[0]}", (self.layout or {})[self.weight].shape)
         return self.weight
 
-    def _check_there(self, role: str, name: str) -> None:
+    def _check_key(self, role: str, name: str) -> None:
         names = list(self.layout or ())
         if name not in names:
             hint = "weight=...)" if role == "weight" else "x=..., y=...), y=None for no targets"
             raise ValueError(
-                f"{self.files[0]} has no array {name!r} for {role}, it has {listed(names)}; say "
-                f"which to take in FileDataset(..., {hint}"
+                f"{self.files[0]} has no array {name!r} for {role}, it has {quote_names(names)}; choose "
+                f"one with FileDataset(..., {hint}"
             )
 
     def check_dtypes(self, keys: Collection[str] | None) -> None:
-        """Raise ``BadFileError`` where torch cannot hold one of these arrays, by default any."""
+        """Raise ``BadFileError`` if torch cannot hold one of these arrays, all by default."""
         for key, field in (self.layout or {}).items():
-            if (keys is None or key in keys) and not torch_holds(field):
-                raise BadFileError(self._paths[self._reference], f"holds {field} in {key!r}, {NOT_HELD}")
+            if (keys is None or key in keys) and not is_supported(field):
+                raise BadFileError(self._paths[self._reference], f"holds {field} in {key!r}, {UNSUPPORTED_HINT}")
 
-    def learn_layout(self) -> None:
-        """Read the first file that is good, where the reader does not tell what is in one without reading it."""
+    def ensure_layout(self) -> None:
+        """Read the first valid file if the layout is unknown, because the reader can only count samples."""
         for number, size in enumerate(self.sizes):
             if self.layout is not None:
                 return
@@ -248,33 +251,33 @@ class FileDataset:
 
 
 def file_names(files: FileNames) -> list[str]:
-    """Return names as a list; raise ``ValueError`` where there are none or one comes twice."""
+    """Return the names as a list; raise ``ValueError`` if there are none, or one occurs twice."""
     if isinstance(files, str | os.PathLike):
         names = _matches(os.fspath(files))
     else:
         names = [os.fspath(file) for file in files]
     if not names:
-        raise ValueError(f"files={files!r}: there are no such files")
+        raise ValueError(f"files={files!r}: no files found; give names, or a pattern that matches some")
     counts = Counter(_path(name) for name in names)
     if len(counts) < len(names):
-        raise ValueError(f"{counts.most_common(1)[0][0]} is named more than once; each file is read once an epoch")
+        raise ValueError(f"{counts.most_common(1)[0][0]} occurs more than once; name each file once")
     return names
 
 
 def _matches(pattern: str) -> list[str]:
     if os.path.isdir(pattern):
-        raise ValueError(f"{pattern} is a folder; name its files, for example {os.path.join(pattern, '*.npz')!r}")
+        raise ValueError(f"{pattern} is a folder; give its files, for example {os.path.join(pattern, '*.npz')!r}")
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     return sorted(glob.glob(pattern, recursive=True))
 
 
 def _path(name: str) -> str:
-    """Return a name that is valid in any process's folder; names that are no local files stay as they are."""
+    """Return an absolute path; names with ``://``, which are not local files, are returned unchanged."""
     return name if "://" in name else os.path.abspath(name)
 
 
-def _checked_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
+def _check_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
     if isinstance(keys, str):
         raise TypeError(f"keys={keys!r}: give a list of names, for example [{keys!r}]")
     if keys is not None and not (keys and all(isinstance(key, str) for key in keys)):
@@ -286,23 +289,25 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _alike(path: str, found: Description | BadFileError, good: Mapping[str, Description]) -> Description:
-    """Return the description of a file that is good, and like the first good one."""
+def _check_description(
+    path: str, found: Description | BadFileError, good: Mapping[str, Description]
+) -> Description:
+    """Return the description of a valid file; check that it agrees with the first valid one."""
     if isinstance(found, BadFileError):
         raise found
     first = next(iter(good), None)
     if first is not None and found.layout is not None and (reference := good[first].layout) is not None:
-        with naming(path):
-            check_alike(found.layout, reference, first)
+        with bad_file_errors(path):
+            check_same_layout(found.layout, reference, first)
     return found
 
 
-def read_whole(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:
-    """Return one array of each file, in memory."""
-    own = as_reader(reader, names)
+def read_arrays(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:
+    """Read one array of each file into memory."""
+    file_reader = as_reader(reader, names)
     blocks = []
     for name in names:
-        with naming(_path(name)):
-            rows = own.describe(_path(name), (key,)).rows
-            blocks.append(own.read(_path(name), 0, rows, (key,))[0][key])
+        with bad_file_errors(_path(name)):
+            rows = file_reader.describe(_path(name), (key,)).rows
+            blocks.append(file_reader.read(_path(name), 0, rows, (key,))[0][key])
     return blocks

@@ -1,4 +1,4 @@
-"""Layouts: which arrays a file holds, of what dtypes and shapes, and whether files agree."""
+"""Layouts: the names, dtypes and sample shapes of a file's arrays, and checks that files agree."""
 
 from __future__ import annotations
 
@@ -11,84 +11,84 @@ import numpy as np
 from compss_train.data.block import Block, check_dtype
 
 
-class UnfitFileError(ValueError):
-    """A file does not hold what it should; the message goes on where the file's name would end."""
+class FileContentError(ValueError):
+    """A file has invalid content. The message continues a sentence that starts with the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What all samples of one array have in common."""
+    """The dtype and shape that all samples of one array share."""
 
     dtype: str
-    """As numpy or torch prints it: ``float32``, ``torch.float32``."""
+    """The dtype as printed by numpy or torch: ``float32``, ``torch.float32``."""
     shape: tuple[int, ...]
-    """Of one sample."""
+    """The shape of one sample."""
 
     def __str__(self) -> str:
         return f"{textwrap.shorten(self.dtype, 60)} {self.shape}"
 
 
 Layout = dict[str, Field]
-"""The arrays of a file by name."""
+"""The fields of a file's arrays, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is known of a file without its data."""
+    """The number of rows and the layout of a file."""
 
     rows: int
     layout: Layout | None
-    """``None`` where the reader tells how many samples there are, and no more."""
+    """``None`` if the reader can only count the samples."""
 
 
 def field_of(block: Block) -> Field:
-    """Return what the block's rows have in common."""
+    """Return the dtype and sample shape of a block."""
     return Field(str(block.dtype), tuple(block.shape[1:]))
 
 
-NOT_HELD = "which torch cannot hold; convert it, or leave it out by naming the arrays to read in keys="
-"""What is said of other fields."""
+UNSUPPORTED_HINT = "which torch cannot hold; convert it, or select the other arrays with keys="
+"""The end of messages about unsupported fields."""
 
 
-def torch_holds(field: Field) -> bool:
-    """Tell whether torch can hold such an array."""
+def is_supported(field: Field) -> bool:
+    """Return whether torch has the dtype of a field."""
     if field.dtype.startswith("torch."):
         return True
     try:
         check_dtype(np.dtype(field.dtype))
-    except (TypeError, ValueError):  # of numpy too, which cannot read back how it prints structured types
+    except (TypeError, ValueError):  # numpy cannot parse its own representation of structured dtypes
         return False
     return True
 
 
-def check_alike(layout: Layout, reference: Layout, name: str) -> None:
-    """Raise ``ValueError`` unless a layout is that of the reference file, which is called ``name``."""
+def check_same_layout(layout: Layout, reference: Layout, name: str) -> None:
+    """Raise ``FileContentError`` unless the layout equals that of the reference file, called ``name``."""
     if set(layout) != set(reference):
-        raise UnfitFileError(f"holds arrays {listed(layout)}, but {name} holds {listed(reference)}")
+        raise FileContentError(f"holds arrays {quote_names(layout)}, but {name} holds {quote_names(reference)}")
     for key, field in layout.items():
         if field != reference[key]:
-            raise UnfitFileError(f"holds samples of {field} in {key!r}, but {name} of {reference[key]}")
+            raise FileContentError(f"holds samples of {field} in {key!r}, but {name} of {reference[key]}")
 
 
 def common_length(lengths: Mapping[str, int]) -> int:
-    """Return the length that all arrays have; raise ``UnfitFileError`` where they differ or there is no sample."""
+    """Return the length of all arrays; raise ``FileContentError`` if lengths differ, or without any samples."""
     if not lengths:
-        raise UnfitFileError("holds no arrays")
+        raise FileContentError("holds no arrays")
     if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key!r} {length}" for key, length in lengths.items())
-        raise UnfitFileError(f"holds arrays of different lengths: {listed}; each needs a row a sample")
+        described = ", ".join(f"{key!r} {length}" for key, length in lengths.items())
+        raise FileContentError(f"holds arrays of different lengths: {described}; each needs a row per sample")
     length = next(iter(lengths.values()))
     if length == 0:
-        raise UnfitFileError("holds no samples")
+        raise FileContentError("holds no samples")
     return length
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return names for a message."""
+def quote_names(names: Iterable[str]) -> str:
+    """Return the quoted names, separated by commas, for messages."""
     return ", ".join(map(repr, names))
 
 
 def check_weight_shape(name: str, shape: tuple[int, ...]) -> None:
-    """Raise ``ValueError`` unless what a sample has in an array of weights is a single number."""
+    """Raise ``ValueError`` unless samples of this shape are single numbers, as weights must be."""
     if shape not in ((), (1,)):
-        raise ValueError(f"{name} holds {shape} for each sample; weights are one number a sample")
+        raise ValueError(f"{name} has the shape {shape} for each sample; give one number per sample")

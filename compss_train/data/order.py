@@ -1,4 +1,4 @@
-"""The orders of blocks and samples: pure functions of (seed, epoch), the same on every engine and machine."""
+"""Random orders of blocks and samples: pure functions of seed and epoch, the same on every engine and machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class _Stream(IntEnum):
-    """Which of a seed's independent random streams is drawn from."""
+    """The independent random streams of a seed."""
 
     BLOCKS = 0
     ROWS = 1
@@ -20,7 +20,7 @@ class _Stream(IntEnum):
     WORKERS = 3
     BUFFERS = 4
     PARTIAL = 5
-    SHARES = 6
+    PARTITIONS = 6
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:
@@ -43,7 +43,7 @@ def row_order(seed: int, epoch: int, block: int, rows: int) -> NDArray[np.int64]
 
 
 def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
-    """Return a uniform permutation of all samples, in the narrower of int32 and int64 that can count them."""
+    """Return a uniform permutation of all samples, as int32 if that can hold their numbers, else as int64."""
     dtype = np.int32 if samples < 2**31 else np.int64
     numbers = np.arange(samples, dtype=dtype)
     _generator(seed, _Stream.SAMPLES, epoch).shuffle(numbers)
@@ -53,7 +53,7 @@ def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
 def worker_seed(seed: int, worker: int) -> int:
     """Return the seed of a worker's own random state (dropout, augmentation).
 
-    Worker 0 has the seed itself, so that a single worker starts as a plain loop does after
+    Worker 0 uses the seed itself, so that a single worker starts as a plain loop does after
     ``torch.manual_seed(seed)``.
     """
     if worker == 0:
@@ -62,19 +62,19 @@ def worker_seed(seed: int, worker: int) -> int:
 
 
 def buffer_seed(seed: int, epoch: int, block: int) -> int:
-    """Return the seed of a buffer's draws; ``block`` is the first one that passes through it in that epoch."""
+    """Return the seed of a buffer's draws; ``block`` is the first one that enters the buffer in that epoch."""
     return _derived_seed(seed, _Stream.BUFFERS, epoch, block)
 
 
-def share_order(seed: int, epoch: int, shares: int) -> list[int]:
-    """Return a uniform permutation of the numbers of the shares that an epoch is cut into."""
-    order: list[int] = _generator(seed, _Stream.SHARES, epoch).permutation(shares).tolist()
+def partition_order(seed: int, epoch: int, partitions: int) -> list[int]:
+    """Return a uniform permutation of the numbers of an epoch's partitions."""
+    order: list[int] = _generator(seed, _Stream.PARTITIONS, epoch).permutation(partitions).tolist()
     return order
 
 
-def partial_shuffle_generator(seed: int, epoch: int, *place: int) -> np.random.Generator:
-    """Return the generator of a partial shuffle; ``place`` is where in the epoch it begins."""
-    return _generator(seed, _Stream.PARTIAL, epoch, *place)
+def partial_shuffle_generator(seed: int, epoch: int, *origin: int) -> np.random.Generator:
+    """Return the generator of a partial shuffle; ``origin`` is where in the epoch it begins."""
+    return _generator(seed, _Stream.PARTIAL, epoch, *origin)
 
 
 def split_points(length: int, parts: int) -> list[int]:
@@ -85,15 +85,15 @@ def split_points(length: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Batching:
-    """A visit is cut into batches whose sizes differ by one at most, so that every sample is used.
+    """The batches of a block pass. Their sizes differ by one at most, and every sample is used.
 
-    Exactly one of ``number`` (batches a block) and ``size`` (the most samples a batch may have) is set.
+    Exactly one of ``number`` (batches a block) and ``size`` (the maximum batch size) is set.
     """
 
     number: int | None = None
     size: int | None = None
 
     def bounds(self, rows: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of each batch of a visit with ``rows`` samples."""
+        """Return (start, stop) of each batch of a block pass with ``rows`` samples."""
         number = self.number or -(-rows // (self.size or rows))
         return list(pairwise(split_points(rows, min(number, rows))))

@@ -1,9 +1,9 @@
-"""The schedule: which worker visits which samples in which round, a pure function of sizes, seed and epoch.
+"""Partitioning: which worker trains on which samples in which round, a pure function of sizes, seed and epoch.
 
-A *visit* is one pass over one block's worth of samples. Visits are dealt to workers round-robin within an epoch, or
-in a partial shuffle as shares of consecutive blocks, with parts of blocks at their ends. A *round* is what lies
-between two merges: n epochs, n blocks a worker inside an epoch (in a partial shuffle: as many samples as n blocks
-have on average), or everything.
+A *block pass* is one pass over the samples of one block. Block passes are assigned to workers round-robin within an
+epoch. In a partial shuffle each worker gets an equal run of consecutive rows instead, with parts of blocks at its
+ends. A *round* is the training between two merges: n epochs, n blocks a worker within an epoch (in a partial
+shuffle: as many samples as n blocks have on average), or the whole fit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.data.order import block_order, sample_order
-from compss_train.data.row_ranges import deal_files
+from compss_train.data.row_ranges import partition_files
 
 Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks"]
@@ -25,32 +25,33 @@ MergeUnit = Literal["epochs", "blocks"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockPass:
-    """One pass over one block's worth of samples, or over a part of it."""
+    """One pass over the samples of one block, or of a part of it."""
 
     block: int
-    """Number of the block, or of the place in the grid where a total shuffle puts these samples."""
+    """Number of the block, or of the position in the grid to which a total shuffle moves these samples."""
     epoch: int
     size: int
-    """Samples in this visit."""
+    """Number of samples in this pass."""
     samples: NDArray[Any] | None = None
-    """Numbers of the samples among all blocks' samples; ``None`` for the block's own rows."""
+    """Numbers of the samples among the samples of all blocks; ``None`` for the block's own rows."""
     first: int = 0
-    """The block's row that the visit begins with."""
+    """First row of the block in this pass."""
 
 
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
+"""The block passes of one worker in one round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a fit is between two rounds, so that it can go on from there with any number of workers."""
+    """A point between two rounds of a fit, from which any number of workers can resume it."""
 
     epoch: int
-    """Epochs that are complete, those of earlier fits included."""
+    """Completed epochs, including those of earlier fits."""
     units: int = 0
-    """What has been trained of the next one: blocks, or shares in a partial shuffle."""
+    """Trained units of the next epoch: blocks, or equal parts of the epoch in a partial shuffle."""
     cut_for: int = 0
-    """The number of workers that an epoch that has been begun was cut for."""
+    """Number of workers for which the current epoch was partitioned; 0 at the start of an epoch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,25 +60,25 @@ class Round:
 
     number: int
     epoch: int
-    """Epochs begun when the round ends, the last one's number counted from 1."""
-    shares: tuple[WorkerAssignment, ...]
-    """One share a worker; empty for a worker without samples."""
-    reached: Position
+    """Number of the last epoch in this round, counted from 1."""
+    assignments: tuple[WorkerAssignment, ...]
+    """One for each worker; empty for a worker without samples."""
+    end_position: Position
     """Where the next round begins."""
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Samples of each worker."""
-        return tuple(sum(block_pass.size for block_pass in share) for share in self.shares)
+        return tuple(sum(block_pass.size for block_pass in assignment) for assignment in self.assignments)
 
 
-_Part: TypeAlias = tuple[int, tuple[WorkerAssignment, ...], Position]
-"""An epoch, its last one where there are several, what each worker trains, and where that leads."""
+_RoundContent: TypeAlias = tuple[int, tuple[WorkerAssignment, ...], Position]
+"""The last epoch of a round, counted from 0, the workers' assignments, and the position after the round."""
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """All rounds of a fit. ``first_epoch`` and ``first_round`` continue an earlier fit's counting.
+class RoundPlan:
+    """All rounds of a fit. ``first_epoch`` and ``first_round`` continue the numbering of an earlier fit.
 
     With a ``start``, ``first_round`` is the number of the round that begins there.
     """
@@ -94,19 +95,19 @@ class Schedule:
     start: Position | None = None
 
     def rounds(self) -> Iterator[Round]:
-        """Iterate over the rounds, computing each epoch's order when it is reached."""
-        inside = self.merge_unit == "blocks" and self.merge_every
-        parts = self._parts_of_epochs() if inside else self._whole_epochs()
-        for number, (epoch, shares, reached) in enumerate(parts, self.first_round):
-            yield Round(number, epoch + 1, shares, reached)
+        """Iterate over the rounds; the order of an epoch is computed when the epoch is reached."""
+        splits_epochs = self.merge_unit == "blocks" and self.merge_every
+        contents = self._rounds_within_epochs() if splits_epochs else self._rounds_of_epochs()
+        for number, (epoch, assignments, end_position) in enumerate(contents, self.first_round):
+            yield Round(number, epoch + 1, assignments, end_position)
 
     @property
     def samples(self) -> int:
-        """Samples to train on, once for each epoch."""
+        """Number of samples to train on; each counts once an epoch."""
         start = self._start
-        begun = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
-        done = sum(block_pass.size for unit in begun for block_pass in unit)
-        return sum(self.sizes) * len(self._epochs) - done
+        trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
+        trained_samples = sum(block_pass.size for unit in trained for block_pass in unit)
+        return sum(self.sizes) * len(self._epochs) - trained_samples
 
     @property
     def _start(self) -> Position:
@@ -116,57 +117,59 @@ class Schedule:
     def _epochs(self) -> range:
         return range(self._start.epoch, self.first_epoch + self.num_epochs)
 
-    def _whole_epochs(self) -> Iterator[_Part]:
-        for together in _groups(self._epochs, self.merge_every or self.num_epochs):
-            shares = _join_shares([self._epoch_shares(epoch) for epoch in together])
-            yield together[-1], shares, Position(together.stop)
+    def _rounds_of_epochs(self) -> Iterator[_RoundContent]:
+        """Iterate over rounds that each consist of whole epochs."""
+        for epochs in _consecutive_ranges(self._epochs, self.merge_every or self.num_epochs):
+            assignments = _join_assignments([self._epoch_assignments(epoch) for epoch in epochs])
+            yield epochs[-1], assignments, Position(epochs.stop)
 
-    def _parts_of_epochs(self) -> Iterator[_Part]:
+    def _rounds_within_epochs(self) -> Iterator[_RoundContent]:
+        """Iterate over rounds that each are a part of one epoch."""
         for epoch in self._epochs:
-            begun = self._start if epoch == self._start.epoch else Position(epoch)
-            cut_for = begun.cut_for or self.num_workers
+            start = self._start if epoch == self._start.epoch else Position(epoch)
+            cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
             size = self.num_workers * (1 if self.shuffle == "partial" else self.merge_every)
-            for first in range(begun.units, len(units), size):
-                part = units[first : first + size]
-                ends = first + size >= len(units)
-                reached = Position(epoch + 1) if ends else Position(epoch, first + size, cut_for)
-                yield epoch, self._dealt(part), reached
+            for first in range(start.units, len(units), size):
+                is_last = first + size >= len(units)
+                end_position = Position(epoch + 1) if is_last else Position(epoch, first + size, cut_for)
+                yield epoch, self._assign(units[first : first + size]), end_position
 
     def _units(self, epoch: int, workers: int) -> list[WorkerAssignment]:
-        """Return what an epoch's rounds are made of, in the order in which it is dealt to workers in turn.
+        """Return the units of an epoch's rounds, in the order in which they are assigned to workers round-robin.
 
-        These are visits, or in a partial shuffle equal shares of the epoch, one for each worker and round.
+        A unit is a block pass, or in a partial shuffle an equal part of the epoch, one for each worker and round.
         """
         if self.shuffle != "partial":
-            return [(block_pass,) for block_pass in self._visits(epoch)]
+            return [(block_pass,) for block_pass in self._block_passes(epoch)]
         rounds = -(-len(self.sizes) // (workers * self.merge_every))
-        shares = self._stretches(epoch, rounds * workers)
-        return [share for part in range(rounds) for share in shares[part::rounds]]
+        parts = self._equal_parts(epoch, rounds * workers)
+        return [part for number in range(rounds) for part in parts[number::rounds]]
 
-    def _dealt(self, units: list[WorkerAssignment]) -> tuple[WorkerAssignment, ...]:
-        dealt = (units[worker :: self.num_workers] for worker in range(self.num_workers))
-        return tuple(tuple(chain.from_iterable(share)) for share in dealt)
+    def _assign(self, units: list[WorkerAssignment]) -> tuple[WorkerAssignment, ...]:
+        """Assign units to workers round-robin."""
+        assigned = (units[worker :: self.num_workers] for worker in range(self.num_workers))
+        return tuple(tuple(chain.from_iterable(of_worker)) for of_worker in assigned)
 
-    def _epoch_shares(self, epoch: int) -> list[WorkerAssignment]:
+    def _epoch_assignments(self, epoch: int) -> list[WorkerAssignment]:
         if self.shuffle == "partial":
-            return self._stretches(epoch, self.num_workers)
-        return list(self._dealt([(block_pass,) for block_pass in self._visits(epoch)]))
+            return self._equal_parts(epoch, self.num_workers)
+        return list(self._assign([(block_pass,) for block_pass in self._block_passes(epoch)]))
 
-    def _stretches(self, epoch: int, shares: int) -> list[WorkerAssignment]:
-        """Return equal shares of the epoch's samples, each file by file."""
-        dealt = deal_files(self.sizes, shares, self.seed, epoch)
-        return [tuple(BlockPass(s.file, epoch, len(s), first=s.start) for s in share) for share in dealt]
+    def _equal_parts(self, epoch: int, number: int) -> list[WorkerAssignment]:
+        """Return equal parts of the epoch's samples, each in the order of its files."""
+        parts = partition_files(self.sizes, number, self.seed, epoch)
+        return [tuple(BlockPass(rows.file, epoch, len(rows), first=rows.start) for rows in part) for part in parts]
 
-    def _visits(self, epoch: int) -> list[BlockPass]:
+    def _block_passes(self, epoch: int) -> list[BlockPass]:
         if self.shuffle == "total":
-            return self._shuffled_visits(epoch)
+            return self._shuffled_block_passes(epoch)
         blocks: list[int] | range = range(len(self.sizes))
         if self.shuffle == "blocks":
             blocks = block_order(self.seed, epoch, len(self.sizes))
         return [BlockPass(block, epoch, self.sizes[block]) for block in blocks]
 
-    def _shuffled_visits(self, epoch: int) -> list[BlockPass]:
+    def _shuffled_block_passes(self, epoch: int) -> list[BlockPass]:
         order = sample_order(self.seed, epoch, sum(self.sizes))
         bounds = pairwise(np.cumsum([0, *self.sizes]).tolist())
         return [
@@ -174,31 +177,33 @@ class Schedule:
         ]
 
 
-def _groups(epochs: range, size: int) -> Iterator[range]:
-    for start in range(epochs.start, epochs.stop, size):
-        yield range(start, min(start + size, epochs.stop))
+def _consecutive_ranges(numbers: range, size: int) -> Iterator[range]:
+    for start in range(numbers.start, numbers.stop, size):
+        yield range(start, min(start + size, numbers.stop))
 
 
-def _join_shares(epochs: list[list[WorkerAssignment]]) -> tuple[WorkerAssignment, ...]:
-    return tuple(tuple(chain.from_iterable(shares)) for shares in zip(*epochs, strict=True))
+def _join_assignments(epochs: list[list[WorkerAssignment]]) -> tuple[WorkerAssignment, ...]:
+    """Return each worker's assignments of several epochs as one."""
+    return tuple(tuple(chain.from_iterable(of_worker)) for of_worker in zip(*epochs, strict=True))
 
 
-def needed_samples(share: WorkerAssignment) -> NDArray[Any]:
-    """Return the numbers of the samples that the visits name, each once and in ascending order."""
-    return np.unique(np.concatenate([block_pass.samples for block_pass in share if block_pass.samples is not None]))
+def unique_samples(assignment: WorkerAssignment) -> NDArray[Any]:
+    """Return the numbers of the samples in an assignment, each once and in ascending order."""
+    numbers = [block_pass.samples for block_pass in assignment if block_pass.samples is not None]
+    return np.unique(np.concatenate(numbers))
 
 
-def rows_by_block(samples: NDArray[Any], starts: Sequence[int]) -> list[NDArray[Any]]:
-    """Return each block's rows among ascending sample numbers; blocks begin at ``starts``."""
-    cuts = [*np.searchsorted(samples, starts).tolist(), len(samples)]
-    return [samples[low:high] - start for start, (low, high) in zip(starts, pairwise(cuts), strict=True)]
+def split_by_block(samples: NDArray[Any], starts: Sequence[int]) -> list[NDArray[Any]]:
+    """Split ascending sample numbers into row numbers of each block; ``starts`` are the blocks' first samples."""
+    bounds = [*np.searchsorted(samples, starts).tolist(), len(samples)]
+    return [samples[low:high] - start for start, (low, high) in zip(starts, pairwise(bounds), strict=True)]
 
 
-def renumbered(share: WorkerAssignment, samples: NDArray[Any]) -> WorkerAssignment:
-    """Return the visits with samples numbered by their places among these ascending numbers."""
+def renumber_samples(assignment: WorkerAssignment, samples: NDArray[Any]) -> WorkerAssignment:
+    """Return the assignment with each sample number replaced by its index in the ascending ``samples``."""
     return tuple(
         replace(block_pass, samples=np.searchsorted(samples, block_pass.samples))
         if block_pass.samples is not None
         else block_pass
-        for block_pass in share
+        for block_pass in assignment
     )

@@ -1,4 +1,4 @@
-"""Reading some of many files: rows by file, checked, or an error that names the file."""
+"""``FilePart``: reads and checks rows of some files of a data set; errors name the file."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compss_train.data.block import concatenate
-from compss_train.data.layout import NOT_HELD, Layout, UnfitFileError, check_alike, field_of, torch_holds
+from compss_train.data.layout import (
+    UNSUPPORTED_HINT,
+    FileContentError,
+    Layout,
+    check_same_layout,
+    field_of,
+    is_supported,
+)
 from compss_train.data.readers import Arrays, Reader
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
-_OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT}
-"""Errors that say nothing of a file, which is not to be left out for them."""
+_TRANSIENT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT}
+"""Errors of the machine or the file system, for which a file must not be skipped."""
 
 
 @contextmanager
-def naming(file: str) -> Iterator[None]:
-    """Turn what goes wrong with a file into a ``BadFileError`` that names it.
+def bad_file_errors(file: str) -> Iterator[None]:
+    """Convert exceptions into a ``BadFileError`` that names the file.
 
-    A lack of memory or of open files, and a store that does not answer, are raised as they are.
+    A lack of memory or of file descriptors, and a file system that does not respond, are raised unchanged.
     """
     try:
         yield
     except (MemoryError, ModuleNotFoundError):
         raise
-    except UnfitFileError as error:
+    except FileContentError as error:
         raise BadFileError(file, str(error)) from None
     except Exception as error:
         if isinstance(error, BadFileError) and error.file == file:
             raise
-        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
-            error.add_note(f"while {file} was read")
+        if isinstance(error, OSError) and error.errno in _TRANSIENT:
+            error.add_note(f"while reading {file}")
             raise
         raise BadFileError(file, _reason(file, error)) from error
 
@@ -43,9 +50,11 @@ def naming(file: str) -> Iterator[None]:
 def _reason(file: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and not os.path.exists(file):
         hint = (
-            "a pattern is given alone, not in a list" if glob.has_magic(file) else "give names that are valid there"
+            "give a pattern as a string, not in a list"
+            if glob.has_magic(file)
+            else "give a name that is valid on the machine that reads it"
         )
-        return f"does not exist where it is read; {hint}"
+        return f"does not exist; {hint}"
     if os.path.isfile(file) and os.path.getsize(file) == 0:
         return "is empty"
     return f"cannot be read: {type(error).__name__}: {error}"
@@ -53,50 +62,53 @@ def _reason(file: str, error: Exception) -> str:
 
 @dataclass(frozen=True)
 class FilePart:
-    """Some files of a ``FileDataset``, by number: all that a task needs to read its share."""
+    """Some files of a ``FileDataset``, by number: everything that a task needs to read them."""
 
     reader: Reader
     files: Mapping[int, str]
     sizes: Mapping[int, int]
-    """Samples of each file."""
+    """Number of samples in each file."""
     keys: tuple[str, ...] | None
-    """The arrays to read, ``None`` for all."""
+    """Names of the arrays to read; ``None`` for all."""
     layout: Layout | None
-    """What each file must hold, ``None`` where only reading one tells."""
+    """The layout that each file must have; ``None`` if it is known only after reading one."""
     reference: str
-    """The file that the layout is of."""
+    """Name of the file that the layout was taken from."""
     skip: bool = False
-    """Whether to leave out a file that is not as it should be."""
+    """Whether to skip invalid files."""
 
     def read(self, row_range: RowRange, layout: Layout | None = None, reference: str = "") -> Arrays:
         """Return rows of a file.
 
-        Raises ``BadFileError`` where the file does not hold as many as was said, or not what the reference file
-        holds, where that is known.
+        Raises ``BadFileError`` if the file has another number of rows than expected, or another layout than the
+        reference file, if that is known.
         """
         file, size = self.files[row_range.file], self.sizes[row_range.file]
-        with naming(file):
-            first = 0 if row_range.again else row_range.start
+        with bad_file_errors(file):
+            first = 0 if row_range.wrapped else row_range.start
             arrays, rows = self.reader.read(file, first, row_range.stop, self.keys)
-            short = [key for key, array in arrays.items() if len(array) != min(rows, row_range.stop) - first]
-            if short:
-                raise UnfitFileError(f"was read wrongly: {short[0]!r} has not the rows {first} to {row_range.stop}")
-            if unfit := [key for key, array in arrays.items() if not torch_holds(field_of(array))]:
-                raise UnfitFileError(f"holds {field_of(arrays[unfit[0]])} in {unfit[0]!r}, {NOT_HELD}")
+            incomplete = [key for key, array in arrays.items() if len(array) != min(rows, row_range.stop) - first]
+            if incomplete:
+                missing = f"{incomplete[0]!r} lacks some of the rows {first} to {row_range.stop}"
+                raise FileContentError(f"was read incorrectly: {missing}")
+            if unsupported := [key for key, array in arrays.items() if not is_supported(field_of(array))]:
+                key = unsupported[0]
+                raise FileContentError(f"holds {field_of(arrays[key])} in {key!r}, {UNSUPPORTED_HINT}")
             if rows != size:
-                raise UnfitFileError(
-                    f"has {rows} samples, {size} were expected: did it change, or is files_len wrong?"
+                raise FileContentError(
+                    f"has {rows} samples, but {size} were expected: check whether it changed, or files_len is wrong"
                 )
             if layout is not None:
-                check_alike(layout_of(arrays), layout, reference)
-        return arrays if first == row_range.start else _turned(arrays, row_range)
+                check_same_layout(layout_of(arrays), layout, reference)
+        return arrays if first == row_range.start else _wrap_rows(arrays, row_range)
 
 
-def _turned(arrays: Arrays, row_range: RowRange) -> Arrays:
-    """Return the stretch's rows of arrays that begin with the file."""
-    return {key: concatenate([array[row_range.start :], array[: row_range.again]]) for key, array in arrays.items()}
+def _wrap_rows(arrays: Arrays, row_range: RowRange) -> Arrays:
+    """Return the rows of a range that wraps around, from arrays that start with the first row of the file."""
+    start, wrapped = row_range.start, row_range.wrapped
+    return {key: concatenate([array[start:], array[:wrapped]]) for key, array in arrays.items()}
 
 
 def layout_of(arrays: Arrays) -> Layout:
-    """Return what the arrays hold."""
+    """Return the layout of the arrays."""
     return {key: field_of(array) for key, array in arrays.items()}

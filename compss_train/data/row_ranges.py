@@ -1,7 +1,7 @@
-"""Stretches: consecutive rows of one file, and how the files of an epoch are dealt in them.
+"""Row ranges: consecutive rows of one file, and the partitioning of an epoch's files into them.
 
-The files are put in a new order every epoch and cut, one after the other, into shares of equal size. A share is a
-few whole files and at its ends perhaps parts of two, so that its samples can be read file by file.
+Every epoch puts the files in a new order, concatenates them and cuts the result into partitions of equal size. A
+partition is a few whole files, and perhaps parts of two at its ends, so that it can be read file by file.
 """
 
 from __future__ import annotations
@@ -12,80 +12,80 @@ from itertools import pairwise
 
 import numpy as np
 
-from compss_train.data.order import block_order, share_order, split_points
+from compss_train.data.order import block_order, partition_order, split_points
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows ``start`` to ``stop`` of a file, and after them perhaps some of its first ones."""
+    """Rows ``start`` to ``stop`` of a file, perhaps followed by some of its first rows."""
 
     file: int
     start: int
     stop: int
-    again: int = 0
-    """How many of the file's first rows follow, where the end of an epoch goes on at its beginning."""
+    wrapped: int = 0
+    """Number of the file's first rows that follow, where a partition wraps around the end of the epoch."""
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Where it begins."""
+    def origin(self) -> tuple[int, int]:
+        """The file and the row at which the range begins."""
         return self.file, self.start
 
     def __len__(self) -> int:
-        return self.stop - self.start + self.again
+        return self.stop - self.start + self.wrapped
 
 
-def deal_files(sizes: Sequence[int], shares: int, seed: int, epoch: int) -> list[list[RowRange]]:
-    """Return each share of an epoch: every row of every file once, in sizes that differ by one at most.
+def partition_files(sizes: Sequence[int], partitions: int, seed: int, epoch: int) -> list[list[RowRange]]:
+    """Return the partitions of an epoch: every row of every file once, in sizes that differ by one at most.
 
-    Files are in the epoch's order of blocks, and shares go to their owners in an order of their own.
+    The files are in the epoch's block order. The partitions are in a random order of their own.
     """
-    stream = _Stream(sizes, block_order(seed, epoch, len(sizes)))
-    bounds = list(pairwise(split_points(stream.length, shares)))
-    return [list(stream.cut(*bounds[share])) for share in share_order(seed, epoch, shares)]
+    rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)))
+    bounds = list(pairwise(split_points(rows.length, partitions)))
+    return [list(rows.slice(*bounds[number])) for number in partition_order(seed, epoch, partitions)]
 
 
-def even_share(
-    sizes: Sequence[int], shares: int, owner: int, seed: int, epoch: int, *, shuffle: bool = True
+def rank_row_ranges(
+    sizes: Sequence[int], num_ranks: int, rank: int, seed: int, epoch: int, *, shuffle: bool = True
 ) -> list[RowRange]:
-    """Return the share of one of several owners who must all have as many rows.
+    """Return the row ranges of one rank; all ranks get the same number of rows.
 
-    The last ones go on at the beginning, so that ``shares - 1`` rows at most come twice. Without ``shuffle`` files
-    and shares stay in order. Rows of the same file come together, so that no owner opens a file twice.
+    The last ranks wrap around to the first rows, so that at most ``num_ranks - 1`` rows are used twice. Without
+    ``shuffle`` files and ranks stay in order. Rows of a file are joined, so that no rank opens a file twice.
     """
-    stream = _Stream(sizes, block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes)))
-    share = share_order(seed, epoch, shares)[owner] if shuffle else owner
-    size = -(-stream.length // shares)
-    return _by_file(stream.around(share * size, size))
+    rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes)))
+    number = partition_order(seed, epoch, num_ranks)[rank] if shuffle else rank
+    size = -(-rows.length // num_ranks)
+    return _join_by_file(rows.wrapping_slice(number * size, size))
 
 
-class _Stream:
-    """All rows of all files in an order of the files, counted through."""
+class _EpochRows:
+    """The concatenated rows of all files, in a given order of the files."""
 
     def __init__(self, sizes: Sequence[int], order: Sequence[int]) -> None:
         self._order = order
         self._bounds = np.cumsum([0, *(sizes[file] for file in order)])
         self.length = int(self._bounds[-1])
 
-    def cut(self, start: int, stop: int) -> Iterator[RowRange]:
-        """Iterate over the stretches of rows ``start`` to ``stop``."""
-        place = int(np.searchsorted(self._bounds, start, side="right")) - 1
+    def slice(self, start: int, stop: int) -> Iterator[RowRange]:
+        """Iterate over the row ranges of rows ``start`` to ``stop``."""
+        index = int(np.searchsorted(self._bounds, start, side="right")) - 1
         while start < stop:
-            first, end = int(self._bounds[place]), min(stop, int(self._bounds[place + 1]))
-            yield RowRange(self._order[place], start - first, end - first)
-            start, place = end, place + 1
+            first, end = int(self._bounds[index]), min(stop, int(self._bounds[index + 1]))
+            yield RowRange(self._order[index], start - first, end - first)
+            start, index = end, index + 1
 
-    def around(self, start: int, size: int) -> Iterator[RowRange]:
-        """Iterate over the stretches of ``size`` rows from ``start``, going on at the beginning after the end."""
+    def wrapping_slice(self, start: int, size: int) -> Iterator[RowRange]:
+        """Iterate over the row ranges of ``size`` rows from ``start``, continuing at row 0 after the last."""
         start %= self.length
-        yield from self.cut(start, min(self.length, start + size))
-        yield from self.cut(0, start + size - self.length)
+        yield from self.slice(start, min(self.length, start + size))
+        yield from self.slice(0, start + size - self.length)
 
 
-def _by_file(row_ranges: Iterator[RowRange]) -> list[RowRange]:
-    """Return one stretch a file; only what the share goes on with at the beginning can name a file again."""
+def _join_by_file(row_ranges: Iterator[RowRange]) -> list[RowRange]:
+    """Return one row range for each file; only ranges after the wrap-around can repeat a file."""
     files: dict[int, RowRange] = {}
     for row_range in row_ranges:
         if row_range.file in files:
-            row_range = replace(files[row_range.file], again=row_range.stop)
+            row_range = replace(files[row_range.file], wrapped=row_range.stop)
         files[row_range.file] = row_range
     return list(files.values())

@@ -1,4 +1,4 @@
-"""Writing samples as many files, from which workers can train."""
+"""Writing samples to many files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from numpy.lib import format as npy_format
 
 from compss_train._utils.validation import check_choice, check_count
-from compss_train.data.block import Block, as_block, as_tensor, concatenate, loaded, own_copy
+from compss_train.data.block import Block, as_block, as_tensor, concatenate, copy_block, load_block
 from compss_train.data.blocked import BlockedTensor
-from compss_train.data.layout import UnfitFileError, common_length
-from compss_train.data.readers.npz import NAME
+from compss_train.data.layout import FileContentError, common_length
+from compss_train.data.readers.npz import ARRAY_NAME
 
 Part = Mapping[str, Block]
 """Some rows of each array, by name."""
@@ -30,21 +30,22 @@ def write_files(
     rows: int,
     format: str = "npz",
 ) -> list[str]:
-    """Write arrays as files of ``rows`` samples each (the last one may have fewer); return their names in order.
+    """Write arrays to files of ``rows`` samples each (the last one may be smaller); return their names in order.
 
     Parameters
     ----------
     folder:
-        Where ``part-000000.npz`` and so on go; made if need be. It must hold no files of that format.
+        Folder of the files ``part-000000.npz`` and so on; created if necessary. It must not contain files of that
+        format.
     arrays:
-        Arrays, tensors or blocked tensors by name, ``{"x": ..., "y": ...}``, with as many samples each. Mapped ones
-        are read a file's rows at a time.
+        Arrays, tensors or blocked tensors by name, ``{"x": ..., "y": ...}``, with the same number of samples.
+        Memory-mapped arrays are read one file's rows at a time.
     rows:
-        Samples of a file.
+        Number of samples in a file.
     format:
         ``"npz"``, ``"npz-compressed"``, ``"npy"`` (one array), ``"pt"`` or ``"h5"`` (needs h5py).
 
-    Raises ``ValueError`` for arrays of different lengths, an unknown format, and a folder with such files in it.
+    Raises ``ValueError`` for arrays of different lengths, an unknown format, and a folder that contains such files.
     """
     check_count("rows", rows)
     sources = {
@@ -52,28 +53,28 @@ def write_files(
     }
     try:
         length = common_length({name: _length(source) for name, source in sources.items()})
-    except UnfitFileError as error:
-        raise ValueError(f"what was given to be written {error}") from None
+    except FileContentError as error:
+        raise ValueError(f"arrays={list(arrays)} {error}") from None
     starts = range(0, length, rows)
     parts = ({name: _slice(s, start, start + rows) for name, s in sources.items()} for start in starts)
     return write_parts(folder, parts, format=format)
 
 
 def write_parts(folder: str | os.PathLike[str], parts: Iterable[Part], *, format: str = "npz") -> list[str]:
-    """Write each part as a file, as ``write_files`` does; where that fails, none is left."""
-    check_choice("format", format, tuple(_WRITERS))
+    """Write each part to a file, as ``write_files`` does; on failure all files are removed."""
+    check_choice("format", format, FORMATS)
     suffix, write = f".{format.partition('-')[0]}", _WRITERS[format]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if there := next(folder.glob(f"*{suffix}"), None):
-        raise ValueError(f"{folder} holds {there.name} already, and files of two data sets would mix; give another")
+    if existing := next(folder.glob(f"*{suffix}"), None):
+        raise ValueError(f"{folder} already contains {existing.name}; give a folder without {suffix} files")
     written: list[Path] = []
     try:
         for number, part in enumerate(parts):
             written.append(folder / f"part-{number:06d}{suffix}")
             write(written[-1], part)
     except BaseException:
-        for path in written:  # a few of the files would look like all of them
+        for path in written:  # an incomplete set of files would look complete
             path.unlink(missing_ok=True)
         raise
     return list(map(str, written))
@@ -94,7 +95,7 @@ def _rows_of_blocks(tensor: BlockedTensor, start: int, stop: int) -> Iterator[Bl
     for block in tensor.blocks():
         low, high = max(start - first, 0), min(stop - first, len(block))
         if low < high:
-            yield loaded(block)[low:high]
+            yield load_block(block)[low:high]
         first += len(block)
 
 
@@ -103,7 +104,7 @@ def _arrays(part: Part) -> dict[str, Any]:
 
 
 def _write_npz(path: Path, part: Part, compression: int = zipfile.ZIP_STORED) -> None:
-    """Write what ``numpy.savez`` would, which does not take every name."""
+    """Write the format of ``numpy.savez``, which does not accept every name."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, array in _arrays(part).items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -111,21 +112,23 @@ def _write_npz(path: Path, part: Part, compression: int = zipfile.ZIP_STORED) ->
 
 
 def _write_npy(path: Path, part: Part) -> None:
-    if list(part) != [NAME]:
-        raise ValueError(f"a .npy file holds one array, which is called {NAME!r}, not {', '.join(part)}; take npz")
+    if list(part) != [ARRAY_NAME]:
+        raise ValueError(
+            f"a .npy file holds one array, named {ARRAY_NAME!r}, not {', '.join(part)}; use the format npz"
+        )
     with path.open("wb") as file:
-        np.save(file, np.ascontiguousarray(_arrays(part)[NAME]), allow_pickle=False)
+        np.save(file, np.ascontiguousarray(_arrays(part)[ARRAY_NAME]), allow_pickle=False)
 
 
 def _write_pt(path: Path, part: Part) -> None:
-    # Copies: torch would save all that a slice is cut from.
-    torch.save({name: own_copy(as_tensor(block)) for name, block in part.items()}, path)
+    # Copies, as torch would save the whole array of a slice.
+    torch.save({name: copy_block(as_tensor(block)) for name, block in part.items()}, path)
 
 
 def _write_hdf5(path: Path, part: Part) -> None:
-    from compss_train.data.readers.hdf5 import h5py
+    from compss_train.data.readers.hdf5 import import_h5py
 
-    with h5py().File(path, "w") as file:
+    with import_h5py().File(path, "w") as file:
         for name, array in _arrays(part).items():
             file[name] = array
 

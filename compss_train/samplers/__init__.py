@@ -1,4 +1,4 @@
-"""Samplers: partial shuffles of samples that lie in many files. Knows no engine and no training."""
+"""Samplers: partial shuffles of samples in many files."""
 
 from compss_train.samplers.by_file import DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2
 from compss_train.samplers.partial import PartialShuffleSampler

@@ -1,4 +1,4 @@
-"""The samplers of microsoft/PartiallyShuffleDistributedSampler by their names, on current PyTorch."""
+"""Drop-in replacements for the samplers of microsoft/PartiallyShuffleDistributedSampler, on current PyTorch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from compss_train.data.row_ranges import RowRange
 from compss_train.samplers.partial import PartialShuffleSampler
 
 ByFile = list[Any]
-"""Dicts of arrays, one a file; ``None``; the names of the files."""
+"""A batch: a list of dicts of arrays, one per file; ``None``; the list of file names."""
 
 
 class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
-    """A ``PartialShuffleSampler`` with one pool, with the constructor and the batches of the original of this name.
+    """A ``PartialShuffleSampler`` with one pool, and the constructor and batches of the original of this name.
 
-    A batch is ``[list of dicts of arrays, None, list of files]``: the samples of each file together, files in the
-    order of their first samples. ``len`` is the rank's number of samples. Files with other arrays, shapes or dtypes
-    than the first one are an error, as are wrong ``files_len`` and ``total_size``.
+    A batch is ``[list of dicts of arrays, None, list of files]``: samples are grouped by file, with files in the
+    order of their first samples. ``len`` is the number of samples of the rank. Files whose arrays, shapes or dtypes
+    differ from those of the first one are an error, as are wrong ``files_len`` and ``total_size``.
     """
 
     _pools: ClassVar[int] = 1
@@ -47,14 +47,14 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
         return self.num_samples
 
     def __iter__(self) -> Iterator[ByFile]:
-        """Iterate over the batches of the epoch that remain."""
+        """Iterate over the remaining batches of the epoch."""
         for arrays, files in super().__iter__():
-            yield self._apart(arrays, files)
+            yield self._group_by_file(arrays, files)
 
-    def _rows(self, row_range: RowRange, arrays: Arrays | None) -> Any:
+    def _prepare(self, row_range: RowRange, arrays: Arrays | None) -> Any:
         return None if arrays is None else (arrays, np.full(len(row_range), row_range.file))
 
-    def _apart(self, arrays: Arrays, files: np.ndarray[Any, np.dtype[np.int64]]) -> ByFile:
+    def _group_by_file(self, arrays: Arrays, files: np.ndarray[Any, np.dtype[np.int64]]) -> ByFile:
         numbers = list(dict.fromkeys(files.tolist()))
         rows = [np.flatnonzero(files == number) for number in numbers]
         parts = [{key: array[chosen] for key, array in arrays.items()} for chosen in rows]
@@ -62,6 +62,6 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
 
 
 class DistributedSamplerViaLocallyShuffleV2(DistributedSamplerViaLocallyShuffle):
-    """The same with two pools."""
+    """The sampler with two pools."""
 
     _pools = 2

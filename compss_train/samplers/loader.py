@@ -1,4 +1,4 @@
-"""``FileLoader``: reads stretches of files in a thread, a few ahead of whoever takes them."""
+"""``FileLoader``: reads row ranges of files in a thread, a few ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class FileReads:
-    """What was read, and how far ahead."""
+    """Statistics of reading files ahead."""
 
     files: int = 0
-    """How often a file was opened."""
+    """Number of times a file was opened."""
     ahead: int = 0
-    """How many were there when they were needed."""
+    """Number of files that were loaded before they were needed."""
     seconds_waited: float = 0.0
-    """How long their consumer waited for the others."""
+    """Seconds that the consumer waited for the other files."""
     most_held: int = 0
-    """The most files that were in memory at a time."""
+    """Maximum number of files in memory at a time."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers by name."""
+        """Return the statistics by name."""
         return asdict(self)
 
 
 class FileLoader:
-    """Reads stretches of files, at most ``file_buffer`` of them in memory, with one thread.
+    """Reads row ranges of files with one thread, and holds at most ``file_buffer`` files in memory.
 
-    The first file that is read says what the others must hold, where that was not known before. A file that is
-    not as it should be is a ``BadFileError`` where its rows would have come, or where the part says so it is left
-    out: ``None`` comes instead, and ``skipped`` says why.
+    If the layout of the files is not known, the first file that is read determines it. An invalid file raises a
+    ``BadFileError`` in place of its rows. If ``part.skip`` is set, ``None`` is yielded instead, and ``skipped`` has
+    the reason.
     """
 
     def __init__(self, part: FilePart, file_buffer: int, *, debug: bool = False) -> None:
@@ -49,26 +49,27 @@ class FileLoader:
         self._file_buffer = file_buffer
         self._level = logging.INFO if debug else logging.DEBUG
         self._layout, self._reference = part.layout, part.reference
-        self._begun = 0  # files whose reading has begun: counted by the thread that reads
-        self._let_go = 0  # counted by whoever takes them, before the next one may be read
+        self._opened = 0  # files opened since the iteration began; counted by the reading thread
+        self._released = 0  # files that the consumer has released; counted before the next one is read
         self.reads = FileReads()
         self.skipped: dict[str, str] = {}
         self.left_out = 0
-        """Samples of files that were skipped."""
+        """Number of samples in skipped files."""
 
     @contextmanager
-    def reading(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[Arrays | None]]:
-        """Give the rows of the stretches in turn. Whoever takes the next ones has let go of those before."""
+    def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[Arrays | None]]:
+        """Open an iterator over the rows of each range; release the rows before taking the next ones."""
         try:
             if self._file_buffer == 1:
-                yield self._taken(map(self._load, row_ranges))
+                yield self._measured(map(self._load, row_ranges))
                 return
             with ReadAhead(row_ranges, self._load, depth=self._file_buffer - 1) as ahead:
-                yield self._taken(ahead)
+                yield self._measured(ahead)
         finally:
-            self._begun = self._let_go = 0
+            self._opened = self._released = 0
 
-    def _taken(self, loaded: Iterator[Arrays | None]) -> Iterator[Arrays | None]:
+    def _measured(self, loaded: Iterator[Arrays | None]) -> Iterator[Arrays | None]:
+        """Iterate over loaded files, and count those that were ready and the time spent waiting."""
         while True:
             was_ready = isinstance(loaded, ReadAhead) and loaded.ready
             began = time.perf_counter()
@@ -80,12 +81,12 @@ class FileLoader:
             self.reads.ahead += was_ready
             yield arrays
             del arrays
-            self._let_go += 1
+            self._released += 1
 
     def _load(self, row_range: RowRange) -> Arrays | None:
         self.reads.files += 1
-        self._begun += 1
-        self.reads.most_held = max(self.reads.most_held, self._begun - self._let_go)
+        self._opened += 1
+        self.reads.most_held = max(self.reads.most_held, self._opened - self._released)
         _LOG.log(
             self._level, "rows %d to %d of %s", row_range.start, row_range.stop, self._part.files[row_range.file]
         )

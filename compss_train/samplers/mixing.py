@@ -1,124 +1,183 @@
-"""Mixing: samples that are read in turn come out in the order of a partial shuffle.
+"""Shuffling of samples that are read chunk by chunk, in the order of a partial shuffle.
 
-A store has a slot for each sample of the pools. Where one was taken out, the next one that was read goes in, so
-that each sample is copied into the store once and each file is read once. After an interruption the order is
-replayed without samples, and only what was in the pools then is read again.
+A store has a slot for each sample of the pools. The next sample that is read takes the slot of one that was drawn,
+so that each sample is copied into the store once and each chunk is read once. After an interruption the order is
+replayed without samples, and only chunks with samples in the pools are read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from compss_train.buffers.incoming import Incoming
+from compss_train.buffers.samples import SampleBatch, leaves, map_leaves
+from compss_train.buffers.storage import ColumnStorage
+from compss_train.data.block import concatenate
 from compss_train.samplers.pools import Numbers, Pools, SlotPlan
-from compss_train.samplers.slots import Rows, SlotStore, joined
 
-Reading: TypeAlias = "Callable[[Sequence[int]], AbstractContextManager[Iterator[Rows | None]]]"
-"""Gives the rows of the pieces of these numbers, in turn; ``None`` for one that cannot be read."""
+Rows: TypeAlias = Any
+"""Some samples: arrays or tensors with a row per sample, in a dict or tuple."""
 
-_RUN = 1024  # samples copied into slots at a time: fewer cost more each
+OpenChunks: TypeAlias = "Callable[[Sequence[int]], AbstractContextManager[Iterator[Rows | None]]]"
+"""Opens an iterator over the rows of the chunks with these numbers; ``None`` stands for an unreadable chunk."""
+
+_REFILL = 1024  # samples copied into slots at a time; smaller copies cost more per sample
 
 
-def mixed(
-    pieces: Sequence[int],
-    reading: Reading,
+def shuffled_batches(
+    chunk_sizes: Sequence[int],
+    open_chunks: OpenChunks,
+    *,
     pools: Pools,
     random: np.random.Generator | None,
-    batches: Iterable[int],
+    batch_sizes: Iterable[int],
     start: int = 0,
     store: SlotStore | None = None,
 ) -> Iterator[Rows | None]:
-    """Iterate over batches of samples that come in pieces (files, or parts of them), each sample once.
+    """Iterate over batches of samples that are read in chunks (files, or parts of them), each sample once.
 
     Parameters
     ----------
-    pieces:
-        Samples of each piece.
-    reading:
-        What reads some of the pieces, by number.
-    pools, random:
-        How far samples travel, and the generator of the order as it is at the beginning; ``None`` keeps the order.
-    batches:
-        Samples of each batch. One with samples of pieces that cannot be read has so many less, and is ``None``
-        where nothing is left.
+    chunk_sizes:
+        Number of samples in each chunk.
+    open_chunks:
+        Reads some of the chunks, by number.
+    pools:
+        The pools of the partial shuffle.
+    random:
+        Generator of the order, in its initial state; ``None`` keeps the order.
+    batch_sizes:
+        Number of samples in each batch. A batch lacks the samples of unreadable chunks, and is ``None`` if no
+        sample remains.
     start:
-        How many samples were drawn before, after an interruption.
+        Number of samples that were drawn before an interruption.
     store:
-        One whose memory may be used meanwhile.
+        A store whose memory is reused.
     """
-    bounds = np.cumsum([0, *pieces])
+    bounds = np.cumsum([0, *chunk_sizes])
     plan = SlotPlan(int(bounds[-1]), pools, random, start)
-    numbers = _needed(bounds, plan)
-    with reading(numbers) as rows:
+    numbers = _needed_chunks(bounds, plan)
+    with open_chunks(numbers) as chunks:
         store = SlotStore() if store is None else store
-        store.begin(len(plan.held))
-        filling = _Filling(bounds, iter(numbers), rows, store)
-        filling.put(*plan.held_in_turn())
-        draws = _Draws(plan, filling)
-        for size in batches:
-            yield joined(list(draws.batch(size)))
+        store.reset(len(plan.held))
+        filler = _SlotFiller(bounds, iter(numbers), chunks, store)
+        filler.put(*plan.held_by_arrival())
+        drawer = _BatchDrawer(plan, filler)
+        for size in batch_sizes:
+            yield concatenate_rows(list(drawer.batch_parts(size)))
 
 
-def _needed(bounds: Numbers, plan: SlotPlan) -> list[int]:
-    """Return the pieces with samples that are in the pools or still to come."""
-    samples, _ = plan.held_in_turn()
+def _needed_chunks(bounds: Numbers, plan: SlotPlan) -> list[int]:
+    """Return the numbers of chunks with samples that are in the pools or have not been read yet."""
+    samples, _ = plan.held_by_arrival()
     held = np.searchsorted(bounds, samples, side="right") - 1
-    coming = np.arange(np.searchsorted(bounds, plan.arrived, side="right") - 1, len(bounds) - 1)
-    numbers: list[int] = np.union1d(held, coming).tolist()
+    unread = np.arange(np.searchsorted(bounds, plan.arrived, side="right") - 1, len(bounds) - 1)
+    numbers: list[int] = np.union1d(held, unread).tolist()
     return numbers
 
 
-class _Draws:
-    """Takes batches out of slots; what follows is put in there a run at a time, and only before more is drawn."""
+class _BatchDrawer:
+    """Draws batches from slots; drawn slots are refilled, many at a time, just before the next draw."""
 
-    def __init__(self, plan: SlotPlan, filling: _Filling) -> None:
+    def __init__(self, plan: SlotPlan, filler: _SlotFiller) -> None:
         self._plan = plan
-        self._filling = filling
-        self._run = plan.held[:0]
+        self._filler = filler
+        self._slots = plan.held[:0]
 
-    def batch(self, size: int) -> Iterator[Rows | None]:
-        """Iterate over the parts of a batch."""
+    def batch_parts(self, size: int) -> Iterator[Rows | None]:
+        """Iterate over the parts of the next batch."""
         while size:
-            if not len(self._run):
-                self._filling.put(*self._plan.following())
-                self._run = self._plan.next(_RUN)
-            slots, self._run = self._run[:size], self._run[size:]
+            if not len(self._slots):
+                self._filler.put(*self._plan.refill())
+                self._slots = self._plan.draw(_REFILL)
+            slots, self._slots = self._slots[:size], self._slots[size:]
             size -= len(slots)
-            yield self._filling.store.take(slots)
+            yield self._filler.store.read(slots)
 
 
-class _Filling:
-    """Puts samples into slots, going from piece to piece."""
+class _SlotFiller:
+    """Reads samples chunk by chunk and writes them to slots."""
 
     def __init__(
-        self, bounds: Numbers, numbers: Iterator[int], pieces: Iterator[Rows | None], store: SlotStore
+        self, bounds: Numbers, numbers: Iterator[int], chunks: Iterator[Rows | None], store: SlotStore
     ) -> None:
         self.store = store
         self._bounds = bounds
         self._numbers = numbers
-        self._pieces = pieces  # by itself: zip would hold on to a piece while it waits for the next
-        self._piece: Incoming | None = None
-        self._first = self._stop = 0  # samples in the piece
+        self._chunks = chunks  # not zipped with the numbers: zip would keep a chunk alive while it reads the next
+        self._chunk: SampleBatch | None = None
+        self._first = self._stop = 0  # samples in the chunk
 
     def put(self, samples: Numbers, slots: Numbers) -> None:
-        """Put samples, whose numbers ascend from call to call, into these slots."""
+        """Write samples, whose numbers ascend from call to call, to these slots."""
         while len(samples):
             while samples[0] >= self._stop:
-                self._go_on()
+                self._next_chunk()
             number = int(np.searchsorted(samples, self._stop))
-            if self._piece is None:
-                self.store.miss(slots[:number])
+            if self._chunk is None:
+                self.store.mark_missing(slots[:number])
             else:
-                self.store.put(slots[:number], self._piece, samples[:number] - self._first)
+                self.store.write(slots[:number], self._chunk, samples[:number] - self._first)
             samples, slots = samples[number:], slots[number:]
 
-    def _go_on(self) -> None:
-        self._piece = None  # lets go of it before the next one comes
-        rows = next(self._pieces)
-        self._piece = None if rows is None else Incoming.many(rows)
+    def _next_chunk(self) -> None:
+        self._chunk = None  # frees its memory before the next one is read
+        rows = next(self._chunks)
+        self._chunk = None if rows is None else SampleBatch.from_batch(rows)
         number = next(self._numbers)
         self._first, self._stop = self._bounds[number : number + 2].tolist()
+
+
+class SlotStore:
+    """Rows by slot. Memory is allocated for the first rows that are written, and reused after ``reset``:
+
+    allocating it anew for each epoch can take as long as reading the files.
+    """
+
+    def __init__(self) -> None:
+        self._capacity = 0
+        self._storage: ColumnStorage | None = None
+        self._missing: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._any_missing = False
+
+    def reset(self, capacity: int) -> None:
+        """Empty the store and set its number of slots."""
+        if capacity != self._capacity:
+            self._capacity, self._storage = capacity, None
+        self._missing = np.zeros(capacity, np.bool_)
+        self._any_missing = False
+
+    def write(self, slots: Numbers, chunk: SampleBatch, rows: Numbers) -> None:
+        """Copy rows of a chunk, given by ascending numbers, into slots."""
+        if self._storage is None:
+            self._storage = ColumnStorage(self._capacity, chunk.template)
+        if self._any_missing:
+            self._missing[slots] = False
+        start = int(rows[0])
+        if int(rows[-1]) - start >= len(rows):  # not consecutive
+            chunk, start = SampleBatch(chunk.template, [part[rows] for part in chunk.rows]), 0
+        self._storage.write(slots, chunk, start)
+
+    def mark_missing(self, slots: Numbers) -> None:
+        """Mark slots whose samples could not be read."""
+        self._any_missing = True
+        self._missing[slots] = True
+
+    def read(self, slots: Numbers) -> Rows | None:
+        """Return a copy of the rows in these slots, without those that could not be read."""
+        if self._any_missing:
+            slots = slots[~self._missing[slots]]
+        return self._storage.read(slots) if self._storage is not None and len(slots) else None
+
+
+def concatenate_rows(parts: Sequence[Rows | None]) -> Rows | None:
+    """Concatenate the rows of several parts; return ``None`` if all parts are ``None``."""
+    present = [part for part in parts if part is not None]
+    if len(present) <= 1:
+        return present[0] if present else None
+    columns = iter([concatenate(list(blocks)) for blocks in zip(*map(leaves, present), strict=True)])
+    return map_leaves(lambda _: next(columns), present[0])

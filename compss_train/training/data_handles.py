@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import RemoteBlock, loaded
+from compss_train.data.block import RemoteBlock, load_block
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref
 from compss_train.engines.codec import is_on_file
@@ -72,7 +72,7 @@ def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
     for row in tensor.tensors:
         for column, block in enumerate(row):
             foreign = isinstance(block, RemoteBlock) and block.home != engine.name
-            ref = engine.publish(loaded(block) if foreign else block)
+            ref = engine.publish(load_block(block) if foreign else block)
             refs.append(ref)
             adoptable = engine.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
             held = engine.peek(ref) if adoptable else None

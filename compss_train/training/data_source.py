@@ -11,13 +11,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import Block, as_block, loaded
-from compss_train.data.blocked import fingerprint
+from compss_train.data.block import Block, as_block, load_block
+from compss_train.data.blocked import as_weights, check_paired, fingerprint
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
-from compss_train.data.sample_weights import as_weights
-from compss_train.data.shuffle import check_paired
 from compss_train.engines import Engine
 from compss_train.training.build_arguments import check_picklable
 from compss_train.training.data_handles import BlockHandles, DataHandles, FileHandles
@@ -109,7 +107,7 @@ class BlockedSource(DataSource):
 
     def load(self, number: int) -> tuple[list[Block], list[Block]]:
         """Return the block of x, and those of y and of the weights."""
-        x, *others = (loaded(list(tensor.blocks())[number]) for tensor in self._columns)
+        x, *others = (load_block(list(tensor.blocks())[number]) for tensor in self._columns)
         return [x], others
 
     @property

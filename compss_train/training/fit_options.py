@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data.order import Batching
-from compss_train.data.partitioning import MergeUnit, Position, Schedule, Shuffle
+from compss_train.data.partitioning import MergeUnit, Position, RoundPlan, Shuffle
 from compss_train.parameter_server import check_installed
 from compss_train.samplers.pools import Pools, check_pools
 
@@ -131,7 +131,7 @@ class FitOptions:
                 min(sum(sizes), self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)))
             )
 
-    def schedule(
+    def round_plan(
         self,
         sizes: tuple[int, ...],
         num_workers: int,
@@ -139,9 +139,9 @@ class FitOptions:
         first_epoch: int,
         first_round: int,
         start: Position | None = None,
-    ) -> Schedule:
+    ) -> RoundPlan:
         """Return the rounds over blocks of these sizes."""
-        return Schedule(
+        return RoundPlan(
             sizes=sizes,
             num_workers=num_workers,
             num_epochs=self.num_epochs,

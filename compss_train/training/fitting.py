@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from compss_train.data import FileDataset
-from compss_train.data.partitioning import BlockPass, Schedule
+from compss_train.data.partitioning import BlockPass, RoundPlan
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import check_weightable
@@ -127,8 +127,8 @@ class FittingTrainer(ResumableTrainer):
                     continue  # a file that cannot be read and is skipped
             return
 
-    def _schedule(self, progress: FitProgress) -> Schedule:
-        return progress.options.schedule(
+    def _round_plan(self, progress: FitProgress) -> RoundPlan:
+        return progress.options.round_plan(
             progress.data.sizes,
             self.num_workers,
             self.seed,
@@ -137,7 +137,7 @@ class FittingTrainer(ResumableTrainer):
             progress.reached,
         )
 
-    def _run_rounds(self, session: Session, plan: FitPlan, active: ActiveFit, schedule: Schedule) -> None:
+    def _run_rounds(self, session: Session, plan: FitPlan, active: ActiveFit, round_plan: RoundPlan) -> None:
         """Run the rounds of a fit, and set parameters, ``stopped`` and the history."""
         built = self._require_built()
         workers = session.worker_group(plan.data, plan.options, self.seed, built.lr_schedule)
@@ -162,7 +162,7 @@ class FittingTrainer(ResumableTrainer):
         )
         active.running = rounds
         try:
-            self._parameters = params.copy_of(rounds.run(schedule.rounds()) or self._parameters)
+            self._parameters = params.copy_of(rounds.run(round_plan.rounds()) or self._parameters)
             self.stopped = rounds.stopped
         except BaseException:
             self._parameters = params.copy_of(rounds.newest() or self._parameters)

@@ -177,7 +177,7 @@ class RoundRunner:
             self.merge.retire(self._complete.popleft())
         self.workers.free_states(self._states, submitted.states)
         self._states = submitted.states
-        self.progress.reached = submitted.round.reached
+        self.progress.reached = submitted.round.end_position
 
     def _check_readable(self, measured: dict[int, dict[str, Any]]) -> None:
         """Raise ``BadFileError`` if no file of a whole epoch could be read."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from compss_train.data.partitioning import Round, WorkerAssignment, needed_samples, renumbered, rows_by_block
+from compss_train.data.partitioning import Round, WorkerAssignment, renumber_samples, split_by_block, unique_samples
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule
@@ -106,7 +106,7 @@ class WorkerGroup:
         )
 
     def _inputs(self, worker: int, round_: Round) -> TaskInputs:
-        assignment = round_.shares[worker]
+        assignment = round_.assignments[worker]
         if all(block_pass.samples is None for block_pass in assignment):
             return self._whole_blocks(assignment, tuple(dict.fromkeys(each.block for each in assignment)))
         if self.data.mapped:
@@ -135,17 +135,17 @@ class WorkerGroup:
         Nothing is cut if the workers need more than half of all samples, as in a round of several epochs: the
         pieces would be many copies of the data.
         """
-        samples = {worker: needed_samples(share) for worker, share in enumerate(round_.shares) if share}
+        samples = {worker: unique_samples(share) for worker, share in enumerate(round_.assignments) if share}
         if 2 * sum(map(len, samples.values())) > len(samples) * sum(self.data.sizes):
             return {}
-        rows = {worker: rows_by_block(needed, self.data.starts) for worker, needed in samples.items()}
+        rows = {worker: split_by_block(needed, self.data.starts) for worker, needed in samples.items()}
         pieces: dict[int, list[Ref]] = {worker: [] for worker in samples}
         for block in range(len(self.data.sizes)):
             parts = {worker: cut[block] for worker, cut in rows.items() if len(cut[block])}
             for worker, piece in zip(parts, self._split(block, list(parts.values())), strict=True):
                 pieces[worker].append(piece)
         return {
-            worker: _piece_inputs(round_.shares[worker], samples[worker], rows[worker], pieces[worker])
+            worker: _piece_inputs(round_.assignments[worker], samples[worker], rows[worker], pieces[worker])
             for worker in samples
         }
 
@@ -164,10 +164,10 @@ def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
 
 
 def _piece_inputs(assignment: WorkerAssignment, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> TaskInputs:
-    """Return the inputs of a worker that receives pieces, with its samples renumbered across them."""
+    """Return the inputs of a worker that receives pieces, with its samples renumber_samples across them."""
     sizes = [len(part) for part in rows if len(part)]
     return TaskInputs(
-        assignment=renumbered(assignment, samples),
+        assignment=renumber_samples(assignment, samples),
         blocks=tuple(range(len(pieces))),
         starts=tuple(accumulate(sizes[:-1], initial=0)),
         x=pieces,

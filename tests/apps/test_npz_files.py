@@ -42,7 +42,7 @@ def test_files_of_the_users_own_are_not_mixed_with_those_that_are_written(here, 
     (tmp_path / "run" / "train").mkdir(parents=True)
     (own := tmp_path / "run" / "train" / "own.npz").touch()
     done = here("npz_files", *OPTIONS, "--data", images, "--output", tmp_path / "run")
-    assert_wrong_option(done, "holds own.npz already, and files of two data sets would mix")
+    assert_wrong_option(done, "already contains own.npz; give a folder without .npz files")
     assert [*own.parent.iterdir()] == [own]
 
 

@@ -25,7 +25,7 @@ def test_each_type_is_made_from_what_it_needs(kind):
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, needed in NEEDED.items() for name in needed])
 def test_a_parameter_that_is_missing_is_named(kind, name):
     given = {parameter: value for parameter, value in NEEDED[kind].items() if parameter != name}
-    with pytest.raises(ValueError, match=f"^{kind.name} needs {name}, which was not given"):
+    with pytest.raises(ValueError, match=f"^{kind.name} requires {name}, which was not given"):
         make_buffer(9, kind, **given)
 
 
@@ -40,7 +40,7 @@ def test_parameters_have_the_positions_of_the_interface_that_they_follow():
     assert (batches.threshold, batches.batch_size) == (2, 3)
     paired = make_buffer(9, BufferType.SimPairedReservoir, 2, None, None, 4, 5, 2)
     assert (paired.sweep_size, paired.nb_time_steps) == (4, 5)
-    assert make_buffer(9, BufferType.FIRO, 2, 3)._passes == 3
+    assert make_buffer(9, BufferType.FIRO, 2, 3)._remaining_passes == 3
 
 
 def test_what_a_type_has_no_use_for_is_ignored():
@@ -65,7 +65,9 @@ def test_the_capacity_is_a_count(kind, capacity):
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir", "BatchReservoir", "SimPairedReservoir"])
 def test_a_threshold_that_can_never_be_passed_is_refused(kind):
     for threshold in (9, 10):
-        with pytest.raises(ValueError, match=f"threshold={threshold}, capacity=9: .* must be below the capacity"):
+        with pytest.raises(
+            ValueError, match=f"threshold={threshold}, capacity=9: .* give a threshold below the capacity"
+        ):
             make(kind, 9, threshold)
     for threshold in (-1, 1.5, True):
         with pytest.raises(ValueError, match=f"per_server_watermark={threshold}: give an integer of at least 0"):
@@ -92,5 +94,5 @@ def test_values_out_of_range_are_named(kind, parameter, value):
 
 
 def test_pairs_need_room_for_two():
-    with pytest.raises(ValueError, match="capacity=1: pairs need a capacity of at least 2"):
+    with pytest.raises(ValueError, match="capacity=1: a pair needs a capacity of at least 2"):
         make("SimPairedReservoir", 1)

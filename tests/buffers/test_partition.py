@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.buffers.partition import Partition
+from compss_train.buffers.storage import SlotPartition
 
 steps = st.lists(st.tuples(st.sampled_from(["add", "see", "remove", "unsee", "copy"]), st.integers(0, 2**32)))
 
@@ -10,7 +10,7 @@ steps = st.lists(st.tuples(st.sampled_from(["add", "see", "remove", "unsee", "co
 @settings(max_examples=200)
 @given(capacity=st.integers(1, 12), steps=steps)
 def test_a_partition_is_a_set_of_unseen_and_a_set_of_seen_slots(capacity, steps):
-    partition, unseen, seen = Partition(capacity), set(), set()
+    partition, unseen, seen = SlotPartition(capacity), set(), set()
     for step, seed in steps:
         random = np.random.default_rng(seed)
         free = np.array(sorted(set(range(capacity)) - unseen - seen), np.intp)
@@ -19,20 +19,20 @@ def test_a_partition_is_a_set_of_unseen_and_a_set_of_seen_slots(capacity, steps)
             partition.add(slots)
             unseen |= set(slots.tolist())
         elif step == "see" and partition.held:
-            places = random.integers(partition.held, size=random.integers(1, 2 * capacity))
-            slots = set(partition.at(places).tolist())
-            partition.see(places)
+            positions = random.integers(partition.held, size=random.integers(1, 2 * capacity))
+            slots = set(partition.at(positions).tolist())
+            partition.mark_seen(positions)
             unseen, seen = unseen - slots, seen | slots
         elif step == "remove":
-            places = random.permutation(partition.held)[: random.integers(partition.held + 1)]
-            slots = set(partition.at(places).tolist())
-            partition.remove(places)
+            positions = random.permutation(partition.held)[: random.integers(partition.held + 1)]
+            slots = set(partition.at(positions).tolist())
+            partition.remove(positions)
             unseen, seen = unseen - slots, seen - slots
         elif step == "unsee":
-            partition.unsee()
+            partition.mark_all_unseen()
             unseen, seen = unseen | seen, set()
         else:
-            partition = Partition.of(capacity, partition.all(), partition.unseen)
+            partition = SlotPartition.of(capacity, partition.all(), partition.unseen)
         assert (partition.unseen, partition.seen, partition.held) == (len(unseen), len(seen), len(unseen | seen))
         order = partition.all().tolist()
         assert set(order[: len(unseen)]) == unseen

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir
-from compss_train.buffers.reading_ahead import ReadAhead, through
+from compss_train.buffers.reading_ahead import ReadAhead, batches_through
 
 
 def reading_threads():
@@ -213,7 +213,7 @@ CHUNKS = [list(range(start, start + 7)) for start in range(0, 70, 7)]
 
 @pytest.mark.parametrize("buffer", [FIFO(20), FIRO(20, 5, seed=0)], ids=["FIFO", "FIRO"])
 def test_each_sample_passes_through_a_queue_once(buffer):
-    batches = list(through(buffer, CHUNKS, 8))
+    batches = list(batches_through(buffer, CHUNKS, 8))
     got = [sample for batch in batches for sample in batch]
     assert sorted(got) == list(range(70))
     assert (got == list(range(70))) is isinstance(buffer, FIFO)
@@ -225,7 +225,7 @@ def test_each_sample_passes_through_a_queue_once(buffer):
     "buffer", [Reservoir(20, 5, seed=0), BatchReservoir(20, 5, 8, seed=0)], ids=["one", "batch"]
 )
 def test_every_sample_passes_through_a_reservoir(buffer):
-    got = [sample for batch in through(buffer, CHUNKS, 8) for sample in batch]
+    got = [sample for batch in batches_through(buffer, CHUNKS, 8) for sample in batch]
     assert set(got) == set(range(70))
     assert_threads_end()
 
@@ -236,14 +236,14 @@ def test_an_exception_of_the_chunks_surfaces_in_the_training_loop():
         raise OSError("the store went away")
 
     with pytest.raises(OSError, match="the store went away"):
-        for _ in through(Reservoir(10, 1, seed=0), chunks(), 2):
+        for _ in batches_through(Reservoir(10, 1, seed=0), chunks(), 2):
             pass
     assert_threads_end()
 
 
 def test_a_training_loop_that_is_left_ends_the_filling():
     endless = ReadAhead(iter(lambda: [1, 2, 3], None), lambda chunk: chunk)
-    batches = through(FIFO(6), endless, 2)
+    batches = batches_through(FIFO(6), endless, 2)
     assert next(batches) == [1, 2]
     batches.close()
     assert_threads_end()

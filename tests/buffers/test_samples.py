@@ -43,16 +43,16 @@ DENSE = {
 }
 
 
-def check_same(got, expected):
+def check_same_structure(got, expected):
     assert type(got) is type(expected)
     if isinstance(expected, dict):
         assert list(got) == list(expected)
         for name in expected:
-            check_same(got[name], expected[name])
+            check_same_structure(got[name], expected[name])
     elif isinstance(expected, tuple):
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
-            check_same(one, other)
+            check_same_structure(one, other)
     else:
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
         assert bits(got) == bits(expected)
@@ -81,8 +81,8 @@ def test_tensors_and_arrays_come_back_bit_for_bit(name):
     fifo.put(value)
     fifo.put_many([value, value])
     fifo.put_many(stacked([value, value]))
-    check_same(fifo.get(), value)
-    check_same(fifo.get_batch(4), stacked([value] * 4))
+    check_same_structure(fifo.get(), value)
+    check_same_structure(fifo.get_batch(4), stacked([value] * 4))
 
 
 def test_numbers_beside_tensors_and_arrays_are_stacked_with_them():
@@ -105,7 +105,7 @@ def test_what_came_back_can_be_put_again(name):
     fifo.put(DENSE[name])
     fifo.put(fifo.get())
     fifo.put_many(fifo.get_batch(2))
-    check_same(fifo.get_batch(2), stacked([DENSE[name]] * 2))
+    check_same_structure(fifo.get_batch(2), stacked([DENSE[name]] * 2))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_samples_of_any_layout_come_back_plain(value, plain):
     assert len(fifo) == 5
     for _ in range(5):
         got = fifo.get()
-        check_same(got, plain)
+        check_same_structure(got, plain)
         assert not getattr(got, "requires_grad", False)
     assert got.flags.writeable if isinstance(got, np.ndarray) else got.is_contiguous()
 

@@ -47,7 +47,7 @@ def test_a_memory_mapped_array_is_not_copied(tmp_path):
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ((4, 2), r"8 blocks of 7 samples; use 7 blocks at most"),
+        ((4, 2), r"8 blocks of 7 samples; use at most 7 blocks"),
         ((0, 1), "at least one row and one column"),
         ((2, -1), "at least one row and one column"),
         (3, r"give \(rows, columns\)"),
@@ -98,7 +98,7 @@ def test_files_that_cannot_be_mapped_are_errors(tmp_path):
     np.save(tmp_path / "f.npy", np.asfortranarray(np.ones((3, 2))))
     with pytest.raises(ValueError, match="Fortran order"):
         BlockedTensor.from_files([tmp_path / "f.npy"])
-    with pytest.raises(ValueError, match=r"files that end in '\.csv': give files of one kind"):
+    with pytest.raises(ValueError, match=r"files with the suffixes '\.csv': give files of one format"):
         BlockedTensor.from_files([tmp_path / "x.csv"])
     with pytest.raises(FileNotFoundError):
         BlockedTensor.from_files([tmp_path / "none.npy"])

@@ -26,7 +26,7 @@ def test_an_index_in_which_nothing_changes_is_not_written(files, index, tmp_path
 @pytest.mark.parametrize("place", [".", "none/index.json", "0.npz/index.json"])
 def test_an_index_that_cannot_be_written_is_an_error_before_a_file_is_opened(files, tmp_path, place):
     reader = Opened()
-    with pytest.raises(ValueError, match="give the name of a file in a folder that is there"):
+    with pytest.raises(ValueError, match="give the name of a file in an existing folder"):
         FileDataset(files, reader, index=tmp_path / place)
     assert reader.files == []
 
@@ -89,7 +89,7 @@ BINARIES = [b"\x80\x04binary\xff\x00", '{"version": 1}'.encode("utf-16"), b"\x93
 def test_a_file_of_something_else_is_refused_as_an_index_and_stays(files, index, content):
     index.write_bytes(content)
     reader = Opened()
-    with pytest.raises(ValueError, match=r"^index='.*index\.json' is something else than an index; give another"):
+    with pytest.raises(ValueError, match=r"^index='.*index\.json' is not a file index; give another"):
         FileDataset(files, reader, index=index)
     assert (index.read_bytes(), reader.files) == (content, [])
 

@@ -74,13 +74,13 @@ def test_folders_below_are_searched_with_two_stars(folder):
 
 @pytest.mark.parametrize("given", [".", Path(".")])
 def test_a_folder_is_an_error_that_says_how_to_name_its_files(folder, given):
-    with pytest.raises(ValueError, match=r"^\. is a folder; name its files, for example '\./\*\.npz'$"):
+    with pytest.raises(ValueError, match=r"^\. is a folder; give its files, for example '\./\*\.npz'$"):
         FileDataset(given)
 
 
 @pytest.mark.parametrize("files", [[], (), "*.pt", "none/*.npz", iter([])])
 def test_no_files_are_an_error(folder, files):
-    with pytest.raises(ValueError, match="there are no such files"):
+    with pytest.raises(ValueError, match="no files found"):
         FileDataset(files)
 
 
@@ -92,7 +92,7 @@ def test_a_name_without_a_pattern_that_does_not_exist_is_a_bad_file(folder):
 @pytest.mark.parametrize("pattern", ["*.npz", "[0-2].npz", "?.npz", "**/*.npz", "none/*.npz"])
 def test_a_pattern_in_a_list_is_an_error_that_says_what_to_give(folder, pattern):
     for files in ([pattern], ["0.npz", Path(pattern)]):
-        with names(folder / pattern, "does not exist where it is read; a pattern is given alone, not in a list"):
+        with names(folder / pattern, "does not exist; give a pattern as a string, not in a list"):
             FileDataset(files)
 
 
@@ -100,12 +100,12 @@ def test_a_pattern_in_a_list_is_an_error_that_says_what_to_give(folder, pattern)
 def test_a_file_that_comes_twice_by_whatever_names_is_an_error_that_gives_its_path(folder, other):
     (folder / "a").mkdir()
     path = re.escape(str(folder / "0.npz"))
-    with pytest.raises(ValueError, match=f"^{path} is named more than once; each file is read once an epoch"):
+    with pytest.raises(ValueError, match=f"^{path} occurs more than once; name each file once"):
         FileDataset(["0.npz", "1.npz", other("0.npz") if callable(other) else other])
 
 
 def test_a_name_of_the_readers_own_kind_that_comes_twice_is_an_error():
-    with pytest.raises(ValueError, match=r"^store://a is named more than once"):
+    with pytest.raises(ValueError, match=r"^store://a occurs more than once"):
         FileDataset(["store://a", "store://b", "store://a"], lambda filename, get_data=False: 3)
 
 
@@ -166,7 +166,7 @@ def test_files_len_may_be_any_mapping_and_know_other_files(folder):
 
 
 def test_files_len_that_is_wrong_for_the_first_file_is_an_error_at_once(folder):
-    with names(folder / "0.npz", "has 1 samples, files_len says 5"):
+    with names(folder / "0.npz", "has 1 samples, but files_len has 5"):
         FileDataset("*.npz", files_len={"0.npz": 5, "1.npz": 2, "2.npz": 3})
 
 
@@ -176,19 +176,19 @@ def test_files_len_that_is_wrong_for_a_later_file_is_an_error_when_it_is_read(fo
     part = dataset.part([0, 1, 2])
     for number in (0, 1):
         part.read(RowRange(number, 0, number + 1))
-    with names(folder / "2.npz", f"has 3 samples, {wrong} were expected"):
+    with names(folder / "2.npz", f"has 3 samples, but {wrong} were expected"):
         part.read(RowRange(2, 0, 1))
 
 
 def test_files_len_without_a_file_is_an_error_that_names_it(folder):
-    with pytest.raises(ValueError, match=r"files_len has no number of samples for 1\.npz \(2 such files\)"):
+    with pytest.raises(ValueError, match=r"files_len lacks 1\.npz \(2 in all\)"):
         FileDataset("*.npz", files_len={"0.npz": 1})
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", None, True, np.float32(2), [2], np.int64(0)], ids=repr)
 def test_files_len_of_something_else_is_an_error_that_names_the_file(folder, wrong):
     with pytest.raises(
-        ValueError, match=rf"^files_len says {re.escape(repr(wrong))} for 1\.npz; give integers of at"
+        ValueError, match=rf"^files_len has {re.escape(repr(wrong))} for 1\.npz; give integers of at"
     ):
         FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": wrong, "2.npz": 3})
 
@@ -202,7 +202,7 @@ def test_files_len_with_a_users_reader_counts_the_first_file_only(folder):
 
     FileDataset("*.npz", counting, {"0.npz": 1, "1.npz": 2, "2.npz": 3})
     assert asked == ["0.npz"]
-    with names(folder / "0.npz", "has 1 samples, files_len says 2"):
+    with names(folder / "0.npz", "has 1 samples, but files_len has 2"):
         FileDataset("*.npz", reader, dict.fromkeys(FILES, 2))
 
 

@@ -42,7 +42,7 @@ def test_a_file_that_is_not_like_the_first_is_an_error_before_training(folder, a
 def test_files_of_several_or_unknown_kinds_are_errors(folder, files):
     torch.save(torch.zeros(3), "t.pt")
     Path("t.csv").touch()
-    with pytest.raises(ValueError, match="give files of one kind"):
+    with pytest.raises(ValueError, match="give files of one format"):
         FileDataset(files)
 
 
@@ -107,7 +107,7 @@ def test_bad_first_files_are_skipped_with_files_len_too(folder, bad):
 
 
 def test_a_first_file_of_another_length_is_skipped(folder):
-    with pytest.warns(UserWarning, match="has 1 samples, files_len says 4"):
+    with pytest.warns(UserWarning, match="has 1 samples, but files_len has 4"):
         dataset = FileDataset("*.npz", files_len={"0.npz": 4, "1.npz": 2, "2.npz": 3}, on_bad_file="skip")
     assert dataset.sizes == (2, 3)
 

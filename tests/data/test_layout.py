@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.layout import Field, UnfitFileError, check_alike, common_length, field_of
-from compss_train.data.readers.base import check_plain, described, select
+from compss_train.data.layout import Field, FileContentError, check_same_layout, common_length, field_of
+from compss_train.data.readers.base import check_no_objects, describe_arrays, select_keys
 
 NAMES = st.text("abcxyz", min_size=1, max_size=3)
 FIELDS = st.builds(Field, st.sampled_from(["float32", "int64", "torch.float32"]), st.tuples(st.integers(0, 3)))
@@ -14,16 +14,16 @@ LAYOUTS = st.dictionaries(NAMES, FIELDS, min_size=1, max_size=3)
 
 @given(layout=LAYOUTS)
 def test_a_layout_is_like_itself_in_any_order(layout):
-    check_alike(dict(reversed(layout.items())), layout, "a.npz")
+    check_same_layout(dict(reversed(layout.items())), layout, "a.npz")
 
 
 @given(layout=LAYOUTS, other=LAYOUTS)
 def test_layouts_are_alike_or_an_error_says_in_what_they_differ(layout, other):
     if layout == other:
-        check_alike(layout, other, "a.npz")
+        check_same_layout(layout, other, "a.npz")
         return
-    with pytest.raises(UnfitFileError, match=r"^holds (arrays|samples of) .*, but a\.npz (holds|of) ") as caught:
-        check_alike(layout, other, "a.npz")
+    with pytest.raises(FileContentError, match=r"^holds (arrays|samples of) .*, but a\.npz (holds|of) ") as caught:
+        check_same_layout(layout, other, "a.npz")
     differ = [key for key in layout if layout[key] != other.get(key)] or set(other) - set(layout)
     assert any(repr(key) in str(caught.value) for key in differ)
 
@@ -39,8 +39,8 @@ def test_layouts_are_alike_or_an_error_says_in_what_they_differ(layout, other):
     ],
 )
 def test_the_error_says_what_differs(layout, reason):
-    with pytest.raises(UnfitFileError, match=f"^{reason}$"):
-        check_alike(layout, {"x": Field("float32", (2,))}, "a")
+    with pytest.raises(FileContentError, match=f"^{reason}$"):
+        check_same_layout(layout, {"x": Field("float32", (2,))}, "a")
 
 
 @given(lengths=st.dictionaries(NAMES, st.integers(0, 2)))
@@ -48,12 +48,12 @@ def test_the_common_length_is_that_of_all_arrays_or_an_error(lengths):
     if len(set(lengths.values())) == 1 and 0 not in lengths.values():
         assert {common_length(lengths)} == set(lengths.values())
         return
-    with pytest.raises(UnfitFileError, match=r"holds (no arrays|no samples|arrays of different lengths)"):
+    with pytest.raises(FileContentError, match=r"holds (no arrays|no samples|arrays of different lengths)"):
         common_length(lengths)
 
 
 def test_the_error_says_which_arrays_have_which_lengths():
-    with pytest.raises(UnfitFileError, match=r"different lengths: 'x' 3, 'y' 0; each needs a row a sample$"):
+    with pytest.raises(FileContentError, match=r"different lengths: 'x' 3, 'y' 0; each needs a row per sample$"):
         common_length({"x": 3, "y": 0})
 
 
@@ -64,7 +64,7 @@ def test_a_field_is_what_rows_have_in_common(block):
 
 
 def test_a_description_has_rows_and_fields_of_plain_types():
-    description = described({"x": np.zeros((3, 2)), "y": torch.zeros(3)})
+    description = describe_arrays({"x": np.zeros((3, 2)), "y": torch.zeros(3)})
     assert description.rows == 3
     assert description.layout == {"x": Field("float64", (2,)), "y": Field("torch.float32", ())}
     assert type(description.rows) is int
@@ -73,29 +73,33 @@ def test_a_description_has_rows_and_fields_of_plain_types():
 
 @pytest.mark.parametrize("array", [np.float32(3), torch.tensor(3)])
 def test_a_single_value_is_no_array_of_samples(array):
-    with pytest.raises(UnfitFileError, match="holds a single value in 'y', no row a sample; name the arrays"):
-        described({"x": np.zeros(3), "y": array})
+    with pytest.raises(
+        FileContentError, match="holds a single value in 'y' instead of a row per sample; select the other arrays"
+    ):
+        describe_arrays({"x": np.zeros(3), "y": array})
 
 
 @pytest.mark.parametrize("dtype", [object, [("a", int), ("b", object)], [("a", [("b", object, 3)])]])
 def test_objects_at_any_depth_are_refused(dtype):
-    with pytest.raises(UnfitFileError, match="holds Python objects in 'x', which are pickles and not read"):
-        check_plain("x", np.dtype(dtype))
+    with pytest.raises(
+        FileContentError, match="holds Python objects in 'x', which are pickled and therefore not read"
+    ):
+        check_no_objects("x", np.dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.dtype("f4"), np.dtype("U3"), np.dtype([("a", int)]), torch.float32])
 def test_other_dtypes_are_not(dtype):
-    check_plain("x", dtype)
+    check_no_objects("x", dtype)
 
 
 @given(names=st.lists(NAMES, unique=True), data=st.data())
 def test_keys_are_selected_in_their_own_order(names, data):
-    assert select(None, names) == names
+    assert select_keys(None, names) == names
     keys = data.draw(st.permutations(names))
-    assert select(keys, names) == keys
-    with pytest.raises(UnfitFileError, match=r"^has no array 'missing', 'other'; it has "):
-        select(["missing", *keys, "other"], names)
+    assert select_keys(keys, names) == keys
+    with pytest.raises(FileContentError, match=r"^has no array 'missing', 'other'; it has "):
+        select_keys(["missing", *keys, "other"], names)
 
 
 def test_the_error_is_a_value_error():
-    assert issubclass(UnfitFileError, ValueError)
+    assert issubclass(FileContentError, ValueError)

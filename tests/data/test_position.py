@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from compss_train.data.partitioning import Position, Schedule
+from compss_train.data.partitioning import Position, RoundPlan
 
 schedules = st.builds(
-    Schedule,
+    RoundPlan,
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple),
     num_workers=st.integers(1, 9),
     num_epochs=st.integers(1, 4),
@@ -31,15 +31,15 @@ def visit_of(block_pass):
 
 
 def plain(round_):
-    shares = [[visit_of(block_pass) for block_pass in share] for share in round_.shares]
-    return round_.number, round_.epoch, round_.reached, shares
+    shares = [[visit_of(block_pass) for block_pass in share] for share in round_.assignments]
+    return round_.number, round_.epoch, round_.end_position, shares
 
 
 def trained(round_, sizes) -> Counter[tuple[int, int]]:
     """How often each sample of each epoch is in a round."""
     starts = np.cumsum([0, *sizes])
     seen: Counter[tuple[int, int]] = Counter()
-    for block_pass in (block_pass for share in round_.shares for block_pass in share):
+    for block_pass in (block_pass for share in round_.assignments for block_pass in share):
         first = starts[block_pass.block] + block_pass.first
         samples = range(first, first + block_pass.size) if block_pass.samples is None else block_pass.samples
         seen.update((block_pass.epoch, int(sample)) for sample in samples)
@@ -51,7 +51,7 @@ def once(sizes, epochs) -> Counter[tuple[int, int]]:
 
 
 def resumed(schedule, round_, **others):
-    return replace(schedule, start=round_.reached, first_round=round_.number + 1, **others)
+    return replace(schedule, start=round_.end_position, first_round=round_.number + 1, **others)
 
 
 @given(schedules)
@@ -60,7 +60,7 @@ def test_from_where_a_round_ends_the_rest_follows(schedule):
     expected = [plain(round_) for round_ in rounds]
     for k, round_ in enumerate(rounds, 1):
         assert [plain(r) for r in resumed(schedule, round_).rounds()] == expected[k:]
-    assert rounds[-1].reached == Position(schedule.first_epoch + schedule.num_epochs)
+    assert rounds[-1].end_position == Position(schedule.first_epoch + schedule.num_epochs)
 
 
 @given(schedules, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=5))
@@ -73,7 +73,7 @@ def test_with_other_numbers_of_workers_no_sample_is_lost_or_repeated(schedule, c
         left = list(islice(schedule.rounds(), rounds))
         for round_ in left:
             assert round_.number == number
-            assert len(round_.shares) == schedule.num_workers
+            assert len(round_.assignments) == schedule.num_workers
             seen += trained(round_, schedule.sizes)
             number += 1
         if left:
@@ -90,7 +90,7 @@ def test_the_samples_of_a_schedule_are_those_of_its_rounds(schedule, after, work
     assert schedule.samples == sum(sum(round_.counts) for round_ in schedule.rounds())
 
 
-@example(Schedule((4,) * 6, 2, 3, 0, "blocks", 1, "blocks"), 4, 1)  # in the middle of the second epoch
+@example(RoundPlan((4,) * 6, 2, 3, 0, "blocks", 1, "blocks"), 4, 1)  # in the middle of the second epoch
 @given(schedules, st.integers(1, 12), st.integers(1, 6))
 def test_a_fit_that_is_to_be_longer_or_shorter_when_it_is_resumed(schedule, after, num_epochs):
     begun = list(islice(schedule.rounds(), after))
@@ -106,10 +106,10 @@ def test_a_fit_that_is_to_be_longer_or_shorter_when_it_is_resumed(schedule, afte
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
 def test_rounds_inside_an_epoch_are_cut_as_when_it_was_begun(shuffle):
-    schedule = Schedule((4,) * 8, 2, 1, 0, shuffle, 1, "blocks")
+    schedule = RoundPlan((4,) * 8, 2, 1, 0, shuffle, 1, "blocks")
     first, *rest = schedule.rounds()
-    assert first.reached == Position(0, 2, 2)
+    assert first.end_position == Position(0, 2, 2)
     other = list(resumed(schedule, first, num_workers=3).rounds())
     assert [round_.counts for round_ in rest] == [(4, 4)] * 3
     assert [round_.counts for round_ in other] == [(4, 4, 4)] * 2
-    assert [round_.reached for round_ in other] == [Position(0, 5, 2), Position(1)]
+    assert [round_.end_position for round_ in other] == [Position(0, 5, 2), Position(1)]

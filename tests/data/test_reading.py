@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from compss_train import BadFileError, FileDataset, PartialShuffleSampler
-from compss_train.data.layout import Field, UnfitFileError
+from compss_train.data.layout import Field, FileContentError
 from compss_train.data.readers import CustomReader
-from compss_train.data.reading import FilePart, layout_of, naming
+from compss_train.data.reading import FilePart, bad_file_errors, layout_of
 from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import names
 
@@ -29,12 +29,12 @@ def part(file):
 
 
 def raising(file, error):
-    with naming(file):
+    with bad_file_errors(file):
         raise error
 
 
 def test_what_goes_well_passes(file):
-    with naming(file):
+    with bad_file_errors(file):
         pass
 
 
@@ -81,7 +81,7 @@ def test_errors_of_the_machine_pass_with_a_note_that_names_the_file(file, number
     with pytest.raises(OSError, match="boom") as caught:
         raising(file, error)
     assert caught.value is error
-    assert error.__notes__ == [f"while {file} was read"]
+    assert error.__notes__ == [f"while reading {file}"]
 
 
 @pytest.mark.parametrize("number", MACHINE)
@@ -94,12 +94,12 @@ def test_no_file_is_skipped_for_errors_of_the_machine(file, number, reading):
 
     with pytest.raises(OSError, match="boom") as caught:
         PartialShuffleSampler(FileDataset(file, reader, on_bad_file="skip"))
-    assert caught.value.__notes__ == [f"while {file} was read"]
+    assert caught.value.__notes__ == [f"while reading {file}"]
 
 
 def test_what_a_reader_says_of_a_file_goes_on_where_its_name_ends(file):
     with pytest.raises(BadFileError) as caught:
-        raising(file, UnfitFileError("holds no samples"))
+        raising(file, FileContentError("holds no samples"))
     assert str(caught.value) == f"{file} holds no samples"
     assert caught.value.__suppress_context__
 
@@ -121,7 +121,7 @@ def test_a_folder_is_not_called_empty(tmp_path, monkeypatch):
 def test_a_file_that_is_not_found_does_not_exist(monkeypatch, tmp_path, error):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        BadFileError, match=r"^f\.npz does not exist where it is read; give names that are valid there"
+        BadFileError, match=r"^f\.npz does not exist; give a name that is valid on the machine that reads it"
     ):
         raising("f.npz", error)
 
@@ -169,7 +169,7 @@ def test_a_part_reads_its_keys_only(part):
 @pytest.mark.parametrize("rows", [3, 5, 7, 12])
 def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are_there(file, part, rows):
     np.savez(file, x=np.resize(X, (rows, 2)), y=np.arange(rows))
-    with names(file, f"has {rows} samples, 6 were expected: did it change, or is files_len wrong"):
+    with names(file, f"has {rows} samples, but 6 were expected: check whether it changed, or files_len is wrong"):
         part.read(RowRange(0, 0, 2))
 
 
@@ -193,7 +193,7 @@ def test_a_part_of_a_users_reader_is_checked_as_well():
     part = FilePart(
         CustomReader(lambda f, get_data=False: ({"x": X}, 6)), {0: "a://b"}, {0: 5}, None, None, "a://b"
     )
-    with pytest.raises(BadFileError, match="a://b has 6 samples, 5 were expected"):
+    with pytest.raises(BadFileError, match="a://b has 6 samples, but 5 were expected"):
         part.read(RowRange(0, 0, 5))
     with pytest.raises(BadFileError, match=r"a://b holds samples of float64 \(2,\) in 'x', but c of int8 \(\)"):
         replace(part, sizes={0: 6}).read(RowRange(0, 0, 5), {"x": Field("int8", ())}, "c")

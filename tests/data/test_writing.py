@@ -90,7 +90,7 @@ def test_arrays_may_have_any_name(tmp_path, format):
         ({"x": np.ones((0, 2))}, {}, "no samples"),
         ({"x": np.ones(3)}, {"rows": 0}, "rows=0"),
         ({"x": np.ones(3)}, {"format": "csv"}, "format='csv': choose one of 'npz'"),
-        ({"x": np.ones(3), "y": np.ones(3)}, {"format": "npy"}, "take npz"),
+        ({"x": np.ones(3), "y": np.ones(3)}, {"format": "npy"}, "use the format npz"),
     ],
 )
 def test_what_cannot_be_written_is_an_error(tmp_path, arrays, options, message):
@@ -101,7 +101,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path, arrays, options, message):
 
 def test_files_of_two_data_sets_do_not_mix(tmp_path):
     write_files(tmp_path, {"x": np.arange(4)}, rows=2)
-    with pytest.raises(ValueError, match=r"holds part-00000\d\.npz already"):
+    with pytest.raises(ValueError, match=r"already contains part-00000\d\.npz"):
         write_files(tmp_path, {"x": np.arange(4)}, rows=2)
 
 

@@ -170,7 +170,7 @@ def test_a_full_buffer_blocks_the_sender(numbers_, samples):
         got = []
         for taken in (0, 2, 5):
             got += [int(buffer.get()[0][0]) for _ in range(taken)]
-            until(lambda: buffer.samples_put == buffer.samples_got + capacity and buffer._room_made._waiters)
+            until(lambda: buffer.samples_put == buffer.samples_got + capacity and buffer._not_full._waiters)
             until(lambda: opened._workers[0]._send_lock.locked())
             held = 2 + 2**19 // sample.nbytes  # by TCP, by the reader, and what is being sent
             assert opened.sent <= len(got) + capacity + burst + held
@@ -231,7 +231,7 @@ def sum_of(burst):
 
 def test_a_burst_before_a_disconnect_is_put(make_stub):
     stub = make_stub(make("FIFO", 50))
-    hold = Hold(stub.buffer, "_settle")
+    hold = Hold(stub.buffer, "_finish_put")
     connection, _ = stub.connect(0)
     send_messages(connection, 0, [0])
     hold.entered()  # what comes now is one burst
@@ -249,7 +249,7 @@ def test_a_partially_put_burst_counts_up_to_its_last_put(make_stub):
     stub = make_stub(make("FIFO", 3))
     burst = [({"sample": number}, list(number_sample(number))) for number in range(5)]
     putting = Thread(stub.receiver._put, 0, burst)
-    until(lambda: stub.buffer._room_made._waiters)
+    until(lambda: stub.buffer._not_full._waiters)
     state, received = stub.receiver.snapshot()
     assert (state["usage"]["put"], received) == (3, {0: 3})
     stub.receiver.discard()

@@ -20,7 +20,7 @@ def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
     connection, _ = stub.connect(0)
     with connection:
         send_messages(connection, 0, range(2 if when == "comes" else 4))
-        until(lambda: stub.buffer.samples_put == 2 and (when == "comes" or stub.buffer._room_made._waiters))
+        until(lambda: stub.buffer.samples_put == 2 and (when == "comes" or stub.buffer._not_full._waiters))
         stub.buffer.signal_reception_over()  # as the coordinator has it do
         if when == "comes":
             send_messages(connection, 0, range(2, 4))
@@ -35,7 +35,7 @@ def test_reception_ends_at_once_without_streams(make_stub):
     send_stream(stub, 0, 2)
     with raw_socket(stub.port), Address(HERE, stub.port, "other").connect({"role": "samples", "stream": 1}):
         stub.receiver.end_reception()
-        until(lambda: stub.buffer._over)  # strangers are not waited for
+        until(lambda: stub.buffer._reception_over)  # strangers are not waited for
 
 
 @pytest.mark.parametrize("how", ["ends", "disconnects", "is rejected"])
@@ -44,13 +44,13 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     connection, _ = stub.connect(0)
     other, _ = stub.connect(1)
     send_messages(connection, 0, range(5))
-    until(lambda: stub.buffer._room_made._waiters)
+    until(lambda: stub.buffer._not_full._waiters)
     if how == "is rejected":
         connection.send({"sample": 5}, [torch.zeros(2)])
     for _ in range(2):
         stub.receiver.end_reception()
     other.close()
-    assert not stub.buffer._over
+    assert not stub.buffer._reception_over
     if how == "disconnects":
         connection.close()
     got = [int(stub.buffer.get()[0]) for _ in range(5)]
@@ -59,7 +59,7 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
         got.append(int(stub.buffer.get()[0]))
         assert "ended" in end_stream(connection)
     connection.close()
-    until(lambda: stub.buffer._over)
+    until(lambda: stub.buffer._reception_over)
     assert got == list(range(len(got)))
     with pytest.raises(BufferDrainedError):
         stub.buffer.get()
@@ -77,7 +77,7 @@ def test_reception_does_not_wait_for_idle_connections(make_stub):
         connection._socket.settimeout(1)
         with suppress(ConnectionLostError):
             assert "ended" in end_stream(connection)
-        assert stub.buffer._over
+        assert stub.buffer._reception_over
     assert stub.drain() == [0, 1, 2]
 
 
@@ -86,7 +86,7 @@ def test_samples_after_the_end_of_training_are_discarded(make_stub):
     connection, _ = stub.connect(0)
     with connection:
         sending = Thread(send_messages, connection, 0, range(1000))
-        until(lambda: stub.buffer._room_made._waiters)
+        until(lambda: stub.buffer._not_full._waiters)
         stub.receiver.discard()
         sending.result()
         assert "ended" in end_stream(connection)
@@ -100,7 +100,7 @@ def test_close_unblocks_a_pending_put_and_ends_all_threads():
         waiting, _ = stub.connect(0)
         silent, _ = stub.connect(1)
         send_messages(waiting, 0, range(3))
-        until(lambda: stub.buffer._room_made._waiters)
+        until(lambda: stub.buffer._not_full._waiters)
         stub.receiver.close()
         stub.receiver.close()
         with silent, waiting, pytest.raises(ConnectionLostError):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
 from compss_train.data.order import partial_shuffle_generator
-from compss_train.data.row_ranges import even_share
+from compss_train.data.row_ranges import rank_row_ranges
 from compss_train.samplers import PartialShuffleSampler
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -99,14 +99,14 @@ def flat(batches):
 
 
 def rows_of(row_range):
-    return [*range(row_range.start, row_range.stop), *range(row_range.again)]
+    return [*range(row_range.start, row_range.stop), *range(row_range.wrapped)]
 
 
 def share_of(sampler, sizes, epoch):
     """Return a rank's samples in the order in which they are read."""
     place = (sampler.num_replicas, sampler.rank, sampler.seed, epoch)
     bounds = bounds_of(sizes)
-    row_ranges = even_share(sizes, *place, shuffle=sampler.shuffle)
+    row_ranges = rank_row_ranges(sizes, *place, shuffle=sampler.shuffle)
     return row_ranges, [bounds[part.file][0] + row for part in row_ranges for row in rows_of(part)]
 
 
@@ -115,7 +115,7 @@ def expected_order(sampler, sizes, epoch):
     row_ranges, share = share_of(sampler, sizes, epoch)
     if not sampler.shuffle:
         return share
-    random = partial_shuffle_generator(sampler.seed, epoch, *row_ranges[0].place)
+    random = partial_shuffle_generator(sampler.seed, epoch, *row_ranges[0].origin)
     size = sampler.pools.size
     runs = [share[first : first + size] for first in range(0, len(share), size)]
     if sampler.pools.number == 1:

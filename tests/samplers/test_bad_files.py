@@ -92,7 +92,7 @@ def test_bad_files_are_left_out_where_that_is_asked_for_and_all_else_is_as_it_wa
         for _ in range(2):
             got, error = until_error(sampler, ValueError)
             assert got == wanted[: wanted.index([])]
-            assert f"rank {sampler.rank} could read nothing of batch {len(got)}, which the other" in str(error)
+            assert f"rank {sampler.rank} could read no sample of batch {len(got)}, unlike the other" in str(error)
             assert any(name in str(error) for name in names)  # more of them may be met meanwhile
             assert set(sampler.skipped) <= names
         assert_threads_end()

@@ -38,7 +38,7 @@ def whole(sizes):
 
 
 def read_all(loader, row_ranges):
-    with loader.reading(row_ranges) as arrays:
+    with loader.open(row_ranges) as arrays:
         return [None if rows is None else rows["x"].tolist() for rows in arrays]
 
 
@@ -68,7 +68,7 @@ def test_no_more_files_are_in_memory_than_it_may_hold_in_any_epoch(sizes, file_b
     reader = CountingReader()
     loader = loader_of(sizes, file_buffer, reader)
     for _ in range(epochs):
-        with loader.reading(whole(sizes)) as arrays:
+        with loader.open(whole(sizes)) as arrays:
             for rows in arrays:
                 assert len(rows["x"])
                 del rows
@@ -79,7 +79,7 @@ def test_no_more_files_are_in_memory_than_it_may_hold_in_any_epoch(sizes, file_b
 def test_it_does_read_as_many_ahead_as_it_may(file_buffer):
     reader = CountingReader()
     loader = loader_of([3] * 8, file_buffer, reader)
-    with loader.reading(whole([3] * 8)) as arrays:
+    with loader.open(whole([3] * 8)) as arrays:
         first = next(arrays)
         wait_for(lambda: len(reader.opened) == file_buffer)
         assert first["x"].tolist() == [0, 1, 2]
@@ -108,7 +108,7 @@ def test_it_counts_what_was_there_and_how_long_the_rest_took():
         return reader(filename, get_data)
 
     loader = loader_of([2, 3, 4], 4, read)
-    with loader.reading(whole([2, 3, 4])) as arrays:
+    with loader.open(whole([2, 3, 4])) as arrays:
         threading.Timer(0.05, slow.set).start()
         next(arrays)
         assert loader.reads.ahead == 0
@@ -145,7 +145,7 @@ def test_without_reading_ahead_all_of_the_reading_is_waited_for():
 def test_a_file_that_breaks_is_an_error_in_its_place(file_buffer):
     names = names_of([3] * 5)
     loader = loader_of([3] * 5, file_buffer, CountingReader([names[2]]))
-    with loader.reading(whole([3] * 5)) as arrays:
+    with loader.open(whole([3] * 5)) as arrays:
         assert [next(arrays)["x"][0] for _ in range(2)] == [0, 3]
         with pytest.raises(BadFileError, match="OSError: the disk is gone") as caught:
             next(arrays)
@@ -175,11 +175,11 @@ def test_an_error_of_the_machine_is_raised_and_no_file_skipped_for_it(file_buffe
         return reader(filename, get_data)
 
     loader = loader_of([3] * 5, file_buffer, full, on_bad_file="skip")
-    with loader.reading(whole([3] * 5)) as arrays:
+    with loader.open(whole([3] * 5)) as arrays:
         assert [next(arrays)["x"][0] for _ in range(2)] == [0, 3]
         with pytest.raises(OSError, match="too many open files") as caught:
             next(arrays)
-    assert caught.value.__notes__ == [f"while {names[2]} was read"]
+    assert caught.value.__notes__ == [f"while reading {names[2]}"]
     assert not loader.skipped
     assert_threads_end()
 
@@ -203,7 +203,7 @@ def test_files_must_hold_what_the_first_one_read_does_and_as_many_samples_as_was
         read_all(loader_of([3] * 5, file_buffer, other_numbers), [RowRange(2, 0, 3), RowRange(0, 0, 3)])
     loader = loader_of([3] * 5, file_buffer, other_numbers, on_bad_file="skip")
     assert read_all(loader, whole([3] * 5)) == [[0, 1, 2], [3, 4, 5], None, None, [12, 13, 14]]
-    assert "has 2 samples, 3 were expected" in loader.skipped["numbers://9-12"]
+    assert "has 2 samples, but 3 were expected" in loader.skipped["numbers://9-12"]
 
 
 @pytest.mark.parametrize("file_buffer", [1, 3])
@@ -212,7 +212,7 @@ def test_what_is_left_or_breaks_does_not_count_as_held_afterwards(file_buffer):
     reader = CountingReader([names[5]])
     loader = loader_of([3] * 8, file_buffer, reader)
     for _ in range(3):
-        with loader.reading(whole([3] * 8)) as arrays:
+        with loader.open(whole([3] * 8)) as arrays:
             next(arrays)
         with pytest.raises(BadFileError):
             read_all(loader, whole([3] * 8))
@@ -222,11 +222,11 @@ def test_what_is_left_or_breaks_does_not_count_as_held_afterwards(file_buffer):
 def test_what_is_left_early_ends_the_thread_and_reads_no_more():
     reader = CountingReader()
     loader = loader_of([3] * 50, 3, reader)
-    with loader.reading(whole([3] * 50)) as arrays:
+    with loader.open(whole([3] * 50)) as arrays:
         next(arrays)
     assert_threads_end()
     assert len(reader.opened) <= 3
-    reading = loader.reading(whole([3] * 50))
+    reading = loader.open(whole([3] * 50))
     next(reading.__enter__())
     del reading, arrays
     gc.collect()

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.buffers.incoming import Incoming
+from compss_train.buffers.samples import SampleBatch
 from compss_train.data.order import partial_shuffle_generator
-from compss_train.samplers.mixing import mixed
+from compss_train.samplers.mixing import SlotStore, concatenate_rows, shuffled_batches
 from compss_train.samplers.pools import Pools, SlotPlan, partial_order
-from compss_train.samplers.slots import SlotStore, joined
 from tests.samplers.files import SIZES, arrays_of, bounds_of, flat
 
 pools = st.builds(Pools, st.integers(1, 15), st.sampled_from([1, 2]))
@@ -22,17 +21,17 @@ cases = {"sizes": SIZES, "pools": pools, **epochs, "size": st.integers(1, 9)}
 runs = st.sampled_from([1, 3, 1024])
 
 
-class Pieces:
-    """Pieces of consecutive numbers, those in ``bad`` missing, and which of them were read."""
+class Chunks:
+    """Chunks of consecutive numbers, those in ``bad`` unreadable; records which of them were read."""
 
     def __init__(self, sizes, bad=(), make=lambda start, stop: np.arange(start, stop)):
         self.sizes, self.bad, self.make = sizes, bad, make
-        self.asked, self.read = [], []
+        self.requested, self.read = [], []
         self.closed = 0
 
     @contextmanager
-    def reading(self, numbers):
-        self.asked += numbers  # which may be read ahead
+    def open(self, numbers):
+        self.requested += numbers
         try:
             yield map(self._rows, numbers)
         finally:
@@ -43,22 +42,23 @@ class Pieces:
         return None if number in self.bad else self.make(*bounds_of(self.sizes)[number])
 
 
-class Watched(SlotStore):
-    """Notes how many slots were asked for."""
+class RecordingStore(SlotStore):
+    """Records its number of slots."""
 
-    def begin(self, capacity):
+    def reset(self, capacity):
         self.capacity = capacity
-        super().begin(capacity)
+        super().reset(capacity)
 
 
 def batches_of(sizes, size, start=0):
     return [min(size, sum(sizes) - first) for first in range(start, sum(sizes), size)]
 
 
-def mix(pieces, pools, seed=0, epoch=0, size=4, start=0, store=None, shuffle=True):
+def mix(chunks, pools, seed=0, epoch=0, size=4, start=0, store=None, shuffle=True):
     random = partial_shuffle_generator(seed, epoch) if shuffle else None
-    batches = batches_of(pieces.sizes, size, start)
-    return mixed(pieces.sizes, pieces.reading, pools, random, batches, start, store)
+    batches = batches_of(chunks.sizes, size, start)
+    options = {"pools": pools, "random": random, "batch_sizes": batches, "start": start, "store": store}
+    return shuffled_batches(chunks.sizes, chunks.open, **options)
 
 
 def lists(batches):
@@ -74,42 +74,42 @@ def order_of(sizes, pools, seed=0, epoch=0):
 def test_samples_come_in_the_order_of_the_partial_shuffle_and_pieces_are_read_once(
     sizes, pools, seed, epoch, size, run
 ):
-    pieces = Pieces(sizes)
-    with mock.patch("compss_train.samplers.mixing._RUN", run):
-        batches = lists(mix(pieces, pools, seed, epoch, size))
+    chunks = Chunks(sizes)
+    with mock.patch("compss_train.samplers.mixing._REFILL", run):
+        batches = lists(mix(chunks, pools, seed, epoch, size))
     assert [len(batch) for batch in batches] == batches_of(sizes, size)
     assert flat(batches) == order_of(sizes, pools, seed, epoch)
-    assert pieces.read == list(range(len(sizes)))
-    assert pieces.closed == 1
+    assert chunks.read == list(range(len(sizes)))
+    assert chunks.closed == 1
 
 
 @given(**cases, run=runs)
 @settings(max_examples=40)
 def test_it_goes_on_anywhere_and_reads_again_only_what_was_in_the_pools(sizes, pools, seed, epoch, size, run):
     order = order_of(sizes, pools, seed, epoch)
-    piece_of = np.repeat(np.arange(len(sizes)), sizes)
+    chunk_of = np.repeat(np.arange(len(sizes)), sizes)
     for start in range(sum(sizes) + 1):
-        pieces = Pieces(sizes)
-        with mock.patch("compss_train.samplers.mixing._RUN", run):
-            assert flat(lists(mix(pieces, pools, seed, epoch, size, start))) == order[start:]
-        assert pieces.asked == pieces.read == sorted({piece_of[sample] for sample in order[start:]})
+        chunks = Chunks(sizes)
+        with mock.patch("compss_train.samplers.mixing._REFILL", run):
+            assert flat(lists(mix(chunks, pools, seed, epoch, size, start))) == order[start:]
+        assert chunks.requested == chunks.read == sorted({chunk_of[sample] for sample in order[start:]})
 
 
 @given(sizes=SIZES, pools=pools, size=st.integers(1, 9), start=st.floats(0, 1))
 def test_without_a_generator_the_order_stays_as_it_is(sizes, pools, size, start):
     start = round(start * sum(sizes))
     pools = Pools(pools.size)
-    got = flat(lists(mix(Pieces(sizes), pools, size=size, start=start, shuffle=False)))
+    got = flat(lists(mix(Chunks(sizes), pools, size=size, start=start, shuffle=False)))
     assert got == list(range(start, sum(sizes)))
 
 
 @given(**cases, bad=st.sets(st.integers(0, 6)), run=runs)
 def test_missing_pieces_leave_gaps_and_all_else_as_it_was(sizes, pools, seed, epoch, size, bad, run):
-    missing = {sample for piece in bad if piece < len(sizes) for sample in range(*bounds_of(sizes)[piece])}
+    missing = {sample for chunk in bad if chunk < len(sizes) for sample in range(*bounds_of(sizes)[chunk])}
     order = order_of(sizes, pools, seed, epoch)
     for start in {0, min(size, sum(sizes)), sum(sizes) // 2}:
-        with mock.patch("compss_train.samplers.mixing._RUN", run):
-            got = lists(mix(Pieces(sizes, bad), pools, seed, epoch, size, start))
+        with mock.patch("compss_train.samplers.mixing._REFILL", run):
+            got = lists(mix(Chunks(sizes, bad), pools, seed, epoch, size, start))
         steps = range(start, sum(sizes), size)
         wanted = [[s for s in order[first : first + size] if s not in missing] for first in steps]
         assert got == [batch or None for batch in wanted]
@@ -117,36 +117,36 @@ def test_missing_pieces_leave_gaps_and_all_else_as_it_was(sizes, pools, seed, ep
 
 @given(**cases)
 def test_a_store_has_a_slot_a_sample_of_the_pools_and_serves_again(sizes, pools, seed, epoch, size):
-    store = Watched()
+    store = RecordingStore()
     for again, bad in enumerate([(), {0}, ()]):
-        got = lists(mix(Pieces(sizes, bad), pools, seed, epoch + again, size, store=store))
-        assert got == lists(mix(Pieces(sizes, bad), pools, seed, epoch + again, size))
+        got = lists(mix(Chunks(sizes, bad), pools, seed, epoch + again, size, store=store))
+        assert got == lists(mix(Chunks(sizes, bad), pools, seed, epoch + again, size))
         assert store.capacity == min(pools.capacity, sum(sizes))
 
 
 def test_a_store_that_serves_again_needs_no_new_memory():
-    store, pieces, where = Watched(), Pieces([4, 4]), set()
+    store, chunks, where = RecordingStore(), Chunks([4, 4]), set()
     for _ in range(3):
-        assert len(list(mix(pieces, Pools(4), store=store))) == 2
+        assert len(list(mix(chunks, Pools(4), store=store))) == 2
         where.add(id(store._storage))
     assert len(where) == 1
-    store.begin(9)
-    assert store.take(np.arange(9)) is None  # another capacity: nothing is there
+    store.reset(9)
+    assert store.read(np.arange(9)) is None  # another capacity: nothing is there
 
 
 def test_more_samples_than_are_copied_at_a_time_come_in_order():
     sizes = [700] * 9
     for wide in (Pools(2500), Pools(2500, 2), Pools(1100, 2), Pools(10_000)):
-        batches = lists(mix(Pieces(sizes), wide, size=999))
+        batches = lists(mix(Chunks(sizes), wide, size=999))
         assert flat(batches) == order_of(sizes, wide)
-        resumed = lists(mix(Pieces(sizes), wide, size=999, start=3 * 999))
+        resumed = lists(mix(Chunks(sizes), wide, size=999, start=3 * 999))
         assert resumed == batches[3:]
 
 
 def test_reading_keeps_up_with_what_is_drawn():
-    pieces = Pieces([100] * 120)
-    for batch, _ in enumerate(mix(pieces, Pools(5000), size=100)):
-        assert min(120, 50 + batch - 11) <= len(pieces.read) <= 50 + batch + 1
+    chunks = Chunks([100] * 120)
+    for batch, _ in enumerate(mix(chunks, Pools(5000), size=100)):
+        assert min(120, 50 + batch - 11) <= len(chunks.read) <= 50 + batch + 1
 
 
 @given(samples=st.integers(1, 120), pools=pools, **epochs, done=st.floats(0, 1))
@@ -154,26 +154,26 @@ def test_a_plan_begins_with_what_came_and_was_not_drawn(samples, pools, seed, ep
     start = round(done * samples)
     plan = SlotPlan(samples, pools, partial_shuffle_generator(seed, epoch), start)
     order = order_of([samples], pools, seed, epoch)
-    held, slots = plan.held_in_turn()
+    held, slots = plan.held_by_arrival()
     assert plan.arrived == min(samples, pools.capacity + start)
     assert held.tolist() == sorted(set(range(plan.arrived)) - set(order[:start]))
     assert plan.held[slots].tolist() == held.tolist()
     rest = []
     while len(rest) < samples - start:
-        drawn = plan.next(5)
+        drawn = plan.draw(5)
         rest += plan.held[drawn].tolist()
-        arriving, places = plan.following()
-        plan.held[places] = arriving
+        arriving, refilled = plan.refill()
+        plan.held[refilled] = arriving
     assert rest == order[start:]
 
 
 @given(**cases)
 def test_batches_stay_as_they_are_and_changing_one_changes_no_other(sizes, pools, seed, epoch, size):
-    whole = lists(mix(Pieces(sizes), pools, seed, epoch, size))
-    kept = list(mix(Pieces(sizes), pools, seed, epoch, size))
+    whole = lists(mix(Chunks(sizes), pools, seed, epoch, size))
+    kept = list(mix(Chunks(sizes), pools, seed, epoch, size))
     assert lists(kept) == whole
     changed = []
-    for batch in mix(Pieces(sizes), pools, seed, epoch, size):
+    for batch in mix(Chunks(sizes), pools, seed, epoch, size):
         changed.append(batch.tolist())
         batch[:] = -7
     assert changed == whole
@@ -195,7 +195,7 @@ def structures(start, stop):
 
 def test_structures_dtypes_and_shapes_come_back_as_they_were():
     for size in (3, 7, 50):  # parts of pools, and several joined
-        for batch in mix(Pieces([5, 9, 2, 6], make=structures), Pools(6, 2), size=size):
+        for batch in mix(Chunks([5, 9, 2, 6], make=structures), Pools(6, 2), size=size):
             x = batch["pair"][0]
             rows, expected = x.numpy(), structures(0, 22)
             assert list(batch) == list(expected)
@@ -208,36 +208,36 @@ def test_structures_dtypes_and_shapes_come_back_as_they_were():
 
 
 def test_an_iteration_that_is_left_ends_the_reading():
-    pieces = Pieces([5] * 10)
-    batches = mix(pieces, Pools(6), size=2)
+    chunks = Chunks([5] * 10)
+    batches = mix(chunks, Pools(6), size=2)
     next(batches)
-    assert not pieces.closed
+    assert not chunks.closed
     batches.close()
-    assert pieces.closed == 1
-    assert pieces.read == [0, 1]  # what fills the pool
+    assert chunks.closed == 1
+    assert chunks.read == [0, 1]  # what fills the pool
 
 
 def test_rows_go_into_slots_with_gaps_and_without():
     store = SlotStore()
-    store.begin(4)
-    piece = Incoming.many(arrays_of(10, 20))
-    store.put(np.array([3, 0]), piece, np.array([2, 3]))
-    store.put(np.array([1, 2]), piece, np.array([0, 9]))
-    assert store.take(np.arange(4))["x"].tolist() == [13, 10, 19, 12]
-    store.miss(np.array([0, 1]))
-    store.put(np.array([1]), piece, np.array([5]))
-    batch = store.take(np.array([0, 1, 2]))
+    store.reset(4)
+    chunk = SampleBatch.from_batch(arrays_of(10, 20))
+    store.write(np.array([3, 0]), chunk, np.array([2, 3]))
+    store.write(np.array([1, 2]), chunk, np.array([0, 9]))
+    assert store.read(np.arange(4))["x"].tolist() == [13, 10, 19, 12]
+    store.mark_missing(np.array([0, 1]))
+    store.write(np.array([1]), chunk, np.array([5]))
+    batch = store.read(np.array([0, 1, 2]))
     assert batch["x"].tolist() == [15, 19]
     np.testing.assert_array_equal(batch["y"], arrays_of(10, 20)["y"][[5, 9]])
-    assert store.take(np.array([0])) is None
+    assert store.read(np.array([0])) is None
 
 
 def test_parts_of_a_batch_are_joined_and_nothing_is_none():
     parts = [arrays_of(0, 2), None, arrays_of(5, 6)]
-    assert joined(parts)["x"].tolist() == [0, 1, 5]
-    assert joined(parts[:2]) is parts[0]
-    assert joined([None]) is None
-    assert joined([]) is None
+    assert concatenate_rows(parts)["x"].tolist() == [0, 1, 5]
+    assert concatenate_rows(parts[:2]) is parts[0]
+    assert concatenate_rows([None]) is None
+    assert concatenate_rows([]) is None
 
 
 @pytest.mark.parametrize(("numbers", "message"), [((0,), "shuffle_buffer=0"), ((5, 3), "pools=3: choose 1 or 2")])

@@ -220,7 +220,7 @@ def test_the_memory_of_the_pools_serves_again_in_the_next_epoch(monkeypatch):
         made.append(capacity)
         return ColumnStorage(capacity, template)
 
-    monkeypatch.setattr("compss_train.samplers.slots.ColumnStorage", storage)
+    monkeypatch.setattr("compss_train.samplers.mixing.ColumnStorage", storage)
     sampler = sampler_of([4] * 9, shuffle_buffer=6, pools=2)
     for epoch in range(3):
         epoch_of(sampler, epoch)

@@ -80,14 +80,14 @@ def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
 
 
 def test_nor_is_one_with_a_method_for_a_reader():
-    class Store:
+    class SampleStore:
         asked = 0
 
         def read(self, filename, get_data=False):
             self.asked += not get_data
             return CountingReader()(filename, get_data)
 
-    store = Store()
+    store = SampleStore()
     dataset = FileDataset(names_of([5, 7, 3]), store.read)
     PartialShuffleSampler(dataset, store.read)
     assert store.asked == 3
@@ -125,7 +125,7 @@ def test_lengths_that_are_given_save_opening_files_and_wrong_ones_are_found():
     for wrong in ({**lengths, names[2]: 4}, {**lengths, names[0]: 4}):
         with pytest.raises(BadFileError, match=r"has \d samples"):
             list(PartialShuffleSampler(Listing(names), reader, files_len=wrong))
-    with pytest.raises(ValueError, match="files_len has no number of samples"):
+    with pytest.raises(ValueError, match="files_len lacks"):
         PartialShuffleSampler(Listing(names), reader, files_len={names[0]: 5})
 
 
@@ -183,7 +183,7 @@ def test_wrong_epochs_and_steps_are_errors_and_change_nothing():
 
 
 def test_what_lists_no_files_is_an_error_that_says_what_to_give():
-    with pytest.raises(TypeError, match=r"a list lists no files in \.files; give FileDataset\(files\)"):
+    with pytest.raises(TypeError, match=r"a list has no list of files in \.files; give a FileDataset\(files\)"):
         PartialShuffleSampler([1, 2])
 
 

@@ -16,7 +16,7 @@ from compss_train.cli.run_files.options import NONE, Option, parse_options, sign
 from compss_train.cli.run_files.run_file import RunFile
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
-from compss_train.data.files import read_whole
+from compss_train.data.files import read_arrays
 from compss_train.data.readers import as_reader
 from compss_train.training.data_source import as_data_source
 
@@ -151,7 +151,7 @@ def _read_file(name: Any, key: str) -> Any:
     if name.endswith(".npy"):
         return np.load(name, mmap_mode="r", allow_pickle=False)
     names = list(as_reader(None, [name]).describe(name).layout or ())
-    return read_whole([name], names[0] if len(names) == 1 else key)[0]
+    return read_arrays([name], names[0] if len(names) == 1 else key)[0]
 
 
 def _cut(dataset: Dataset, blocks: Any) -> Dataset:

@@ -17,9 +17,9 @@ from compss_train.cli.run_files.options import NONE
 from compss_train.cli.run_files.run_file import RunFile, read_run_file
 from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.data import FileDataset
-from compss_train.data.block import Block, loaded
+from compss_train.data.block import Block, load_block
 from compss_train.data.files import file_names
-from compss_train.data.layout import listed
+from compss_train.data.layout import quote_names
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_blocked
@@ -152,7 +152,8 @@ def _check_array(dataset: FileDataset, role: str, arrays: Sequence[str], data: M
     hint = f"files are read by the names x and y: rename the array that is {role}"
     if "files" in data or _has_key(data, role):
         hint = f"--set data.{role}{'' if 'files' in data else '.key'}=NAME sets another name"
-    raise InvalidValueError(f"{dataset.files[0]} has no array {name!r} for {role}, it has {listed(arrays)}; {hint}")
+    names = quote_names(arrays)
+    raise InvalidValueError(f"{dataset.files[0]} has no array {name!r} for {role}, it has {names}; {hint}")
 
 
 def first_samples(x: Any) -> Block:
@@ -161,4 +162,4 @@ def first_samples(x: Any) -> Block:
         key = x.training_keys(targets=False)[0]
         arrays, _ = x.reader.read(x.files[0], 0, 2, (key,))
         return arrays[key]
-    return loaded(next(as_blocked(x, 1).blocks()))[:2]
+    return load_block(next(as_blocked(x, 1).blocks()))[:2]

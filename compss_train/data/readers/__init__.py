@@ -1,4 +1,4 @@
-"""Readers: one for each format of files, chosen by how names end, and one for functions of the user's own."""
+"""Readers: one for each file format, selected by the file names' suffix, and one for functions of the user."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ READERS: dict[str, type[Reader]] = {
     ".h5": Hdf5Reader,
     ".hdf5": Hdf5Reader,
 }
-"""The readers by the ends of files' names."""
+"""The readers by suffix of the file names."""
 
 
 def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) -> Reader:
-    """Return a reader for these files: the one given, or the one that their names' common end tells.
+    """Return ``reader`` as a ``Reader``, or the reader for the suffix of these files if it is ``None``.
 
-    Raises ``ValueError`` for ends that are unknown or differ, ``TypeError`` for what cannot be called.
+    Raises ``ValueError`` for suffixes that are unknown or differ, ``TypeError`` if ``reader`` cannot be called.
     """
     if isinstance(reader, type) and issubclass(reader, Reader):
         return reader()
@@ -52,7 +52,7 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
     unknown = [suffix for suffix in suffixes if suffix not in READERS]
     if unknown or len({READERS[suffix] for suffix in suffixes}) != 1:
         raise ValueError(
-            f"files that end in {', '.join(map(repr, suffixes))}: give files of one kind, "
+            f"files with the suffixes {', '.join(map(repr, suffixes))}: give files of one format, "
             f"{', '.join(READERS)}, or a reader(filename, get_data=False)"
         )
     return READERS[suffixes[0]]()

@@ -1,66 +1,70 @@
-"""What a reader is: it knows one format of files."""
+"""``Reader``, the base class of readers, and checks that they share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from compss_train.data.block import Block
-from compss_train.data.layout import Description, Field, UnfitFileError, common_length, listed
+from compss_train.data.layout import Description, Field, FileContentError, common_length, quote_names
 
 Arrays = dict[str, Block]
 """Some rows of each array of a file, by name."""
 
 
 class Reader(ABC):
-    """Reads one format. A task gets it pickled, and threads use it at the same time.
+    """Reads one file format. Instances are pickled for tasks and used by several threads at the same time.
 
-    Whatever is raised becomes a ``BadFileError`` that names the file: messages go on where a file's name ended.
-    Called as ``reader(filename, get_data=False)`` it returns the number of samples, or with ``get_data=True`` a
-    dict of arrays and that number, as the readers of microsoft/PartiallyShuffleDistributedSampler do.
+    Exceptions become a ``BadFileError`` that names the file: messages continue a sentence that starts with the
+    file's name. Called as ``reader(filename, get_data=False)`` a reader returns the number of samples, or with
+    ``get_data=True`` a dict of arrays and that number, like the readers of
+    microsoft/PartiallyShuffleDistributedSampler.
     """
+
+    stored_name: ClassVar[str | None] = None
+    """Identifies exactly this class, not its subclasses, in file indexes; ``None`` for readers of users."""
 
     @abstractmethod
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return what is in a file, or in some of its arrays, reading no more of it than headers."""
+        """Return the number of rows and the layout of a file, or of some of its arrays, from its headers."""
 
     @abstractmethod
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return rows ``start`` to ``stop`` of these arrays, by default of all, and how many the file has."""
+        """Return rows ``start`` to ``stop`` of these arrays, all by default, and the file's number of rows."""
 
     def __call__(self, filename: str, get_data: bool = False) -> int | tuple[Arrays, int]:
-        """Return the number of samples, with ``get_data`` after a dict of all arrays."""
+        """Return the number of samples, or with ``get_data`` a dict of all arrays and that number."""
         rows = self.describe(filename).rows
         return self.read(filename, 0, rows) if get_data else rows
 
 
-def described(arrays: Mapping[str, Any]) -> Description:
-    """Describe what has a ``shape`` and a ``dtype``; raise ``UnfitFileError`` for scalars and objects."""
+def describe_arrays(arrays: Mapping[str, Any]) -> Description:
+    """Describe objects with ``shape`` and ``dtype``; raise ``FileContentError`` for scalars and Python objects."""
     for key, array in arrays.items():
         if len(array.shape) == 0:
-            raise UnfitFileError(
-                f"holds a single value in {key!r}, no row a sample; name the arrays to read in keys="
+            raise FileContentError(
+                f"holds a single value in {key!r} instead of a row per sample; select the other arrays with keys="
             )
-        check_plain(key, array.dtype)
+        check_no_objects(key, array.dtype)
     rows = common_length({key: int(array.shape[0]) for key, array in arrays.items()})
     return Description(rows, {key: Field(str(a.dtype), tuple(a.shape[1:])) for key, a in arrays.items()})
 
 
-def check_plain(key: str, dtype: Any) -> None:
-    """Raise ``ValueError`` for arrays of Python objects: reading them would run whatever their pickle says."""
+def check_no_objects(key: str, dtype: Any) -> None:
+    """Raise ``FileContentError`` for arrays of Python objects: unpickling them could run any code."""
     if isinstance(dtype, np.dtype) and dtype.hasobject:
-        raise UnfitFileError(
-            f"holds Python objects in {key!r}, which are pickles and not read; save numbers instead"
+        raise FileContentError(
+            f"holds Python objects in {key!r}, which are pickled and therefore not read; save numbers instead"
         )
 
 
-def select(keys: Collection[str] | None, names: Collection[str]) -> list[str]:
-    """Return the names to read; raise ``UnfitFileError`` where one is not there."""
+def select_keys(keys: Collection[str] | None, names: Collection[str]) -> list[str]:
+    """Return the names of the arrays to read; raise ``FileContentError`` if one is missing."""
     if keys is None:
         return list(names)
     if missing := [key for key in keys if key not in names]:
-        raise UnfitFileError(f"has no array {listed(missing)}; it has {listed(names)}")
+        raise FileContentError(f"has no array {quote_names(missing)}; it has {quote_names(names)}")
     return list(keys)

@@ -1,4 +1,4 @@
-"""HDF5 files, by way of h5py, which the extra ``hdf5`` installs."""
+"""Reader of HDF5 files; needs h5py (extra ``hdf5``)."""
 
 from __future__ import annotations
 
@@ -7,48 +7,52 @@ from typing import Any
 
 from compss_train._utils.optional_imports import import_optional
 from compss_train.data.layout import Description
-from compss_train.data.readers.base import Arrays, Reader, described, select
+from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
 
 
 class Hdf5Reader(Reader):
-    """Reads the data sets of an HDF5 file, also those in groups (``group/name``); only the rows asked for.
+    """Reads the requested rows of the data sets of an HDF5 file, including those in groups (``group/name``).
 
-    Files are opened where they are read, in the worker, and closed again.
+    Each call opens and closes the file.
     """
 
+    stored_name = "hdf5"
+
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the data sets' shapes and dtypes."""
-        with h5py().File(path, "r") as file:
+        """Return the shapes and dtypes of the data sets."""
+        with import_h5py().File(path, "r") as file:
             names = _names(file)
-            return described({key: file[key] for key in select(keys, names)})
+            return describe_arrays({key: file[key] for key in select_keys(keys, names)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return the rows."""
-        with h5py().File(path, "r") as file:
-            chosen = {key: file[key] for key in select(keys, _names(file))}
-            rows = described(chosen).rows
+        with import_h5py().File(path, "r") as file:
+            chosen = {key: file[key] for key in select_keys(keys, _names(file))}
+            rows = describe_arrays(chosen).rows
             return {key: data[start:stop] for key, data in chosen.items()}, rows
 
 
-def h5py() -> Any:
-    """Return the module ``h5py``; raise ``ModuleNotFoundError`` if it is not installed."""
+def import_h5py() -> Any:
+    """Return the module; raise ``ModuleNotFoundError`` that says how to install it."""
     return import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
 
 
 def _linked(file: Any, name: str) -> Any:
     try:
         return file.get(name)
-    except RuntimeError:  # a link that leads to itself
+    except RuntimeError:  # a link to itself
         return None
 
 
 def _names(file: Any) -> list[str]:
-    """Return the names of the data sets: those in groups, too, and those that the file's own links lead to."""
+    """Return the names of the data sets, including those in groups and targets of the root group's links."""
     found: dict[str, Any] = {}
 
-    def note(name: str, item: Any) -> None:  # anything else than None would end the visit
+    def record(name: str, item: Any) -> None:  # a return value other than None would end the iteration
         found[name] = item
 
-    file.visititems(note)
+    file.visititems(record)
     found |= {name: _linked(file, name) for name in file}
-    return [name for name, item in found.items() if isinstance(item, h5py().Dataset) and item.shape is not None]
+    return [
+        name for name, item in found.items() if isinstance(item, import_h5py().Dataset) and item.shape is not None
+    ]

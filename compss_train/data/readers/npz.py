@@ -1,4 +1,4 @@
-"""Numpy's ``.npz`` files: arrays by name, perhaps compressed."""
+"""Readers of numpy's ``.npz`` and ``.npy`` files."""
 
 from __future__ import annotations
 
@@ -17,29 +17,34 @@ from numpy.lib import format as npy_format
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from compss_train.data.layout import Description, UnfitFileError
-from compss_train.data.readers.base import Arrays, Reader, check_plain, described, select
+from compss_train.data.layout import Description, FileContentError
+from compss_train.data.readers.base import Arrays, Reader, check_no_objects, describe_arrays, select_keys
 
-_LONGEST_HEADER = 2**16 + 16  # bytes that version 1.0 of numpy's format can have before the data
+_LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip file: lengths of its name and of the extra field
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of the extra field
 
 
 class NpzReader(Reader):
-    """Reads ``numpy.savez`` and ``numpy.savez_compressed``; describing a file reads the arrays' headers only."""
+    """Reads files of ``numpy.savez`` and ``numpy.savez_compressed``; ``describe`` reads only headers."""
+
+    stored_name = "npz"
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return what the headers of the arrays say."""
+        """Return the shapes and dtypes in the arrays' headers."""
         with zipfile.ZipFile(path) as archive:
             members = _members(archive)
-            return described({key: _header(archive, members[key]) for key in select(keys, members)})
+            return describe_arrays({key: _read_header(archive, members[key]) for key in select_keys(keys, members)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return rows of the arrays, whose checksums are checked: each is read whole."""
+        """Return rows of the arrays; each array is read completely, to verify its checksum."""
         with open(path, "rb", buffering=0) as file, zipfile.ZipFile(file) as archive:
             members = _members(archive)
-            arrays = {key: _array(key, _bytes(file, archive, members[key])) for key in select(keys, members)}
-        return {key: array[start:stop] for key, array in arrays.items()}, described(arrays).rows
+            arrays = {
+                key: _parse_array(key, _read_member(file, archive, members[key]))
+                for key in select_keys(keys, members)
+            }
+        return {key: array[start:stop] for key, array in arrays.items()}, describe_arrays(arrays).rows
 
 
 @dataclass(frozen=True)
@@ -52,80 +57,84 @@ class _Header:
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     if len(members) != len(archive.infolist()):
-        raise UnfitFileError("is corrupt: it names an array twice")
+        raise FileContentError("is corrupt: it contains an array twice")
     return members
 
 
-def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
+def _read_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
     with archive.open(member) as file:
-        return _parsed(file, member.file_size)
+        return _parse_header(file, member.file_size)
 
 
-def _parsed(file: Any, size: int) -> _Header:
-    """Return the header of an array that takes so many bytes with it."""
+def _parse_header(file: Any, size: int) -> _Header:
+    """Parse the header of an array; check it against ``size``, the number of bytes including the header."""
     version = npy_format.read_magic(file)
     if version not in _HEADERS:
-        raise UnfitFileError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
+        raise FileContentError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
     header = _Header(*_HEADERS[version](file))
     data = math.prod(header.shape) * header.dtype.itemsize
     if min(header.shape, default=0) < 0 or (file.tell() + data != size and not header.dtype.hasobject):
-        raise UnfitFileError(f"is corrupt: an array of {header.dtype} {header.shape} is not of {size} bytes")
+        raise FileContentError(f"is corrupt: an array of {header.dtype} {header.shape} cannot have {size} bytes")
     return header
 
 
-def _bytes(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.uint8]:
-    """Return a member's bytes; where it is not compressed, read in one go.
+def _read_member(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.uint8]:
+    """Return a member's bytes; an uncompressed one is read in one call.
 
-    ``numpy.load`` goes by pieces, between which a thread that reads has to wait for Python's lock: half the speed.
+    ``numpy.load`` reads in pieces and waits for the global interpreter lock after each, which halves the speed.
     """
     if member.compress_type != zipfile.ZIP_STORED:
         return np.frombuffer(bytearray(archive.read(member)), np.uint8)
-    archive.open(member).close()  # checks that what is there is this member
+    archive.open(member).close()  # checks the local header
     if not member.file_size == member.compress_size <= os.fstat(file.fileno()).st_size:
-        raise UnfitFileError(f"is corrupt: {member.filename!r} cannot have {member.file_size} bytes")
+        raise FileContentError(f"is corrupt: {member.filename!r} cannot have {member.file_size} bytes")
     file.seek(member.header_offset)
     lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     file.seek(sum(lengths), io.SEEK_CUR)
     data = np.empty(member.file_size, np.uint8)
     if _fill(data.data, file) != len(data) or zlib.crc32(data.data) != member.CRC:
-        raise UnfitFileError(f"is corrupt: {member.filename!r} in it is not what its checksum says")
+        raise FileContentError(f"is corrupt: {member.filename!r} does not match its checksum")
     return data
 
 
 def _fill(data: memoryview, file: Any) -> int:
     filled = 0
-    while filled < len(data) and (number := file.readinto(data[filled:])):  # 2 GiB at most at a time
+    while filled < len(data) and (number := file.readinto(data[filled:])):  # at most 2 GiB per call
         filled += number
     return filled
 
 
-def _array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
+def _parse_array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     start = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
-    header = _parsed(start, len(data))
-    check_plain(key, header.dtype)
+    header = _parse_header(start, len(data))
+    check_no_objects(key, header.dtype)
     flat = data[start.tell() :].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")
 
 
-NAME = "x"
-"""What the array of a file with one nameless array is called."""
+ARRAY_NAME = "x"
+"""Name of the only array in a file without names."""
 
 
 class NpyReader(Reader):
-    """Reads ``numpy.save``, mapping the file, so that only the rows asked for are read. The array is called x."""
+    """Reads the requested rows of files of ``numpy.save``, which are memory-mapped. The array is named x."""
+
+    stored_name = "npy"
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return what the header says; a file that is too short for it is an error."""
-        select(keys, (NAME,))
-        return described({NAME: _mapped(path)})
+        """Return the shape and dtype in the header; raise an error if the file is too short for them."""
+        select_keys(keys, (ARRAY_NAME,))
+        return describe_arrays({ARRAY_NAME: _memory_map(path)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return a copy of the rows."""
-        select(keys, (NAME,))
-        array = _mapped(path)
-        return {NAME: np.array(array[start:stop], order="C", subok=False)}, described({NAME: array}).rows
+        select_keys(keys, (ARRAY_NAME,))
+        array = _memory_map(path)
+        return {ARRAY_NAME: np.array(array[start:stop], order="C", subok=False)}, describe_arrays(
+            {ARRAY_NAME: array}
+        ).rows
 
 
-def _mapped(path: str) -> NDArray[Any]:
-    array: NDArray[Any] = open_memmap(path, mode="r")  # numpy.load would take a zip file, too
+def _memory_map(path: str) -> NDArray[Any]:
+    array: NDArray[Any] = open_memmap(path, mode="r")  # numpy.load would also accept a zip file
     return array

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
-from compss_train.data.block import Block, Description, RemoteBlock, describe
+from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import ONE_CPU, Engine, Failure, Ref, Resources, map_refs
 from compss_train.engines.compss.context import import_pycompss, skip_destructors_at_exit, under_compss
 from compss_train.engines.compss.resources import address_for, check_fit, declared_nodes, thread_share
@@ -302,7 +302,7 @@ class CompssBlock(RemoteBlock):
 
     home: ClassVar[str] = CompssEngine.name
 
-    def __init__(self, future: object, description: Description, owner: object = None) -> None:
+    def __init__(self, future: object, description: BlockDescription, owner: object = None) -> None:
         super().__init__(*description)
         self.future = future
         self.owner = owner

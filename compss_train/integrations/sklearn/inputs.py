@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import validate_data
 
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import Block, loaded
+from compss_train.data.block import Block, load_block
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 from compss_train.integrations.sklearn.constructor import EstimatorParameters
@@ -104,7 +104,7 @@ def first_sample(x: Any) -> Block:
     """Return the first sample, shape (1, ...)."""
     if isinstance(x, FileDataset):
         return first_in_files(x)[0]
-    block: Block = loaded(next(x.blocks())) if isinstance(x, BlockedTensor) else x
+    block: Block = load_block(next(x.blocks())) if isinstance(x, BlockedTensor) else x
     return block[:1]
 
 
@@ -123,12 +123,12 @@ def as_array(y: Any) -> Any:
 
 def mapped(function: Callable[[NDArray[Any]], NDArray[Any]], y: BlockedTensor) -> BlockedTensor:
     """Return a blocked tensor of what the function makes of each block, brought here for it."""
-    return BlockedTensor([[function(np.asarray(loaded(block))) for block in row] for row in y.tensors])
+    return BlockedTensor([[function(np.asarray(load_block(block))) for block in row] for row in y.tensors])
 
 
 def values_in_parts(x: BlockedTensor | FileDataset, y: BlockedTensor | None) -> NDArray[Any]:
     """Return the different targets in the blocks of y, or in the files, which are all read for it."""
-    parts = _targets_of_files(x) if isinstance(x, FileDataset) else map(loaded, (y or x).blocks())
+    parts = _targets_of_files(x) if isinstance(x, FileDataset) else map(load_block, (y or x).blocks())
     return np.unique(np.concatenate([np.unique(np.asarray(part)) for part in parts]))
 
 

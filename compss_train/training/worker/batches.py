@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from compss_train.data.block import Block
 from compss_train.data.order import partial_shuffle_generator, row_order
 from compss_train.data.partitioning import BlockPass, WorkerAssignment
-from compss_train.samplers.mixing import mixed
+from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.samplers.slots import SlotStore
 from compss_train.training.worker.buffered_batches import batch_sizes, buffered_batches
 from compss_train.training.worker.shard import Shard
 from compss_train.training.worker.source import Columns, Source, take
@@ -117,12 +116,12 @@ def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str)
     store = SlotStore()
     for epoch, group in groupby(shard.assignment, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
-        batches = mixed(
+        batches = shuffled_batches(
             [block_pass.size for block_pass in block_passes],
             partial(_rows_of, source, block_passes),
-            pools,
-            partial_shuffle_generator(shard.seed, epoch, block_passes[0].block, block_passes[0].first),
-            batch_sizes(block_passes, shard.options.batching),
+            pools=pools,
+            random=partial_shuffle_generator(shard.seed, epoch, block_passes[0].block, block_passes[0].first),
+            batch_sizes=batch_sizes(block_passes, shard.options.batching),
             store=store,
         )
         for batch in batches:

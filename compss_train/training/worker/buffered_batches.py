@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby, islice
 
 from compss_train.buffers import Buffer, BufferDrainedError, BufferSpec
-from compss_train.buffers.reading_ahead import through
+from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.order import Batching, buffer_seed
 from compss_train.data.partitioning import WorkerAssignment
 from compss_train.training.worker.shard import Shard
@@ -37,7 +37,7 @@ def _epoch_batches(
         if spec.gives_each_once:
             yield from in_bursts(draw_in_step(buffer, chunks, sizes, spec.needed))
         else:
-            yield from through(buffer, chunks, max(sizes))
+            yield from batches_through(buffer, chunks, max(sizes))
 
 
 def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:

@@ -181,7 +181,7 @@ class FileSource(Source):
             RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.size)
             for block_pass in block_passes
         ]
-        with self._loader.reading(row_ranges) as arrays:
+        with self._loader.open(row_ranges) as arrays:
             yield map(self._columns, arrays)  # holds no reference while the next file is read
 
     def _columns(self, arrays: Arrays | None) -> Columns | None:

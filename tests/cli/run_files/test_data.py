@@ -111,7 +111,7 @@ def test_files_are_a_data_set_with_its_options():
         ({"y": "y.npy"}, "it names no samples"),
         ({"x": "none.npy"}, "[data] x: none.npy: No such file or directory"),
         ({"x": "x.npy", "y": "none.npz"}, "[data] y: "),
-        ({"x": "x.csv"}, "[data] x: files that end in '.csv': give files of one kind, .npz"),
+        ({"x": "x.csv"}, "[data] x: files with the suffixes '.csv': give files of one format, .npz"),
         ({"x": 3}, "[data] x: a block needs a first dimension"),
         ({"x": {"file": "both.npz", "keys": "x"}}, "[data] x: unknown key; did you mean key?"),
         ({"x": {"file": "both.npz", "key": "a"}}, "[data] x: "),
@@ -119,7 +119,7 @@ def test_files_are_a_data_set_with_its_options():
         ({"x": "x.npy", "blocks": 21}, "[data] blocks: blocks=(21, 1) makes 21 blocks of 20 samples"),
         ({"x": "x.npy", "blocks": "many"}, "[data] blocks: blocks='many' is not a grid"),
         ({"files": "x.npy", "blocks": 3}, "[data] blocks: unknown key"),
-        ({"files": "none/*.npz"}, "[data]: files='none/*.npz': there are no such files"),
+        ({"files": "none/*.npz"}, "[data]: files='none/*.npz': no files found"),
         ({"files": "x.npy", "on_bad_file": "shout"}, '"shout" is not accepted; give "raise" or "skip"'),
         (
             {"import": f"{__name__}:many"},

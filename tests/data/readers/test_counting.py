@@ -27,7 +27,7 @@ def test_a_checksum_tells_of_data_in_an_npz_that_changed(tmp_path):
     overwritten(path := str(tmp_path / "f.npz"), array)
     dataset = FileDataset([path])
     assert dataset.number_samples == 3_000
-    with names(path, r"is corrupt: 'x\.npy' in it is not what its checksum says"):
+    with names(path, r"is corrupt: 'x\.npy' does not match its checksum"):
         read_file(path)
     same(read_file(path, keys=["y"])["y"], np.arange(3_000))
 

@@ -26,7 +26,7 @@ class Shifted(NpzReader):
 def test_a_reader_that_gives_other_rows_than_it_was_asked_for_is_an_error_that_names_the_file(tmp_path, rows):
     np.savez(path := tmp_path / "f.npz", x=X[:, 0], y=Y)
     part = FileDataset(path, Shifted(rows), keys=["y"]).part([0])
-    with names(path, "was read wrongly: 'y' has not the rows 2 to 5"):
+    with names(path, "was read incorrectly: 'y' lacks some of the rows 2 to 5"):
         part.read(RowRange(0, 2, 5))
 
 
@@ -38,7 +38,9 @@ def test_a_reader_that_gives_other_rows_than_it_was_asked_for_is_an_error_that_n
 def test_a_number_that_is_no_integer_is_an_error(tmp_path, returned):
     path = tmp_path / "f"
     path.touch()
-    with names(path, f"has no number of samples: the reader returned a {type(returned).__name__}, not an integer"):
+    with names(
+        path, f"has no number of samples: the reader returned a {type(returned).__name__} instead of an integer"
+    ):
         FileDataset(path, lambda filename, get_data=False: returned)
 
 
@@ -69,12 +71,12 @@ def test_any_integer_is_a_number(tmp_path, number):
         (({"x": X}, 7, 7), r"must return \(dict of arrays, number\)"),
         ([{"x": X}, 7], r"must return \(dict of arrays, number\)"),
         (({"x": X, "y": Y[:5]}, 7), "different lengths: 'x' 7, 'y' 5"),
-        (({"x": X}, 6), "has 7 rows in its arrays, but the reader says 6"),
-        (({"x": X}, None), "has 7 rows in its arrays, but the reader says None"),
-        (({"x": X[:6]}, 6), "has 6 samples, 7 were expected"),
+        (({"x": X}, 6), "has 7 rows in its arrays, but the reader returned 6"),
+        (({"x": X}, None), "has 7 rows in its arrays, but the reader returned None"),
+        (({"x": X[:6]}, 6), "has 6 samples, but 7 were expected"),
         (({}, 7), "holds no arrays"),
         (({"x": X[:0]}, 0), "holds no samples"),
-        (({3: X}, 7), "has an array under 3; names must be strings"),
+        (({3: X}, 7), "has an array named 3; names must be strings"),
         (({"x": 3.0}, 7), "holds a single value in 'x'"),
         (({"x": torch.tensor(3)}, 7), "holds a single value in 'x'"),
         (({"x": None}, 7), "holds a single value in 'x'"),
@@ -185,7 +187,7 @@ def test_ends_of_the_same_format_go_together():
     "files", [["a.npz", "b.npy"], ["a.pt", "b.h5"], ["a.npz", "b.csv"], ["a.csv"], ["a"], [".npz"], ["npz"], []]
 )
 def test_ends_that_are_unknown_or_differ_are_errors(files):
-    with pytest.raises(ValueError, match=r"give files of one kind, \.npz, .*, or a reader"):
+    with pytest.raises(ValueError, match=r"give files of one format, \.npz, .*, or a reader"):
         as_reader(None, files)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compss_train import FileDataset
-from compss_train.data.reading import layout_of, naming
+from compss_train.data.reading import bad_file_errors, layout_of
 from tests.data.readers.checks import filled, in_every, names, same
 from tests.data.readers.formats import FORMATS, NAMED, OWN, read_file
 
@@ -91,7 +91,7 @@ def test_arrays_that_are_not_chosen_may_be_as_they_like(tmp_path, form):
     path = form.saved(tmp_path, x=filled((5, 2)), y=np.arange(3), z=np.zeros(0))
     if form.function is None:
         same(read_file(path, keys=["x"])["x"], filled((5, 2)))
-    with names(path, "holds arrays of different lengths: .*'y' 3.*; each needs a row a sample"):
+    with names(path, "holds arrays of different lengths: .*'y' 3.*; each needs a row per sample"):
         read_file(path, form.function)
 
 
@@ -160,7 +160,7 @@ def test_a_file_without_rows_is_an_error(tmp_path, form):
 @in_every(OWN)
 def test_a_single_value_is_an_error(tmp_path, form):
     path = form.saved(tmp_path, x=np.float32(3))
-    with names(path, "holds a single value in 'x', no row a sample"):
+    with names(path, "holds a single value in 'x' instead of a row per sample"):
         FileDataset([path])
 
 
@@ -190,7 +190,7 @@ def test_a_missing_file_is_an_error_that_says_so(tmp_path, form):
 def test_a_file_that_is_gone_when_it_is_read_is_an_error_that_says_so(tmp_path, form):
     part = FileDataset([form.saved(tmp_path, x=np.arange(3))], form.function).part([0])
     os.remove(form.path(tmp_path))
-    with names(form.path(tmp_path), "does not exist"), naming(part.files[0]):
+    with names(form.path(tmp_path), "does not exist"), bad_file_errors(part.files[0]):
         part.reader.read(part.files[0], 0, 3)
 
 
@@ -231,5 +231,5 @@ def test_a_file_cut_short_after_it_was_counted_is_an_error_when_it_is_read(tmp_p
     reader = form.reader
     assert reader.describe(path).rows == 30
     os.truncate(path, os.path.getsize(path) * 2 // 3)
-    with names(path), naming(path):
+    with names(path), bad_file_errors(path):
         reader.read(path, 0, 30)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from compss_train import BadFileError, FileDataset
 from compss_train.data.readers import NpyReader, NpzReader
-from compss_train.data.reading import naming
+from compss_train.data.reading import bad_file_errors
 from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import X, Y, names, same
 from tests.data.readers.formats import npz_bytes, read_file, with_header
@@ -71,7 +71,7 @@ def test_an_array_that_got_anothers_name_is_not_taken_for_it(flipped, save):
     reads_right_or_fails(flipped, renamed, keys=["y"])
     with names(flipped, "File name in directory .* differ"):
         FileDataset(flipped)
-    with names(flipped, "File name in directory .* differ"), naming(str(flipped)):
+    with names(flipped, "File name in directory .* differ"), bad_file_errors(str(flipped)):
         NpzReader().read(str(flipped), 0, 7, ["y"])
 
 
@@ -84,9 +84,9 @@ def test_a_name_that_an_npz_holds_twice_is_an_error_whichever_array_is_read(tmp_
         warnings.simplefilter("ignore")  # zipfile's own
         archive.writestr(again, content)
     for keys in (None, ["x"], ["y"]):
-        with names(path, "is corrupt: it names an array twice"):
+        with names(path, "is corrupt: it contains an array twice"):
             FileDataset(path, keys=keys)
-        with names(path, "is corrupt: it names an array twice"), naming(str(path)):
+        with names(path, "is corrupt: it contains an array twice"), bad_file_errors(str(path)):
             NpzReader().read(str(path), 0, 7, keys)
 
 

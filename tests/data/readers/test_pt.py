@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from compss_train import FileDataset
-from compss_train.data.layout import Field, UnfitFileError
+from compss_train.data.layout import Field, FileContentError
 from compss_train.data.readers import NpzReader, TorchReader, as_reader
-from compss_train.data.reading import naming
+from compss_train.data.reading import bad_file_errors
 from tests.data.readers.checks import X, Y, names, same
 from tests.data.readers.formats import Bomb, read_file
 
@@ -39,7 +39,7 @@ def test_pickles_are_refused_and_not_executed(tmp_path):
     for path in files:
         with names(path):
             FileDataset([path])
-        with names(path), naming(str(path)):
+        with names(path), bad_file_errors(str(path)):
             as_reader(None, [str(path)]).read(str(path), 0, 3)
     assert not (tmp_path / "boom").exists()
 
@@ -54,14 +54,14 @@ def test_an_array_of_objects_is_an_error_that_says_which(tmp_path, name):
     bombs(tmp_path)
     with names(tmp_path / name, "holds Python objects in 'y'"):
         FileDataset([tmp_path / name])
-    with pytest.raises(UnfitFileError, match="holds Python objects in 'y'"):
+    with pytest.raises(FileContentError, match="holds Python objects in 'y'"):
         NpzReader().read(str(tmp_path / name), 0, 3)
     same(read_file(tmp_path / name, keys=["x"])["x"], np.arange(3))
 
 
 def test_a_pt_of_other_objects_is_an_error_that_says_what_to_save(tmp_path):
     bombs(tmp_path)
-    with names(tmp_path / "dict.pt", r"does not hold tensors alone; other objects \(pickles\) are not read$"):
+    with names(tmp_path / "dict.pt", r"holds other objects than tensors; they are pickled and therefore not read$"):
         FileDataset([tmp_path / "dict.pt"])
 
 
@@ -94,7 +94,7 @@ def test_a_tensor_is_x_and_a_pair_x_and_y(tmp_path, of):
     [
         ([torch.zeros(3)] * 3, "holds 3 tensors without names; save a dict of tensors"),
         (None, "holds a NoneType under 'x'"),
-        ({"x": torch.zeros(3), "lr": 0.1}, "holds a float under 'lr'; name the tensors in keys="),
+        ({"x": torch.zeros(3), "lr": 0.1}, "holds a float under 'lr'; select the tensors with keys="),
         ({"x": {"y": torch.zeros(3)}}, "holds a dict under 'x'"),
         ({"x": [0, 1]}, "holds a list under 'x'"),
         ({1: torch.zeros(3)}, "holds a Tensor under 1"),
@@ -136,7 +136,7 @@ def test_rows_of_a_pt_take_only_their_own_memory(tmp_path):
 
 def test_a_pt_in_the_format_of_before_mapping_is_an_error(tmp_path):
     torch.save({"x": torch.zeros(3)}, tmp_path / "f.pt", _use_new_zipfile_serialization=False)
-    with names(tmp_path / "f.pt", "is of torch's old format; load it, and save it again with torch.save$"):
+    with names(tmp_path / "f.pt", "has torch's old format; load it and save it again with torch.save$"):
         FileDataset(tmp_path / "f.pt")
 
 
@@ -152,7 +152,7 @@ def test_tensors_without_plain_data_are_an_error_before_they_are_read_unless_oth
     path = tmp_path / "f.pt"
     for tensor in no_plain_tensors():
         torch.save({"x": torch.from_numpy(X[:3]), "z": tensor}, path)
-        with names(path, "holds no plain tensor under 'z'; save dense ones that have data$"):
+        with names(path, "holds no dense tensor with data under 'z'; save dense tensors$"):
             FileDataset(path)
         same(read_file(path, keys=["x"])["x"], X[:3])
 
@@ -163,7 +163,7 @@ def test_entries_of_a_pt_beside_the_tensors_that_are_named_may_be_as_they_like(t
     arrays = read_file(path, keys=["y", "x"])
     assert list(arrays) == ["y", "x"]
     same(arrays["x"], X)
-    with names(path, "name the tensors in keys="):
+    with names(path, "select the tensors with keys="):
         FileDataset(path)
-    with names(path, "holds a dict under 'nested'; name the tensors in keys="):
+    with names(path, "holds a dict under 'nested'; select the tensors with keys="):
         FileDataset(path, keys=["x", "nested"])

@@ -43,7 +43,7 @@ def test_an_array_that_torch_cannot_hold_is_an_error_that_names_file_and_array_b
     form = FORMATS[form]
     path = form.saved(tmp_path, x=UNFIT[kind])
     dataset = FileDataset(path, form.function)  # counting needs no torch
-    reason = "holds .* in 'x', which torch cannot hold; convert it, or leave it out by naming .* in keys=$"
+    reason = "holds .* in 'x', which torch cannot hold; convert it, or select the other arrays with keys=$"
     with names(path, reason):
         dataset.part([0]).read(RowRange(0, 0, 3))
     with names(path, reason):
@@ -82,7 +82,7 @@ def test_too_many_open_files_are_no_fault_of_a_file_which_is_not_skipped(tmp_pat
             with pytest.raises(OSError) as caught:
                 use()
             assert caught.value.errno == errno.EMFILE
-            assert caught.value.__notes__ == [f"while {path} was read"]
+            assert caught.value.__notes__ == [f"while reading {path}"]
     finally:
         for number in taken:
             os.close(number)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data import BlockedTensor
-from compss_train.data.partitioning import Schedule
+from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.batches import batches
 from compss_train.training.worker.shard import Shard
@@ -24,8 +24,8 @@ def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, work
     y = BlockedTensor.from_array(torch.arange(samples).to(torch.bfloat16), (blocks, 1))
     starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
     seen = []
-    for round_ in Schedule(x.sizes, workers, 1, 4, shuffle).rounds():
-        for share in round_.shares:
+    for round_ in RoundPlan(x.sizes, workers, 1, 4, shuffle).rounds():
+        for share in round_.assignments:
             options = FitOptions(num_epochs=1, batch_size=size, shuffle_block_data=shuffle_seed is not None)
             shard = Shard(options=options, assignment=share, blocks=tuple(range(blocks)), starts=starts, seed=4)
             for batch_x, batch_y, weight in batches(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compss_train.buffers import FIRO, BufferSpec
 from compss_train.data import BlockedTensor
 from compss_train.data.order import Batching
-from compss_train.data.partitioning import Schedule
+from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import source
 from compss_train.training.worker.batches import batches
@@ -35,8 +35,8 @@ def data(samples, blocks, as_arrays=False):
 
 def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=1):
     starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
-    for round_ in Schedule(x.sizes, workers, epochs, 4, shuffle, merge_every=epochs).rounds():
-        for share in round_.shares:
+    for round_ in RoundPlan(x.sizes, workers, epochs, 4, shuffle, merge_every=epochs).rounds():
+        for share in round_.assignments:
             numbers = tuple(range(len(x.sizes)))
             options = FitOptions(
                 num_epochs=epochs,

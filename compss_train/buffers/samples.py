@@ -1,0 +1,187 @@
+"""Samples: nested tuples and dicts of tensors and arrays, and the ``SampleBatch`` that a put stores in a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compss_train.data.block import Block, as_tensor, check_dtype, concatenate
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The dtype and shape of one leaf of a sample, which all samples share."""
+
+    is_array: bool
+    """Whether the leaf is a numpy array, and is returned as one, rather than a tensor."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        kind = "array" if self.is_array else "tensor"
+        return f"{kind} of {str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+
+def leaves(value: object) -> Iterator[Any]:
+    """Iterate over the leaves of nested tuples and dicts; the order of a dict's items has no effect."""
+    if isinstance(value, tuple | dict):
+        for name in _names(value):
+            yield from leaves(value[name])
+    else:
+        yield value
+
+
+def _names(container: Any) -> Sequence[Any]:
+    return sorted(container, key=repr) if isinstance(container, dict) else range(len(container))
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return ``value`` with ``function`` applied to every leaf, in the order of ``leaves``."""
+    if not isinstance(value, tuple | dict):
+        return function(value)
+    mapped = {name: map_leaves(function, value[name]) for name in _names(value)}
+    if isinstance(value, dict):
+        return {name: mapped[name] for name in value}
+    return type(value)(*mapped.values()) if hasattr(value, "_fields") else tuple(mapped.values())
+
+
+def same_structure(value: Any, other: Any) -> bool:
+    """Return whether two structures have the same types and equal leaves."""
+    if type(value) is not type(other):
+        return False
+    if not isinstance(value, tuple | dict):
+        return bool(value == other)
+    names = list(_names(value))
+    return names == list(_names(other)) and all(same_structure(value[name], other[name]) for name in names)
+
+
+def first_sample(batch: Any) -> Any:
+    """Return the first sample of a batch; leaves without dimensions are returned as arrays."""
+    return map_leaves(lambda rows: rows[0] if isinstance(rows, list) else rows[0, ...], batch)
+
+
+def as_dense(value: Any) -> Any:
+    """Return ``value`` if its leaves are tensors, arrays, or numbers beside them; otherwise return ``None``.
+
+    Numbers are converted to tensors, and numpy's numbers to arrays.
+    """
+    parts = list(leaves(value))
+    dense = [_is_dense(part) for part in parts]
+    if all(dense) and parts:
+        return value
+    if any(dense) and all(known or isinstance(part, _NUMBERS) for known, part in zip(dense, parts, strict=True)):
+        return map_leaves(_from_number, value)
+    return None
+
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+def _from_number(leaf: Any) -> Any:
+    if isinstance(leaf, np.generic):
+        return np.asarray(leaf)
+    return torch.tensor(leaf) if isinstance(leaf, _NUMBERS) else leaf
+
+
+def _is_dense(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        strided = leaf.layout is torch.strided and not leaf.is_nested
+        return strided and not leaf.is_quantized and leaf.device.type != "meta"
+    # Other subclasses of arrays have more than values: masks, units.
+    return type(leaf) in (np.ndarray, np.memmap) and _is_torch_dtype(leaf.dtype)
+
+
+def _is_torch_dtype(dtype: np.dtype[Any]) -> bool:
+    try:
+        check_dtype(dtype)
+    except TypeError:
+        return False
+    return True
+
+
+class SampleBatch:
+    """The samples of one put: rows for each leaf of their structure, or a list of any objects."""
+
+    def __init__(self, template: Any, rows: list[Block], objects: list[Any] | None = None) -> None:
+        self.template = template
+        """The samples' structure with a ``Leaf`` at each leaf; ``None`` for objects."""
+        self.rows = rows
+        self.objects = objects
+        self.keys: NDArray[np.int64] | None = None
+        """Simulation and time step of each sample, for buffers that pair samples."""
+
+    def __len__(self) -> int:
+        return len(self.rows[0]) if self.objects is None else len(self.objects)
+
+    @classmethod
+    def from_sample(cls, sample: Any) -> SampleBatch:
+        """Return a batch of one sample."""
+        dense = as_dense(sample)
+        if dense is None:
+            return cls(None, [], [sample])
+        rows = [_plain(leaf)[None] for leaf in leaves(dense)]
+        return cls(_template(dense, rows), rows)
+
+    @classmethod
+    def from_batch(cls, samples: Any) -> SampleBatch:
+        """Return a batch of a list of samples, or of stacked samples as a buffer's batches are."""
+        if isinstance(samples, list):
+            return cls._from_list(samples)
+        dense = as_dense(samples)
+        if dense is None:
+            raise TypeError(
+                f"samples={type(samples).__name__}: give a list of samples, or tensors and arrays (also in tuples "
+                "and dicts) whose first dimension is that of the samples"
+            )
+        rows = [_plain(leaf) for leaf in leaves(dense)]
+        if any(row.ndim == 0 for row in rows) or len({len(row) for row in rows}) != 1:
+            shapes = ", ".join(str(tuple(row.shape)) for row in rows)
+            raise ValueError(f"stacked samples need the same first dimension in every part, not {shapes}")
+        return cls(_template(dense, rows), rows)
+
+    @classmethod
+    def _from_list(cls, samples: list[Any]) -> SampleBatch:
+        parts = [cls.from_sample(sample) for sample in samples]
+        templates = [part.template for part in parts]
+        if all(template is None for template in templates):
+            return cls(None, [], list(samples))
+        for template in templates:
+            check_same_structure(template, templates[0])
+        return cls(templates[0], [concatenate(list(rows)) for rows in zip(*(p.rows for p in parts), strict=True)])
+
+
+def check_same_structure(template: Any, expected: Any) -> None:
+    """Raise ``ValueError`` unless two templates are equal: of objects, or of one structure, shape and dtype."""
+    if not same_structure(template, expected):
+        raise ValueError(
+            f"a sample of {_describe(template)} among samples of {_describe(expected)}: a buffer stacks samples "
+            "of one structure, shape and dtype; to store samples that differ, put each of them in a list"
+        )
+
+
+def _describe(template: Any) -> str:
+    return "other objects" if template is None else str(template)
+
+
+def _template(value: Any, rows: list[Block]) -> Any:
+    remaining = iter(rows)
+
+    def leaf(_: Any) -> Leaf:
+        row = next(remaining)
+        is_array = isinstance(row, np.ndarray)
+        return Leaf(is_array, as_tensor(row[:0]).dtype, tuple(row.shape[1:]))
+
+    return map_leaves(leaf, value)
+
+
+def _plain(leaf: Any) -> Block:
+    """Return a leaf as it is stored: detached on the CPU, without lazy conjugation and negation."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().cpu().resolve_conj().resolve_neg()
+    array: NDArray[Any] = np.asarray(leaf)
+    return array
