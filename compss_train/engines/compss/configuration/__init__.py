@@ -1,6 +1,6 @@
-"""COMPSs's two configuration files, which tell it where its workers run and what they may use: made, written, read.
+"""COMPSs's two configuration files, which declare its worker nodes and their resources: writing and reading.
 
-Imports nothing else of compss_train, so that commands, engines and tests may all use it.
+Imports neither torch nor another room of compss_train, so that the doctor can use it.
 """
 
 from compss_train.engines.compss.configuration.files import (

@@ -1,4 +1,4 @@
-"""Writes the two files: the project names the nodes, and the resources say what each has."""
+"""Writing and reading the two files: the project names the nodes, the resources declare what each of them has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NIO_ADAPTOR = "es.bsc.compss.nio.master.NIOAdaptor"
 def write(
     folder: Path, nodes: Sequence[Node], *, install_dir: Path | None = None, working_dir: Path | None = None
 ) -> tuple[Path, Path]:
-    """Write ``project.xml`` and ``resources.xml`` into the folder (made where needed); return both paths."""
+    """Write ``project.xml`` and ``resources.xml`` into a folder, created if necessary; return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     project, resources = folder / "project.xml", folder / "resources.xml"
     project.write_text(project_xml(nodes, install_dir=install_dir, working_dir=working_dir), encoding="utf-8")
@@ -25,7 +25,7 @@ def write(
 
 
 def project_xml(nodes: Sequence[Node], *, install_dir: Path | None = None, working_dir: Path | None = None) -> str:
-    """Return the project file: the nodes, where COMPSs is installed on them, where workers keep files."""
+    """Return the project file: the nodes, and the folders of COMPSs and of the workers' files on them."""
     installed = install_dir or presumed_home()
     working = working_dir or default_working_dir()
     root = ElementTree.Element("Project")
@@ -33,14 +33,14 @@ def project_xml(nodes: Sequence[Node], *, install_dir: Path | None = None, worki
     for node in nodes:
         entry = ElementTree.SubElement(root, "ComputeNode", Name=node.name)
         _add_text(entry, "InstallDir", _folder(installed))
-        # Of its own: a worker that ends removes the run's folder in it, which workers on one machine would share,
-        # and then another one waits for ever for files of its own.
+        # One folder per node: a worker that ends removes the run's folder. If workers on one machine shared it,
+        # the others would wait for their files for ever.
         _add_text(entry, "WorkingDir", _folder(working / node.name))
     return _document(root)
 
 
 def resources_xml(nodes: Sequence[Node]) -> str:
-    """Return the resources file: what each node has, and the ports that its worker may listen on."""
+    """Return the resources file: the units, GPUs and ports of each node."""
     root = ElementTree.Element("ResourcesList")
     for node in nodes:
         entry = ElementTree.SubElement(root, "ComputeNode", Name=node.name)
@@ -52,7 +52,7 @@ def resources_xml(nodes: Sequence[Node]) -> str:
 
 
 def default_working_dir() -> Path:
-    """Return where workers keep their files: a folder of the user's own, as several may share a machine."""
+    """Return the default folder for workers' files, with the user's name, since users may share a machine."""
     return Path("/tmp") / f"COMPSsWorker-{getuser()}"
 
 
@@ -76,7 +76,7 @@ def _add_text(parent: ElementTree.Element, tag: str, text: str) -> None:
 
 
 def _folder(path: Path) -> str:
-    # COMPSs joins file names to these without a slash.
+    # COMPSs appends file names without a slash.
     return f"{path.absolute()}/"
 
 
@@ -87,33 +87,33 @@ def _document(root: ElementTree.Element) -> str:
 
 
 UNREADABLE = (OSError, ElementTree.ParseError)
-"""What reading raises where there is no file, or none of XML."""
+"""Exceptions of reading a file that is missing or is not XML."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredNode:
-    """A worker node as a resources file describes it."""
+    """A worker node as declared in a resources file."""
 
     name: str
     cpus: int
-    """Computing units of its CPUs."""
+    """Number of computing units of its CPUs."""
     gpus: int
 
 
 def read_nodes(project: Path, resources: Path) -> list[DeclaredNode]:
-    """Return the nodes that COMPSs starts workers on: those of the project that have resources."""
+    """Return the nodes that COMPSs starts workers on: those in both files."""
     names = read_project(project)
     return [node for node in read_resources(resources).values() if node.name in names]
 
 
 def read_project(path: Path) -> dict[str, Path | None]:
-    """Return the nodes of a project file, and where it says that COMPSs is installed on each."""
+    """Return the nodes of a project file, each with the folder that COMPSs is installed in there, if given."""
     folders = {name: entry.findtext("{*}InstallDir") for name, entry in _entries(path)}
     return {name: Path(folder) if folder else None for name, folder in folders.items()}
 
 
 def read_resources(path: Path) -> dict[str, DeclaredNode]:
-    """Return the nodes of a resources file by name; a number that is none counts as 0."""
+    """Return the nodes of a resources file by name; invalid numbers count as 0."""
     return {name: DeclaredNode(name, _units(entry, "CPU"), _units(entry, "GPU")) for name, entry in _entries(path)}
 
 

@@ -1,4 +1,4 @@
-"""A worker of COMPSs as the two files are to declare it."""
+"""Worker nodes of COMPSs: their computing units, ports, and the folder that COMPSs is installed in."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from pathlib import Path
 
 from loky import cpu_count
 
-# COMPSs's master takes the first free port from 43000 to 44000: workers start above it. A worker whose port is
-# taken costs half a minute before the next one is tried, and a worker listens on all addresses of its machine: each
-# has ports of its own.
+# COMPSs's master uses the first free port from 43000 to 44000, so workers start above it. If a worker's port is in
+# use, COMPSs tries the next one after half a minute. A worker listens on all addresses of its machine, so that each
+# worker needs different ports.
 FIRST_PORT = 44001
 PORTS = 10
 LAST_PORT = 65535
 LOWEST_PORT = 10_000
-"""Services that have a number of their own lie below."""
+"""Registered services use lower ports."""
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Where Linux says which ports it gives to outgoing connections."""
+"""File with the range of ports that Linux uses for outgoing connections."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One worker of COMPSs: the host that it is started on by ssh, what it may use, and its first port."""
+    """A worker of COMPSs: the host that it is started on by ssh, its computing units and GPUs, and its first port.
+
+    Raises ``ValueError`` for an empty name, less than 1 unit, a negative number of GPUs, and ports out of range.
+    """
 
     name: str
     units: int
@@ -36,41 +39,43 @@ class Node:
 
     def __post_init__(self) -> None:
         if not self.name or self.name != self.name.strip():
-            raise ValueError(f"a node needs the name of a host, not {self.name!r}")
+            raise ValueError(f"a node needs the name of a host, got {self.name!r}")
         if self.units < 1:
-            raise ValueError(f"units={self.units} for {self.name}: give at least 1, most often its physical cores")
+            raise ValueError(
+                f"units={self.units} for {self.name}: give at least 1, usually the number of physical cores"
+            )
         if self.gpus < 0:
             raise ValueError(f"gpus={self.gpus} for {self.name}: give 0 or more")
         if not 1024 <= self.first_port <= LAST_PORT - PORTS:
             raise ValueError(
-                f"{self.name} would listen on port {self.first_port}; ports must lie between 1024 and {LAST_PORT}: "
+                f"{self.name} would listen on port {self.first_port}; ports must be between 1024 and {LAST_PORT}: "
                 "choose another first port, or fewer nodes"
             )
 
     @property
     def last_port(self) -> int:
-        """The last of the ports that the worker may listen on."""
+        """The last port that the worker may listen on."""
         return self.first_port + PORTS - 1
 
 
 def free_first_port(count: int) -> int:
-    """Return the first of enough ports in a row for ``count`` processes of COMPSs here, on which nobody listens.
+    """Return the first of enough consecutive free ports for ``count`` processes of COMPSs on this machine.
 
-    The search starts anywhere: runs that start at the same time must not take the same ones, as the workers of one
-    would then be asked by the coordinator of the other. Ports of outgoing connections are left out, as any of them
-    may be taken between now and the start.
+    The search starts at a random port: two runs that start at the same time must not use the same ports, since the
+    coordinator of one would then contact the workers of the other. Ports of outgoing connections are excluded,
+    since any of them may be in use by the time the workers start. Raises ``OSError`` if there are not enough.
     """
     needed = count * PORTS
-    places = [first for low, high in _for_listening() for first in range(low, high - needed + 2)]
-    for _ in range(100 if places else 0):
-        first = random.choice(places)
+    candidates = [first for low, high in _listening_ranges() for first in range(low, high - needed + 2)]
+    for _ in range(100 if candidates else 0):
+        first = random.choice(candidates)
         if all(_is_free(port) for port in range(first, first + needed)):
             return first
-    raise OSError(f"there are no {needed} free ports in a row; name the first with --first-port")
+    raise OSError(f"found no {needed} consecutive free ports; give the first one with --first-port")
 
 
-def _for_listening() -> list[tuple[int, int]]:
-    """Return the ranges of ports, ends included, that no outgoing connection gets."""
+def _listening_ranges() -> list[tuple[int, int]]:
+    """Return the ranges of ports, both ends included, that are not used for outgoing connections."""
     try:
         low, high = map(int, OUTGOING.read_text().split())
     except (OSError, ValueError):
@@ -80,7 +85,7 @@ def _for_listening() -> list[tuple[int, int]]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as listener:
-        # As Java does: a port whose last connections are still closing is free.
+        # As in Java, a port counts as free while its last connections are still closing.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
@@ -90,9 +95,9 @@ def _is_free(port: int) -> bool:
 
 
 def physical_cores() -> int:
-    """Return the physical cores that this process may use (affinity and container limits count)."""
+    """Return the number of physical cores that this process may use, within its affinity and container limits."""
     with warnings.catch_warnings():
-        # Where the physical cores cannot be told apart, loky warns and counts all of them.
+        # If loky cannot determine the physical cores, it warns and counts the logical ones.
         warnings.simplefilter("ignore")
         return int(cpu_count(only_physical_cores=True))
 
@@ -102,14 +107,15 @@ def loopback_nodes(
 ) -> tuple[Node, ...]:
     """Return ``count`` workers on this machine: one on localhost, more on 127.0.0.1, 127.0.0.2 and so on.
 
-    ``units`` is what each of them may use, by default its share of the physical cores.
+    ``units`` is the number of computing units of each, by default its share of the physical cores. Raises
+    ``ValueError`` for more than 254 workers, and for GPUs with more than one worker.
     """
     if not 1 <= count <= 254:
-        raise ValueError(f"nodes={count}: give 1 to 254, the loopback addresses from 127.0.0.1 on")
+        raise ValueError(f"nodes={count}: give 1 to 254, the number of loopback addresses from 127.0.0.1")
     if gpus and count > 1:
         raise ValueError(
-            f"gpus={gpus} with nodes={count}: every worker on this machine would count its GPUs from the first, "
-            "so that all train on the same ones; use one node with all the GPUs"
+            f"gpus={gpus} with nodes={count}: all workers on this machine would use the same GPUs, since each "
+            "counts them from the first; use one node with all GPUs"
         )
     share = max(1, physical_cores() // count) if units is None else units
     names = ["localhost"] if count == 1 else [f"127.0.0.{index}" for index in range(1, count + 1)]
@@ -119,9 +125,9 @@ def loopback_nodes(
 def host_nodes(
     hosts: Sequence[str], units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
 ) -> tuple[Node, ...]:
-    """Return one worker on each of the hosts, with the cores of this machine where ``units`` is not given."""
+    """Return one worker per host, by default with as many units as this machine has physical cores."""
     if not hosts or len(set(hosts)) < len(hosts):
-        raise ValueError(f"hosts={','.join(hosts)!r}: give at least one host, and each of them once")
+        raise ValueError(f"hosts={','.join(hosts)!r}: give at least one host, and each host once")
     return tuple(Node(host, physical_cores() if units is None else units, gpus, first_port) for host in hosts)
 
 
@@ -129,7 +135,7 @@ DEFAULT_HOME = Path("/opt/COMPSs")
 
 
 def compss_home() -> Path | None:
-    """Return where COMPSs is installed: ``COMPSS_HOME``, or where ``runcompss`` lies; else ``None``."""
+    """Return the folder that COMPSs is installed in: ``COMPSS_HOME``, or that of ``runcompss``, or ``None``."""
     if home := os.environ.get("COMPSS_HOME"):
         return Path(home)
     if (runcompss := shutil.which("runcompss")) is None:
@@ -139,5 +145,5 @@ def compss_home() -> Path | None:
 
 
 def presumed_home() -> Path:
-    """Return where COMPSs is installed, or where it would be by default."""
+    """Return the folder that COMPSs is installed in, or its default."""
     return compss_home() or DEFAULT_HOME
