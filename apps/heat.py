@@ -1,8 +1,7 @@
-"""The heat equation on a square: a solver, simulations with random temperatures, and samples to learn them from.
+"""The heat equation on a square: a solver, simulations with random temperatures, and samples for training.
 
-``∂u/∂t = Δu`` on the unit square, whose four walls each have a temperature of their own that never changes; all of
-the inside begins at a fifth one. This is the example of Melissa (arXiv 2309.16743), with its temperatures and its
-time step.
+``∂u/∂t = Δu`` on the unit square. Each of the four walls has a constant temperature, and the interior starts at a
+fifth one. This is the example of Melissa (arXiv 2309.16743), with its temperatures and its time step.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ Floats = NDArray[np.float64]
 Sample = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 COLDEST, HOTTEST = 100.0, 500.0
-"""Temperatures are drawn between these, in kelvin."""
+"""Range of the random temperatures, in kelvin."""
 TIME_STEP = 0.01
-"""Time from one sample to the next; after about thirty the walls alone decide what the inside is like."""
+"""Time between samples; after about thirty steps the interior depends on the walls alone."""
 TEMPERATURES = 5
 """Parameters of a simulation: the initial temperature, then those of the west, east, south and north walls."""
 
@@ -28,8 +27,8 @@ class HeatEquation:
     """Solves the equation on ``grid`` by ``grid`` points inside the walls, which are one spacing away from them.
 
     Space is discretised by the five-point Laplacian, time by implicit Euler, which is stable for every time step.
-    The eigenvectors of that Laplacian are products of sines: in their coordinates (``modes``) a step solves a
-    system of equations by as many divisions as there are points, and two products of small matrices lead back.
+    The eigenvectors of that Laplacian are products of sines: in their coordinates (``modes``) a step is one
+    division per point, and two products of small matrices transform back.
     """
 
     def __init__(self, grid: int, time_step: float) -> None:
@@ -42,7 +41,7 @@ class HeatEquation:
         self._time_step = time_step
 
     def fields(self, initial: Floats, walls: Floats, substeps: int = 1) -> Iterator[Floats]:
-        """Give the field, rows from south to north, after every ``substeps`` time steps, without end."""
+        """Iterate over the fields, rows from south to north, after every ``substeps`` time steps, without end."""
         modes = self._transform(initial)
         gain = self._time_step * self._transform(self._heating(walls, initial.shape))
         while True:
@@ -56,7 +55,7 @@ class HeatEquation:
         return self._sines @ field @ self._sines
 
     def _heating(self, walls: Floats, shape: tuple[int, ...]) -> Floats:
-        """Return what the walls add to the Laplacian of the points next to them."""
+        """Return the walls' contribution to the Laplacian of the points next to them."""
         west, east, south, north = walls
         heating = np.zeros(shape)
         heating[:, 0] += west
@@ -68,14 +67,14 @@ class HeatEquation:
 
 @functools.lru_cache(maxsize=4)
 def _equation(grid: int, time_step: float) -> HeatEquation:
-    return HeatEquation(grid, time_step)  # one for all simulations of a process
+    return HeatEquation(grid, time_step)  # shared by all simulations of a process
 
 
 def simulate(parameters: Floats, grid: int = 64, steps: int = 100, substeps: int = 1) -> Iterator[Sample]:
-    """Give a sample after every time step: the temperatures and the time, and the field that they lead to.
+    """Yield a sample after every time step: x has the temperatures and the time, y the field at that time.
 
-    Everything is scaled to numbers from 0 to 1. ``substeps`` cut each time step into so many that are solved:
-    simulations become more exact and take longer, as costly ones do.
+    All values are scaled to the range from 0 to 1. ``substeps`` divides each time step: simulations become more
+    accurate and more expensive.
     """
     initial, *walls = scaled(np.asarray(parameters))
     equation = _equation(grid, TIME_STEP / substeps)
@@ -86,23 +85,23 @@ def simulate(parameters: Floats, grid: int = 64, steps: int = 100, substeps: int
 
 
 def scaled(kelvin: Floats) -> Floats:
-    """Return temperatures as numbers from 0, the coldest, to 1, the hottest."""
+    """Scale temperatures to the range from 0 (coldest) to 1 (hottest)."""
     return (kelvin - COLDEST) / (HOTTEST - COLDEST)
 
 
 def in_kelvin(temperatures: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scaled temperatures in kelvin."""
+    """Convert scaled temperatures to kelvin."""
     return COLDEST + (HOTTEST - COLDEST) * temperatures
 
 
 def draws(*seed: int) -> Iterator[Floats]:
-    """Give the parameters of one simulation after the other, without end; other seeds give others."""
+    """Iterate over random parameters of simulations, without end; other seeds give other parameters."""
     random = np.random.default_rng(seed)
     while True:
         yield random.uniform(COLDEST, HOTTEST, TEMPERATURES)
 
 
 def stacked(samples: Iterable[Sample]) -> Sample:
-    """Return samples as one array of all their x and one of all their y."""
+    """Stack samples into an array of x and one of y."""
     x, y = zip(*samples, strict=True)
     return np.stack(x), np.stack(y)

@@ -1,4 +1,4 @@
-"""What all ways to train a surrogate of the heat equation share: the network, the simulations, what is recorded."""
+"""Shared parts of all methods that train a surrogate of the heat equation: network, simulations and records."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from compss_train.callbacks import Callback
 from compss_train.engines import Resources, engine_class
 
 WIDTH = 256
-"""Of the network's hidden layers."""
+"""Width of the network's hidden layers."""
 TRAINING, VALIDATION = range(2)
-"""What simulations are for; each draws other parameters from the same seed."""
+"""Purposes of simulations; each draws other parameters from the same seed."""
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What all methods share: options, running processes, the network as it begins, and samples to validate it."""
+    """Shared by all methods: options, running processes, the initial network, and validation samples."""
 
     options: argparse.Namespace
     engine: Engine
@@ -42,7 +42,7 @@ class Experiment:
 
     @classmethod
     def make(cls, options: argparse.Namespace, engine: Engine) -> Experiment:
-        """Make the network, and run the simulations of the validation."""
+        """Make the network, and run the simulations for validation."""
         torch.manual_seed(options.seed)
         net = surrogate(options.grid)
         inputs = itertools.islice(heat.draws(options.seed, VALIDATION), options.validation_simulations)
@@ -53,7 +53,7 @@ class Experiment:
 
     @contextmanager
     def trainer(self) -> Iterator[DistributedTrainer]:
-        """Give a trainer of the network."""
+        """Yield a trainer of the network."""
         options = self.options
         with DistributedTrainer(options.workers, engine=self.engine, seed=options.seed, threads=1) as trainer:
             trainer.build(self.net, {"optimizer": "adam", "lr": options.lr}, "mse")
@@ -61,7 +61,7 @@ class Experiment:
 
 
 def start_engine(options: argparse.Namespace, at_once: int) -> Engine:
-    """Start the processes that all methods share, so that none waits for that; so many tasks can run at once."""
+    """Start the processes that all methods share; ``at_once`` tasks can run at a time."""
     engine = engine_class(options.engine).start(options.workers, threads=1)
     if at_once > 1:
         engine.reserve([Resources()] * at_once)
@@ -74,7 +74,7 @@ def all_samples(simulate: Callable[[heat.Floats], Iterable[heat.Sample]], parame
 
 
 def surrogate(grid: int) -> nn.Module:
-    """Return an MLP from temperatures and time to a field, as large as Melissa's."""
+    """Return an MLP from temperatures and time to a field, of the size of Melissa's."""
     return nn.Sequential(
         nn.Linear(heat.TEMPERATURES + 1, WIDTH),
         nn.ReLU(),
@@ -86,7 +86,7 @@ def surrogate(grid: int) -> nn.Module:
 
 
 def simulator(options: argparse.Namespace) -> Callable[[heat.Floats], Iterator[heat.Sample]]:
-    """Return what runs a simulation with given parameters."""
+    """Return a function that runs a simulation with some parameters."""
     return functools.partial(heat.simulate, grid=options.grid, steps=options.steps, substeps=options.substeps)
 
 
@@ -96,16 +96,16 @@ class Run:
 
     method: str
     records: list[Record]
-    """The trainer's, with ``elapsed`` seconds and ``total_batches`` since the method began."""
+    """The trainer's records, with ``elapsed`` seconds and ``total_batches`` since the start of the method."""
     simulations: int
     repetitions: list[int]
     """At index n, how many samples were trained on n times."""
     fields: NDArray[np.float32]
-    """What the network predicts for the first simulation of the validation."""
+    """Predictions for the first simulation of the validation."""
 
 
 class Recorder(Callback):
-    """Keeps a fit's records with the time since the method began, and writes them as lines of JSON."""
+    """Stores a fit's records with the time since the start of the method, and writes them as lines of JSON."""
 
     def __init__(self, path: Path, batches: Callable[[Record], int]) -> None:
         self.records: list[Record] = []
@@ -114,7 +114,7 @@ class Recorder(Callback):
         path.write_text("", encoding="utf-8")
 
     def on_round_end(self, trainer: DistributedTrainer, record: Record) -> None:
-        """Keep and write the record."""
+        """Store and write the record."""
         before = self.records[-1]["total_batches"] if self.records else 0
         elapsed = time.perf_counter() - self._start
         self.records.append({**record, "elapsed": elapsed, "total_batches": before + self._batches(record)})

@@ -1,4 +1,4 @@
-"""Offline training: a few simulations leave files, which are read again and again."""
+"""Offline training: a few simulations write files, which are read in every epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFFLINE = "offline"
 
 
 def offline(experiment: Experiment) -> Run:
-    """Run some simulations and keep what they give in files, then train on the files again and again."""
+    """Run some simulations, store their samples in files, then train on the files for several epochs."""
     options = experiment.options
     plan = Epochs.plan(options)
     recorder = Recorder(history_file(options.output, OFFLINE), plan.batches)
@@ -43,7 +43,7 @@ def offline(experiment: Experiment) -> Run:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How many epochs have the batches that are asked for, and how many lie between two merges."""
+    """Number of epochs for the requested number of batches, and number of epochs between merges."""
 
     number: int
     between_merges: int
@@ -51,14 +51,14 @@ class Epochs:
 
     @classmethod
     def plan(cls, options: argparse.Namespace) -> Epochs:
-        """Plan for so many batches a worker, or as few more as whole epochs allow."""
+        """Plan for the requested batches per worker, rounded up to whole epochs."""
         share = math.ceil(options.offline_simulations * options.steps / options.workers)
         each = math.ceil(share / options.batch_size)
         number = math.ceil(options.batches / each)
         return cls(number, min(number, math.ceil(options.merge_every / each)), options.batch_size)
 
     def batches(self, record: Record) -> int:
-        """Return the batches of a round, all workers' together; the last one may have fewer epochs."""
+        """Return the total number of batches of a round; the last round may have fewer epochs."""
         epochs = self.number % self.between_merges if record["epoch"] == self.number else 0
         epochs = epochs or self.between_merges
         shares = (worker["samples"] / epochs for worker in record["workers"])
@@ -66,7 +66,7 @@ class Epochs:
 
 
 def simulate_to_files(engine: Engine, options: argparse.Namespace) -> list[str]:
-    """Run the simulations in tasks and return their files, which replace those of an earlier run."""
+    """Run the simulations in tasks and return their files, which replace those of earlier runs."""
     folder = options.output.resolve() / OFFLINE
     for path in folder.glob("simulation-*/part-*.npz"):
         path.unlink()

@@ -19,11 +19,11 @@ Fields = NDArray[np.float32]
 
 _COLORS = {**COLORS, OFFLINE: "#555555"}
 SHOWN_STEPS = (1, 3, 10, 100)
-"""Time steps whose fields are drawn; most changes early."""
+"""Time steps whose fields are drawn; most of the change is early."""
 
 
 def save_losses(runs: Sequence[Run], path: Path) -> Path:
-    """Draw the validation losses over time and over batches, one line a run."""
+    """Draw the validation losses over time and over batches, one line per run."""
     figure, axes = _subplots(1, 2, figsize=(11, 4.2), sharey=True)
     panels = ((heat_report.ELAPSED, "seconds, simulations included"), (heat_report.BATCHES, "batches"))
     for axis, (by, label) in zip(axes, panels, strict=True):
@@ -39,7 +39,7 @@ def save_losses(runs: Sequence[Run], path: Path) -> Path:
 
 
 def save_repetitions(runs: Sequence[Run], path: Path) -> Path:
-    """Draw how often samples were trained on, one panel a run."""
+    """Draw how often samples were trained on, one panel per run."""
     figure, axes = _subplots(1, len(runs), figsize=(3.2 * len(runs), 3.4), sharex=True, squeeze=False)
     for axis, run in zip(axes[0], runs, strict=True):
         axis.bar(np.arange(len(run.repetitions)), run.repetitions, width=0.9, color=_COLORS[run.method])
@@ -51,7 +51,7 @@ def save_repetitions(runs: Sequence[Run], path: Path) -> Path:
 
 
 def save_fields(truth: Fields, predictions: Mapping[str, Fields], path: Path) -> Path:
-    """Draw the fields of a simulation in kelvin: what is true, what was predicted, and the difference."""
+    """Draw the fields of a simulation in kelvin: true, predicted, and their difference."""
     steps = sorted({min(step, len(truth)) for step in SHOWN_STEPS})
     columns = _columns(truth, predictions, steps)
     size = (1.8 * len(columns) + 0.4, 1.8 * len(steps) + 2)
@@ -74,7 +74,7 @@ class _Column:
 
 
 def _columns(truth: Fields, predictions: Mapping[str, Fields], steps: Sequence[int]) -> list[_Column]:
-    """Return the true fields, and beside them those of each prediction and how they differ, all in colors alike."""
+    """Return columns of the true fields, the predictions and their differences, with common color scales."""
     temperatures = {"cmap": "inferno", "vmin": heat.COLDEST, "vmax": heat.HOTTEST}
     true = heat.in_kelvin(truth)
     predicted = {name: heat.in_kelvin(fields) for name, fields in predictions.items()}

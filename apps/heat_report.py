@@ -1,4 +1,4 @@
-"""What comes of training surrogates in several ways: the losses after as many batches, and after as much time."""
+"""Comparison of the methods: losses after the same number of batches, and after the same time."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from heat_experiment import Record, Run
 from heat_runs import OFFLINE, RESERVOIR
 
 ELAPSED, BATCHES = "elapsed", "total_batches"
-"""What runs are compared by."""
+"""Axes by which runs are compared."""
 
 
 def curve(run: Run, by: str) -> tuple[list[float], list[float]]:
-    """Return when the validation loss was measured, and what it was."""
+    """Return the positions at which the validation loss was measured, and its values."""
     measured = [record for record in run.records if record.get("val_loss") is not None]
     return [record[by] for record in measured], [record["val_loss"] for record in measured]
 
 
 def loss_at(run: Run, by: str, limit: float) -> float | None:
-    """Return the last validation loss measured up to then, ``None`` where there was none yet."""
+    """Return the last validation loss measured up to ``limit``, or ``None``."""
     losses = [loss for position, loss in zip(*curve(run, by), strict=True) if position <= limit]
     return losses[-1] if losses else None
 
 
 def shortest(runs: Sequence[Run], by: str) -> float:
-    """Return how far all of the runs came."""
+    """Return the position that all runs have reached."""
     return min(float(run.records[-1][by]) for run in runs)
 
 
 def batches_per_second(records: Sequence[Record]) -> float:
-    """Return the speed without the first record, which has the start of processes and of simulations in it."""
+    """Return the speed without the first record, which includes the start of processes and simulations."""
     steady = records[1:] or records
     seconds = sum(record["seconds"] for record in steady)
     first = records[0][BATCHES] if len(records) > 1 else 0
@@ -38,7 +38,7 @@ def batches_per_second(records: Sequence[Record]) -> float:
 
 
 def make(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return all that is to be told, for a file of JSON."""
+    """Return the comparison, for a JSON file."""
     batches, seconds = shortest(runs, BATCHES), shortest(runs, ELAPSED)
     methods = [
         {
@@ -57,7 +57,7 @@ def make(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def conclusion(report: dict[str, Any]) -> str | None:
-    """Return how the reservoir compares with offline training, where both ran; as Melissa's authors report it."""
+    """Return the reservoir compared with offline training, as Melissa's authors do; ``None`` unless both ran."""
     rows = {row["method"]: row for row in report["methods"]}
     if not {OFFLINE, RESERVOIR} <= rows.keys():
         return None
@@ -80,7 +80,7 @@ def _change(new: float | None, old: float | None) -> str:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return the report as rows of text."""
+    """Return the report as a table in text."""
     at_batches, at_seconds = f"loss at {report['equal_batches']:,.0f} b", f"loss at {report['equal_seconds']:.1f} s"
     rows = [
         ("method", "batches", "seconds", "batches/s", "simulations", "unique samples", at_batches, at_seconds),

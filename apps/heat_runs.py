@@ -1,4 +1,4 @@
-"""The ways to train a surrogate of the heat equation: from files that simulations left, and while they run."""
+"""The methods that train a surrogate of the heat equation: on files of simulations, and while they run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ METHODS = (OFFLINE, *ONLINE)
 
 
 def tasks_at_once(options: argparse.Namespace) -> int:
-    """Return how many tasks have to run at the same time: offline training can wait, online training cannot."""
+    """Return how many tasks have to run at the same time: only online training needs more than one."""
     online_too = set(options.methods) & set(ONLINE)
-    return options.workers + options.simulators + 1 if online_too else 1  # one validates
+    return options.workers + options.simulators + 1 if online_too else 1  # one for validation
 
 
 def run(method: str, experiment: Experiment) -> Run:
-    """Train by the method of that name."""
+    """Train by a method."""
     return offline(experiment) if method == OFFLINE else online(method, experiment)
 
 
 def online(method: str, experiment: Experiment) -> Run:
-    """Train on what simulations send while they run, through a buffer; as many run as the batches need."""
+    """Train on samples that simulations send through a buffer while they run, until enough batches are trained."""
     options = experiment.options
     recorder = Recorder(history_file(options.output, method), lambda record: int(record["batches"]))
     with experiment.trainer() as trainer:
@@ -50,7 +50,7 @@ def online(method: str, experiment: Experiment) -> Run:
 
 
 def buffer(method: str, options: argparse.Namespace) -> BufferSpec:
-    """Return what the method's buffer is like; raise ``ValueError`` where batches could never come from it."""
+    """Return the method's buffer; raise ``ValueError`` if it cannot hold a batch."""
     spec = BufferSpec(method, options.buffer_size, None if method == "FIFO" else options.threshold)
     spec.check(options.batch_size)
     return spec

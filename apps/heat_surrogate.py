@@ -1,10 +1,10 @@
-"""Learn a surrogate of the heat equation from simulations: from files that they left, and while they run.
+"""Learn a surrogate of the heat equation from simulations: on files that they wrote, and while they run.
 
-A network is to tell the temperatures inside a square at any time from those of its four walls and the initial one.
-It is trained by several methods, each for as many batches: ``offline`` runs a few simulations, stores their samples
-in files and reads these again and again, as storage holds no more; the others take samples from simulations that
-run meanwhile, through a buffer, and never see the same simulation twice. Simulations that were not trained on tell
-what each has learned, after as many batches and after as much time.
+A network predicts the temperatures inside a square at any time from those of its four walls and the initial one.
+It is trained by several methods for the same number of batches: ``offline`` runs a few simulations, stores their
+samples in files and reads these in every epoch, as storage is limited; the others receive samples through a buffer
+from simulations that run concurrently, and never see the same simulation twice. Other simulations validate each
+method, after the same number of batches and after the same time.
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ def make_parser() -> argparse.ArgumentParser:
         description="Learn the heat equation from simulations, offline and online, and compare.",
         allow_abbrev=False,
     )
-    text, methods = "what is compared (default: all of them)", heat_runs.METHODS
+    text, methods = "methods to compare (default: all)", heat_runs.METHODS
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods, help=text)
     _add_training(parser)
     _add_simulations(parser)
     _add_buffers(parser)
     add_option(parser, "--seed", int, 0, "fixes the initial weights and the simulations")
-    add_option(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
+    add_option(parser, "--engine", str, "auto", "engine that runs the tasks: local, compss, serial or auto")
     add_option(parser, "--record-every", float, 1.0, "seconds between measurements of online training")
     add_option(
-        parser, "--output", Path, Path("runs/heat_surrogate"), "folder of what is written, replaced if there"
+        parser, "--output", Path, Path("runs/heat_surrogate"), "output folder; existing results are replaced"
     )
     return parser
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--batches", int, 1500, "batches that each worker trains on, by each method")
+    add_option(parser, "--batches", int, 1500, "batches per worker, for each method")
     add_option(parser, "--batch-size", int, 10, "samples in a batch")
     add_option(parser, "--lr", float, 0.001, "learning rate of Adam")
-    add_option(parser, "--workers", int, 1, "model copies that are trained and merged")
-    add_option(
-        parser, "--merge-every", int, 50, "batches between two merges, offline as near as whole epochs allow"
-    )
+    add_option(parser, "--workers", int, 1, "model replicas that are trained and merged")
+    add_option(parser, "--merge-every", int, 50, "batches between merges; offline rounded to whole epochs")
 
 
 def _add_simulations(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--grid", int, 64, "points along a side")
-    add_option(parser, "--steps", int, 100, "samples of a simulation, one a time step")
-    add_option(parser, "--substeps", int, 1000, "steps that the solver makes for a sample: more cost more")
-    add_option(parser, "--simulators", int, 1, "simulations that run at a time")
-    add_option(parser, "--offline-simulations", int, 10, "simulations that the files hold")
-    add_option(parser, "--validation-simulations", int, 10, "simulations to validate on")
+    add_option(parser, "--steps", int, 100, "samples per simulation, one per time step")
+    add_option(parser, "--substeps", int, 1000, "solver steps per sample; more are slower")
+    add_option(parser, "--simulators", int, 1, "simulations that run concurrently")
+    add_option(parser, "--offline-simulations", int, 10, "simulations stored in files")
+    add_option(parser, "--validation-simulations", int, 10, "simulations for validation")
 
 
 def _add_buffers(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--buffer-size", int, 2000, "most samples in a worker's buffer, or in a pool of files")
-    add_option(parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold more than this")
+    add_option(parser, "--buffer-size", int, 2000, "maximum samples in a worker's buffer, or in a pool of files")
+    add_option(
+        parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold more than this number"
+    )
 
 
 def main() -> int:
     """Run the app and return its exit code.
 
-    0 after a complete run, 1 where files, training or simulations fail, 2 for wrong options, 130 after Ctrl-C.
+    0 after a complete run, 1 if files, training or simulations fail, 2 for invalid options, 130 after Ctrl-C.
     """
     parser = make_parser()
     options = parser.parse_args()
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise ``ValueError`` for an option that is out of range."""
+    """Raise ``ValueError`` for an option out of range."""
     check_seed(options.seed)
     for name in COUNTS:
         check_count("--" + name.replace("_", "-"), getattr(options, name))
@@ -108,7 +108,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def compare(experiment: Experiment) -> None:
-    """Train by every method, and tell, draw and write what came of it."""
+    """Train by every method; print, draw and write the results."""
     runs = [_run(method, experiment) for method in dict.fromkeys(experiment.options.methods)]
     report = heat_report.make(runs)
     print(heat_report.table(report))

@@ -1,4 +1,4 @@
-"""Streams: a thread that puts labelled samples into a buffer while the main thread gets batches from it."""
+"""A producer thread that puts labelled samples into a buffer while the main thread gets batches from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Samples = tuple[torch.Tensor, torch.Tensor]
 
 
 class Producer:
-    """A thread that puts a stream into a buffer, a chunk each time that it is told to.
+    """A thread that puts a stream into a buffer, one chunk per call of ``put_chunk``.
 
-    Elsewhere the two threads run freely, and ``put_many`` and ``get_batch`` wait where they have to; how often a
-    reservoir repeats a sample then depends on the machine's speed. Here the threads take turns, so that a seed
-    fixes every batch. Use it as a context: at its end the thread ends too, wherever the stream is.
+    Usually the two threads run freely, and ``put_many`` and ``get_batch`` block if necessary; how often a reservoir
+    repeats a sample then depends on the machine's speed. Here the threads take turns, so that a seed determines
+    every batch. Use it as a context manager: the thread ends with the block, wherever the stream is.
     """
 
     def __init__(self, buffer: Buffer, stream: Samples, chunk: int) -> None:
@@ -42,9 +42,9 @@ class Producer:
         self._thread.join()
 
     def put_chunk(self) -> None:
-        """Have the thread put a chunk, or what finds room of it and the rest next time; wait until it did.
+        """Let the thread put a chunk, or the part of it that fits, and wait for it.
 
-        Raises what the thread raised. Where reception is over, there is nothing to do.
+        Raises the thread's exception, if any. Does nothing after the end of reception.
         """
         if not self._buffer.reception_over:
             self._turn.release()
@@ -53,7 +53,7 @@ class Producer:
             raise self._error
 
     def batches(self, size: int, per_chunk: int) -> Iterator[Samples]:
-        """Get batches until nothing is left, ``per_chunk`` of them (fewer where there are not as many) a chunk."""
+        """Get batches until the buffer is drained, at most ``per_chunk`` of them per chunk."""
         while True:
             self.put_chunk()
             try:
@@ -61,34 +61,34 @@ class Producer:
                     yield self._buffer.get_batch(size, block=False)
             except BufferDrainedError:
                 return
-            except queue.Empty:  # a training that is faster than the stream waits here
+            except queue.Empty:  # training is faster than the stream
                 continue
 
     def _run(self) -> None:
         self._turn.acquire()
         try:
-            for _ in self._put_by_turns():
+            for _ in self._put_in_turns():
                 self._done.release()
                 self._turn.acquire()
                 if self._stopped:
                     break
         except BaseException as error:
             self._error = error
-        finally:  # in a turn of its own, so that the main thread sees it at a fixed place
+        finally:  # in a turn of its own, so that the main thread sees the end at a fixed position
             self._buffer.signal_reception_over()
             self._done.release()
 
-    def _put_by_turns(self) -> Iterator[None]:
-        """Put the stream; yield at the end of each turn."""
+    def _put_in_turns(self) -> Iterator[None]:
+        """Put the stream; yield after each turn."""
         for start in range(0, len(self._stream[0]), self._chunk):
             x, y = (part[start : start + self._chunk] for part in self._stream)
             while len(x):
-                stored = _put_what_fits(self._buffer, (x, y))
+                stored = _put_available(self._buffer, (x, y))
                 x, y = x[stored:], y[stored:]
                 yield
 
 
-def _put_what_fits(buffer: Buffer, samples: Samples) -> int:
+def _put_available(buffer: Buffer, samples: Samples) -> int:
     try:
         buffer.put_many(samples, block=False)
     except BufferFullError as error:

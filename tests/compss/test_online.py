@@ -11,27 +11,29 @@ from tests.helpers.processes import wait_until
 def result(run, mode, folder, **options):
     done = run("online.py", mode, folder, folder / "result.json", seconds=110, **options)
     assert done.returncode == 0, done.output
-    told = json.loads((folder / "result.json").read_text())
-    assert told["engine"] == "compss"
-    return told
+    outcome = json.loads((folder / "result.json").read_text())
+    assert outcome["engine"] == "compss"
+    return outcome
 
 
 @pytest.mark.timeout(120)
 def test_two_workers_on_two_nodes_train_each_sample_once(run, tmp_path):
-    told = result(run, "two", tmp_path, flags=("--nodes=2", "--units=2"))
-    assert set(told["counts"]) == {1}
-    assert not told["warnings"]
-    assert told["history"][-1]["val_loss"] == pytest.approx(-60 / 2)  # each worker's half of a vote, blocks of 60
+    outcome = result(run, "two", tmp_path, flags=("--nodes=2", "--units=2"))
+    assert set(outcome["counts"]) == {1}
+    assert not outcome["warnings"]
+    assert outcome["history"][-1]["val_loss"] == pytest.approx(
+        -60 / 2
+    )  # each worker's share of one half, blocks of 60
 
 
 @pytest.mark.timeout(120)
 def test_a_killed_simulation_and_a_killed_worker_lose_no_sample(run, tmp_path):
-    told = result(run, "die", tmp_path)
+    outcome = result(run, "die", tmp_path)
     assert (tmp_path / "simulation").exists()
     assert (tmp_path / "worker").exists()
-    assert set(told["counts"]) <= {1, 2}
-    assert told["counts"][:30] == [1] * 30  # trained and saved long before the worker died
-    assert any("process died" in text for text in told["warnings"])
+    assert set(outcome["counts"]) <= {1, 2}
+    assert outcome["counts"][:30] == [1] * 30  # trained and checkpointed long before the worker died
+    assert any("process died" in text for text in outcome["warnings"])
 
 
 def test_ctrl_c_ends_simulations_and_workers(launch, tmp_path):

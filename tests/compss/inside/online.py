@@ -1,7 +1,7 @@
-"""An application that trains while simulations run, and says how often each sample was trained on.
+"""An application that trains while simulations run, and writes how often each sample was trained on.
 
-``online.py MODE FOLDER OUTPUT.json``: with ``die`` a simulation and, when it has saved itself, the worker are
-killed, once each; ``two`` has two workers; ``wait`` simulates for ever.
+``online.py MODE FOLDER OUTPUT.json``: with ``die`` a simulation and, after a checkpoint, the worker are
+killed, once each; ``two`` has two workers; ``wait`` simulates without end.
 """
 
 import json
@@ -28,7 +28,7 @@ def simulate(folder, mode, number):
         if mode == "die" and (number, step) == (3, 5):
             die_once(folder / "simulation")
         if mode == "die" and number == 8:
-            die_once_saved(folder, step)
+            kill_worker_once(folder, step)
         x = np.zeros(SAMPLES, np.float32)
         x[number * STEPS + step] = 1
         yield x, np.zeros(1, np.float32)
@@ -43,16 +43,16 @@ def die_once(flag):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_once_saved(folder, step):
-    """Kill the worker in the midst of a simulation, some checkpoints after the first samples."""
+def kill_worker_once(folder, step):
+    """Kill the worker during a simulation, some checkpoints after the first samples."""
     if step == 4 and not (folder / "worker").exists():
         time.sleep(1.5)  # more than checkpoint_every
         (folder / "worker").touch()
         os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
 
 
-class Counting(nn.Linear):
-    """Each sample that it is trained on lowers its weight by one; says which process it is in."""
+class CountingNet(nn.Linear):
+    """Each sample that it is trained on lowers its weight by one; writes its process id."""
 
     def __init__(self, folder):
         super().__init__(SAMPLES, 1, bias=False)
@@ -65,7 +65,7 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
-def total(output, target):
+def sum_loss(output, target):
     return output.sum()
 
 
@@ -73,7 +73,7 @@ def main():
     mode, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     workers = 2 if mode == "two" else 1
     trainer = DistributedTrainer(workers, seed=0, threads=1)
-    trainer.build(Counting(folder), {"optimizer": "sgd", "lr": 1.0}, total)
+    trainer.build(CountingNet(folder), {"optimizer": "sgd", "lr": 1.0}, sum_loss)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         parameters = trainer.fit_online(
@@ -88,8 +88,8 @@ def main():
             validation_data=(np.eye(SAMPLES, dtype=np.float32), np.zeros((SAMPLES, 1), np.float32)),
         )
     counts = (-workers * torch.from_numpy(parameters["weight"][0])).round().int().tolist()
-    told = {"engine": trainer._engine.name, "counts": counts, "warnings": [str(w.message) for w in caught]}
-    output.write_text(json.dumps({**told, "history": trainer.history}))
+    result = {"engine": trainer._engine.name, "counts": counts, "warnings": [str(w.message) for w in caught]}
+    output.write_text(json.dumps({**result, "history": trainer.history}))
     print("trained to the end", flush=True)
 
 
