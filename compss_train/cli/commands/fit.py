@@ -66,20 +66,17 @@ def _print_keys() -> int:
 
 
 def _dry_run(run: TrainingRun) -> int:
-    from compss_train.cli.run_files.checking import try_a_batch, warn_as_fit
     from compss_train.cli.run_files.errors import append_notes, format_exception
     from compss_train.cli.run_files.messages import format_plan
 
-    plan = format_plan(run)
-    model = run.model
-    if not model.build.get("num_gpu"):
+    with run.model.build_trainer() as trainer:
+        plan = format_plan(run, trainer)
         try:
-            try_a_batch(model.net, model.build, run.data, run.fit)
-        except Exception as error:
-            message = append_notes(f"training on the first batch failed: {format_exception(error)}", error)
+            trainer.check_fit(**run.arguments())
+        except Exception as error:  # the network and other code of the user may raise any kind
+            message = append_notes(f"the fit would fail: {format_exception(error)}", error)
             print(f"compss-train fit: {message}", file=sys.stderr)
             return 2
-    warn_as_fit(model.num_workers, run.blocks, run.data, run.fit)
     print(plan)
     return 0
 

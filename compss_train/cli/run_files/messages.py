@@ -45,14 +45,13 @@ def _key_line(option: Option) -> str:
     return f"  {option.name} {default}".ljust(40) + f"# {describe_annotation(option.annotation)}"
 
 
-def format_plan(run: TrainingRun) -> str:
+def format_plan(run: TrainingRun, trainer: DistributedTrainer) -> str:
     """Return what a run would do, for ``--dry-run``."""
-    trainer = run.model.build_trainer()
     workers = run.model.num_workers
     validation = run.validation_data
     plan = {
         "network": f"{type(run.model.net).__name__}, {_number_of_parameters(run):,} parameters",
-        "data": _format_size(as_data_source(*run.data[:2], run.blocks)),
+        "data": _format_size(as_data_source(*run.data[:2], run.number_blocks())),
         "validation": "none" if validation is None else _format_size(as_data_source(*validation[:2], workers)),
         "workers": f"{workers} ({_engine_name(run)}), {_count(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),

@@ -35,11 +35,10 @@ class ModelSpec:
         """The seed of the trainer and of the validation split."""
         return int(self.trainer["seed"])
 
-    def measures(self, errors: ErrorCollector) -> tuple[str, ...] | None:
-        """Return the names of loss and metrics in records, or ``None`` after collecting an error of ``build``."""
+    def check_build(self, errors: ErrorCollector) -> None:
+        """Collect an error of ``build``."""
         with errors.catch("[build]"):
-            return self.build_trainer().measures
-        return None
+            self.build_trainer()
 
     def build_trainer(self) -> DistributedTrainer:
         """Return a trainer that is built; starts no processes."""

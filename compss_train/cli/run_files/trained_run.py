@@ -73,7 +73,7 @@ def open_run(path: Path, settings: Iterable[str] = ()) -> Iterator[TrainedRun]:
         errors = ErrorCollector(str(run_file.path))
         model = read_model(run_file, errors)
         if model is not None:
-            model.measures(errors)
+            model.check_build(errors)
         yield TrainedRun(run_file, model, errors)
 
 

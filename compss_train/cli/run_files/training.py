@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import replacing, write_whole
 from compss_train._utils.locking import FolderLock
 from compss_train.callbacks import Callback
-from compss_train.callbacks.checks import check_callbacks, check_watched
-from compss_train.cli.run_files.checking import check_fit, fit
+from compss_train.callbacks.checks import check_callbacks
 from compss_train.cli.run_files.data import Dataset, read_data
 from compss_train.cli.run_files.errors import (
     ErrorCollector,
@@ -27,20 +26,18 @@ from compss_train.cli.run_files.options import Option, parse_options, signature_
 from compss_train.cli.run_files.output import read_early_stopping, read_output, stopping_options
 from compss_train.cli.run_files.run_file import HOME, RunFile, read_run_file, read_toml
 from compss_train.cli.run_files.run_folder import RunFolder
+from compss_train.data import FileDataset
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.callback import TrainerProtocol
 from compss_train.training.checkpoints.storage import list_checkpoints, read_latest_checkpoint
+from compss_train.training.fit_options import FitOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run that is ready to start.
-
-    ``fit`` holds the keywords of ``DistributedTrainer.fit``, with all callbacks; ``blocks`` is the number of blocks
-    that arrays are cut into.
-    """
+    """A run that is ready to start; ``fit`` holds the contents of ``[fit]`` and all callbacks."""
 
     file: RunFile
     model: ModelSpec
@@ -49,7 +46,27 @@ class TrainingRun:
     fit: dict[str, Any]
     folder: RunFolder
     resume: bool
-    blocks: int
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``DistributedTrainer.fit`` and ``check_fit``."""
+        arguments = {"x": self.data.x, "y": self.data.y, **self.fit}
+        validation = self.validation_data
+        if validation is not None:
+            in_files = isinstance(validation.x, FileDataset)
+            arguments["validation_data"] = validation.x if in_files else validation[:2]
+        if self.data.weight is not None:
+            arguments["sample_weight"] = self.data.weight
+        return {**arguments, "resume": True} if self.resume else arguments
+
+    def number_blocks(self) -> int:
+        """Return how many blocks arrays are cut into: one per worker, or as many as when the run started."""
+        with suppress(FileNotFoundError, BadCheckpointError):
+            if (
+                self.resume
+                and (progress := read_latest_checkpoint(self.folder.checkpoints)[1]["progress"]) is not None
+            ):
+                return len(progress["sizes"])
+        return self.model.num_workers
 
 
 _OTHER_SECTIONS = ("x", "y", "validation_data", "sample_weight", "resume")
@@ -75,18 +92,11 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     if resume:
         run_file = _with_saved_seed(folder, run_file)
     model = read_model(run_file, errors)
-    blocks = 0 if model is None else _number_of_blocks(folder, model, resume=resume)
     workers, seed = (1, 0) if model is None else (model.num_workers, model.seed)
     data = read_data(run_file, errors, num_workers=workers, seed=seed)
     options = _read_fit(run_file, folder, errors)
     if model is not None:
-        measures = model.measures(errors)
-        if measures is not None and options is not None:
-            with errors.catch("[fit]"):
-                check_watched(options["callbacks"], measures, validated=run_file.has_validation)
-    if model is not None and data is not None and options is not None:
-        with errors.catch("[fit]"):
-            check_fit(blocks, *data, options)
+        model.check_build(errors)
     errors.raise_errors()
     training_data, validation_data = require(data)
     return TrainingRun(
@@ -97,7 +107,6 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
         fit=require(options),
         folder=folder,
         resume=resume,
-        blocks=blocks,
     )
 
 
@@ -127,14 +136,6 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise InvalidValueError(f"{existing[0]} exists, and this run would replace it: {hint}")
 
 
-def _number_of_blocks(folder: RunFolder, model: ModelSpec, *, resume: bool) -> int:
-    """Return how many blocks arrays are cut into: one per worker, or as many as when the run started."""
-    with suppress(FileNotFoundError, BadCheckpointError):
-        if resume and (progress := read_latest_checkpoint(folder.checkpoints)[1]["progress"]) is not None:
-            return len(progress["sizes"])
-    return model.num_workers
-
-
 def _is_saved_run_file(path: Path) -> bool:
     try:
         return HOME in read_toml(path)
@@ -160,6 +161,9 @@ def _read_fit(run_file: RunFile, folder: RunFolder, errors: ErrorCollector) -> d
     user_callbacks: list[Callback] = []
     with errors.catch("[fit]"):
         user_callbacks = check_callbacks(options.get("callbacks", ()))
+    if len(errors) == before:
+        with errors.catch("[fit]"):
+            FitOptions(**{field.name: options[field.name] for field in fields(FitOptions) if field.name in options})
     # The user's callbacks first: the numbers that they add to records can be written and watched.
     options["callbacks"] = [*user_callbacks, *writers, *stopping]
     return options if len(errors) == before else None
@@ -174,9 +178,8 @@ def train(run: TrainingRun) -> DistributedTrainer:
     with ExitStack() as stack, run.model.build_trainer() as trainer:
         stack.callback(setup.lock.release)
         callbacks = [setup, *run.fit["callbacks"], setup.start]
-        resume = {"resume": True} if run.resume else {}
         try:
-            fit(trainer, run.data, run.validation_data, {**run.fit, **resume, "callbacks": callbacks})
+            trainer.fit(**{**run.arguments(), "callbacks": callbacks})
         except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
             if setup.start.reached:
                 raise

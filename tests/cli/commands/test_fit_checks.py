@@ -86,10 +86,12 @@ def test_callbacks_may_monitor_what_is_measured(run_file, command, monitor):
 @pytest.mark.parametrize(
     "setting", [STOP.format("val_acuracy", "max"), "output.checkpoint={best='val_acuracy', mode='max'}"]
 )
-def test_monitoring_an_unknown_name_is_an_error_with_a_suggestion(run_file, command, setting):
-    output = command("fit", run_file, "--dry-run", "--set", setting, code=2).err
-    assert "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
-    assert "did you mean val_accuracy?" in output
+def test_monitoring_an_unknown_name_is_an_error_with_a_suggestion(run_file, command, tmp_path, setting):
+    for arguments in (("--dry-run",), ()):
+        output = command("fit", run_file, *arguments, "--set", setting, code=2).err
+        assert "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
+        assert "did you mean val_accuracy?" in output
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
 def test_numbers_that_a_callback_adds_are_written_and_monitored(run_file, command, tmp_path):
@@ -113,7 +115,7 @@ def test_numbers_that_a_callback_adds_are_written_and_monitored(run_file, comman
 )
 def test_a_dry_run_trains_on_a_batch(run_file, command, tmp_path, setting, message):
     err = command("fit", run_file, "--dry-run", "--set", setting, code=2).err
-    assert err.startswith("compss-train fit: training on the first batch failed: ")
+    assert err.startswith("compss-train fit: the fit would fail: ")
     assert message in err
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
@@ -130,7 +132,7 @@ NANS = ("--set", f"data.import={USER_OBJECTS}:nans")
 
 def test_a_dry_run_finds_that_the_first_loss_is_nan(run_file, command):
     output = command("fit", run_file, "--dry-run", *NANS, code=2).err
-    assert "training on the first batch failed: DivergedError: the loss became nan" in output
+    assert "the fit would fail: DivergedError: the loss became nan" in output
     for on_nan in ("skip", "ignore"):
         command("fit", run_file, "--dry-run", *NANS, "--set", f"build.on_nan={on_nan}")
 
@@ -173,7 +175,7 @@ def test_early_stopping_without_validation_is_an_error(run_file, command):
     run_file.write_text(text.replace("[validation]\nfraction", "# fraction"))
     command("fit", run_file, "--dry-run")
     output = command("fit", run_file, "--dry-run", "--set", "fit.early_stopping=true", code=2).err
-    assert "[fit]: EarlyStopping monitors 'val_loss', but records have no 'val_loss'" in output
+    assert "the fit would fail: EarlyStopping monitors 'val_loss', but records have no 'val_loss'" in output
 
 
 def test_all_errors_are_printed_at_once(run_file, command):
