@@ -57,7 +57,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(run_file, command, tmp_pat
         ("output.checkpoint={evry=3}", "[output] checkpoint evry: unknown key; did you mean every?"),
         (
             "fit.callbacks=['import:compss_train.callbacks:ProgressBar']",
-            "is no Callback; call the class to make one",
+            "is not a Callback; call the class to create one",
         ),
         ("output.where=x", "[output] where: unknown key"),
         ("output.folder=3", "[output] folder: 3 is not a string"),
