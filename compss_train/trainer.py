@@ -197,8 +197,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
 
         Takes the arguments of ``fit``, and raises and warns as it does. The first batch is trained in this process
-        and on the CPU, so that a network that does not fit the data, or a loss that is NaN, is found as well. No
-        worker is started, no file is written, and the trainer stays as it is.
+        and on the CPU, so that a network that does not fit the data, or a loss that is NaN, is found as well; with
+        ``num_gpu`` no batch is trained. No worker is started, no file is written, and the trainer stays as it is.
         """
         self._require_idle("check_fit")
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names

@@ -94,7 +94,7 @@ class FittingTrainer(ResumableTrainer):
         return as_data_source(pair[0], pair[1], self.num_workers)
 
     def _check_plan(self, plan: FitPlan) -> None:
-        """Check a new copy of the learning-rate schedule, and train the first batch."""
+        """Check a new copy of the learning-rate schedule, and train the first batch if the model is for the CPU."""
         built = self._require_built()
         if built.schedule is not None and built.lr_schedule is not None:
             spec = built.training_spec
@@ -102,7 +102,8 @@ class FittingTrainer(ResumableTrainer):
             saved = built.lr_schedule.state_dict() if plan.checkpoint is None else plan.checkpoint[1].schedule
             schedule.load_state_dict(saved)
             schedule.prepare(plan.last_epoch)
-        self._train_first_batch(plan.data, plan.options)
+        if not built.num_gpu:  # this process may have no GPU, and the CPU may not support the precision
+            self._train_first_batch(plan.data, plan.options)
 
     def _train_first_batch(self, data: DataSource, options: FitOptions) -> None:
         """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""

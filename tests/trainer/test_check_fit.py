@@ -86,6 +86,11 @@ def test_a_loss_that_is_nan_is_found_unless_such_batches_are_skipped():
     trainer_of(on_nan="skip").check_fit(bad, Y, **FIT)
 
 
+def test_no_batch_is_trained_for_gpus(monkeypatch):
+    monkeypatch.setattr(NoTasks, "check_gpus", staticmethod(lambda num_gpu, num_nodes: None))
+    trainer_of(mlp(inputs=5), num_gpu=1).check_fit(X, Y, **FIT)
+
+
 def test_warnings_are_those_of_the_fit_and_point_to_the_call():
     with pytest.warns(UserWarning, match="5 workers share 3 blocks") as caught:
         trainer_of(workers=5).check_fit(*blocked(X, Y, 3), **FIT)

@@ -61,11 +61,9 @@ class TrainingRun:
     def number_blocks(self) -> int:
         """Return how many blocks arrays are cut into: one per worker, or as many as when the run started."""
         with suppress(FileNotFoundError, BadCheckpointError):
-            if (
-                self.resume
-                and (progress := read_latest_checkpoint(self.folder.checkpoints)[1]["progress"]) is not None
-            ):
-                return len(progress["sizes"])
+            _, checkpoint = read_latest_checkpoint(self.folder.checkpoints)
+            if self.resume and checkpoint["progress"] is not None:
+                return len(checkpoint["progress"]["sizes"])
         return self.model.num_workers
 
 
