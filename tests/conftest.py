@@ -6,6 +6,7 @@ Nothing at its top imports torch: the process that only hands out tests to other
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Look for no garbage while tests are imported, which takes a quarter of that time: what they make stays."""
+    """Heed Ctrl-C, and look for no garbage while tests are imported.
+
+    A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C. Looking for
+    garbage takes a quarter of the time of imports, and what these make stays.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()
 
 

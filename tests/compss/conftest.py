@@ -26,11 +26,6 @@ class Done:
     """COMPSs's folder for this run."""
 
 
-def _heed_interrupts() -> None:
-    # A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Application:
     """An application that runs.
 
@@ -52,7 +47,6 @@ class Application:
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 start_new_session=True,
-                preexec_fn=_heed_interrupts,
             )
 
     def wait(self, seconds: float) -> Done:
