@@ -1,4 +1,4 @@
-"""The errors that are this package's own; wrong arguments are plain ``ValueError`` and ``TypeError``."""
+"""The exceptions of this package. Invalid arguments raise ``ValueError`` and ``TypeError``."""
 
 import queue
 from pathlib import Path
@@ -9,31 +9,31 @@ class NotBuiltError(RuntimeError):
 
 
 class DivergedError(ArithmeticError):
-    """A worker's loss became NaN or infinite; lower the learning rate or check the data."""
+    """A loss or parameter became NaN or infinite; lower the learning rate or check the data."""
 
 
 class WorkerLostError(RuntimeError):
-    """A task's process died each time it was run, most often because memory ran out."""
+    """The process of a task died in every attempt, most often for lack of memory."""
 
 
 class ScriptLoadingError(RuntimeError):
-    """PyCOMPSs is only importing the script, which it runs afterwards; nothing can be trained yet."""
+    """Training was started while PyCOMPSs imports the script, which it only runs afterwards."""
 
 
 class EngineClosedError(RuntimeError):
-    """The engine was shut down while something still waited for it, or was used afterwards."""
+    """The engine was shut down while a call waited for it, or was used afterwards."""
 
 
 class TrainingEndedError(RuntimeError):
-    """Samples were to be sent, but training has ended and wants no more of them."""
+    """Samples were sent after the end of training."""
 
 
 class SimulationError(RuntimeError):
-    """Simulations failed, each as often as it may, before any sample came from one."""
+    """All attempts of simulations failed before any sample arrived."""
 
 
 class BadFileError(ValueError):
-    """A file cannot be read, or does not hold what it should. ``file`` is its name, ``reason`` what is wrong."""
+    """A file cannot be read or has invalid contents. ``file`` is its name, ``reason`` the problem."""
 
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(file, reason)
@@ -45,9 +45,9 @@ class BadFileError(ValueError):
 
 
 class BadCheckpointError(ValueError):
-    """A checkpoint is incomplete, damaged or of another format. ``path`` is where it is, ``reason`` what is wrong.
+    """A checkpoint is incomplete, damaged or of another format. ``path`` is its folder, ``reason`` the problem.
 
-    ``good`` is the newest good one beside it, which can be resumed from instead, or ``None``.
+    ``good`` is the latest valid checkpoint in the same folder, from which a fit can resume, or ``None``.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -57,12 +57,12 @@ class BadCheckpointError(ValueError):
         self.good: Path | None = None
 
     def __str__(self) -> str:
-        hint = "" if self.good is None else f"; {self.good} is good: resume from that folder to go on from there"
+        hint = "" if self.good is None else f"; {self.good} is valid: resume from it instead"
         return f"the checkpoint {self.path} cannot be used: {self.reason}{hint}"
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error to catch
-    """The traceback of a task's exception as text: the cause of that exception where the coordinator raises it."""
+    """The traceback of a task's exception as text: the cause of that exception when the coordinator raises it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -73,12 +73,12 @@ class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error
 
 
 class BufferFullError(queue.Full):
-    """A put found no room in time, or never can."""
+    """There was no space for a put within the timeout, or can never be."""
 
     def __init__(self, reason: str, stored: int = 0) -> None:
         super().__init__(reason)
         self.stored = stored
-        """How many of the samples given to ``put_many`` were stored before, the first ones."""
+        """Number of samples of ``put_many``, from the first on, that were stored before."""
 
 
 class ReceptionOverError(BufferFullError):

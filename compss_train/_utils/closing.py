@@ -1,4 +1,4 @@
-"""``Closable``: the base of what has to be closed."""
+"""``Closable``: the base class of objects that must be closed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closable(ABC):
-    """What ends with its ``with`` block."""
+    """A context manager that closes itself at the end of its ``with`` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """End; may be called again."""
+        """Release all resources; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,6 @@
-"""Names that are imported when they are first asked for: those of packages, and functions that convert values.
+"""Lazy imports: the public names of packages, and functions that convert values.
 
-The command ``compss-train`` and its doctor have to work where there is no torch, so that packages on their way
-must not import it by being imported.
+The command ``compss-train doctor`` works without torch, so the packages that it imports must not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a package (PEP 562).
 
-    ``homes`` says which of its names each of its submodules has. Public submodules are found, too.
+    ``homes`` maps submodules to the names that they define. Public submodules are attributes, too.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
     namespace = vars(sys.modules[package])
@@ -29,7 +28,7 @@ def lazy_names(
     def getattribute(name: str) -> object:
         if name in home_of:
             value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
-            namespace[name] = value  # the next time it is found without coming here
+            namespace[name] = value  # found without this function from now on
             return value
         if name in submodules():
             return importlib.import_module(f"{package}.{name}")

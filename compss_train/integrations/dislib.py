@@ -1,7 +1,8 @@
-"""dislib's distributed training over ``DistributedTrainer``: a program moves over by a change of one import line.
+"""The interface of dislib's distributed training: programs for dislib change one import line.
 
-The two classes have the names, arguments and results of ``dislib.pytorch`` and ``dislib.eddl`` (dislib 1.0). What
-is trained differs where dislib would lose samples, weights or optimizer states: docs/from-dislib.md lists it.
+The two classes have the names, arguments and results of ``dislib.pytorch`` and ``dislib.eddl`` (dislib 1.0), and
+train with ``DistributedTrainer``. Results differ from dislib's, which loses samples, weights and optimizer states:
+docs/from-dislib.md lists the differences.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ from compss_train.trainer import DistributedTrainer
 from compss_train.training.named_fits import NamedFits
 
 GPU_UNITS = "ComputingUnitsGPUs"
-"""Environment variable that dislib's tasks take their number of GPUs from."""
+"""Environment variable with the number of GPUs of dislib's tasks."""
 
 
 class EncapsulatedFunctionsDistributedPytorch(NamedFits[nn.Module]):
-    """Trains a torch module by the interface of ``dislib.pytorch``.
+    """Trains a torch module, with the interface of ``dislib.pytorch``.
 
-    The eight fits and ``get_parameters`` return a module like the one given to ``build``, with the trained
-    parameters. ``num_workers``, 10 by default, is how many copies are trained; ``trainer`` is the
-    ``DistributedTrainer`` behind it.
+    The eight fits and ``get_parameters`` return a copy of the module given to ``build`` with the trained
+    parameters. ``num_workers`` is the number of model replicas; ``trainer`` is the ``DistributedTrainer``.
     """
 
     def __init__(self, num_workers: int = 10) -> None:
@@ -45,12 +45,12 @@ class EncapsulatedFunctionsDistributedPytorch(NamedFits[nn.Module]):
         num_gpu: int = 0,
         num_nodes: int = 0,
     ) -> None:
-        """Say what is trained: a module, an optimizer's class and its keyword arguments, and a loss's class.
+        """Set the module, the class of the optimizer with its keyword arguments, and the class of the loss.
 
-        ``num_gpu`` is the GPUs of each of ``num_nodes`` nodes. Where there are none (no CUDA, or
-        ``ComputingUnitsGPUs=0``) the workers train on the CPU, as dislib's do. Samples are converted to float32.
+        ``num_gpu`` is the number of GPUs of each of ``num_nodes`` nodes. Without GPUs (no CUDA, or
+        ``ComputingUnitsGPUs=0``) workers train on the CPU, as with dislib. Samples are converted to float32.
 
-        Raises what ``DistributedTrainer.build`` does.
+        Raises the exceptions of ``DistributedTrainer.build``.
         """
         spec = {"optimizer": optimizer, **optimizer_parameters}
         gpus = _usable_gpus(num_gpu * max(1, num_nodes))
@@ -58,21 +58,21 @@ class EncapsulatedFunctionsDistributedPytorch(NamedFits[nn.Module]):
         self.model_parameters = net
 
     def get_parameters(self) -> nn.Module | None:
-        """Return the module with the parameters trained so far, ``None`` before ``build``."""
+        """Return the module with the current parameters, ``None`` before ``build``."""
         return self.model_parameters
 
     def fit(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Train by ``DistributedTrainer.fit``, which all eight fits call, and return the module."""
+        """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the module."""
         self.trainer.fit(*args, **kwargs)
         self.model_parameters = self.trainer.model()
         return self.model_parameters
 
 
 class EncapsulatedFunctionsDistributedEddl(DistributedTrainer):
-    """Trains by the interface of ``dislib.eddl``, on torch modules: EDDL itself is not used.
+    """Trains a torch module, with the interface of ``dislib.eddl``. EDDL itself is not used.
 
-    ``build(net, optimizer, loss, metric, num_gpu, num_nodes)`` takes the optimizer as a dict and loss and metric by
-    EDDL's names. The fits and ``get_parameters`` return arrays, by the names that they have in the module.
+    ``build(net, optimizer, loss, metric, num_gpu, num_nodes)`` takes the optimizer as a dict, and loss and metric
+    by their names in EDDL. The fits and ``get_parameters`` return a dict of arrays by their names in the module.
     """
 
     def __init__(self, num_workers: int = 10) -> None:
@@ -87,7 +87,7 @@ class EncapsulatedFunctionsDistributedEddl(DistributedTrainer):
         num_gpu: int = 0,
         num_nodes: int = 0,
     ) -> None:
-        """Say what is trained. Raises what ``DistributedTrainer.build`` does."""
+        """Set the module, optimizer, loss and metric. Raises the exceptions of ``DistributedTrainer.build``."""
         gpus = _usable_gpus(num_gpu * max(1, num_nodes))
         super().build(
             net, dict(optimizer), loss, metric, num_gpu=gpus, num_nodes=max(1, num_nodes), transform=_as_float
@@ -101,9 +101,10 @@ def _as_float(batch: torch.Tensor) -> torch.Tensor:
 def _usable_gpus(num_gpu: int) -> int:
     if num_gpu == 0 or os.environ.get(GPU_UNITS) == "0":
         return 0
-    if under_compss() and (nodes := declared_nodes()):  # the coordinator's need not have what the others have
+    if under_compss() and (nodes := declared_nodes()):  # the coordinator may have other GPUs than the nodes
         return min(num_gpu, sum(node.gpus for node in nodes))
     if not torch.cuda.is_available():
-        warn_user(f"num_gpu={num_gpu}, but torch has no CUDA here: training on the CPU; {GPU_UNITS}=0 says so")
+        hint = f"set {GPU_UNITS}=0 to train on the CPU without this warning"
+        warn_user(f"num_gpu={num_gpu}, but torch has no CUDA here: training on the CPU; {hint}")
         return 0
     return num_gpu

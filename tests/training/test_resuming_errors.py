@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_offers_an_older_one_which_leads_to_the_same_end(ow
     error = assert_refused(refusing(), BadCheckpointError, "round-000002 cannot be used: .* is damaged", resume=own)
     assert error.good == own / "round-000001"
     assert_refused(refusing(), BadCheckpointError, "damaged", Checkpoint(own), resume=True)
-    with pytest.raises(BadCheckpointError, match=r"round-000001 is good"):
+    with pytest.raises(BadCheckpointError, match=r"round-000001 is valid"):
         refusing().restore(own)
     again, whole = trainer_of(), trainer_of()
     fit(again, Checkpoint(own, keep=3), resume=error.good)

@@ -7,7 +7,7 @@ from compss_train._utils.optional_imports import import_optional
 import_optional("sklearn", extra="sklearn", needed_by="compss_train.integrations.sklearn", package="scikit-learn")
 
 from compss_train.integrations.sklearn.classifier import DistributedClassifier
-from compss_train.integrations.sklearn.constructor import EstimatorParameters
+from compss_train.integrations.sklearn.parameters import EstimatorParameters
 from compss_train.integrations.sklearn.regressor import DistributedRegressor
 
 __all__ = ["DistributedClassifier", "DistributedRegressor", "EstimatorParameters"]

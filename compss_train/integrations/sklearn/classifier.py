@@ -1,4 +1,4 @@
-"""``DistributedClassifier``: classes of any kind, by a network with an output for each."""
+"""``DistributedClassifier``: a network with an output for each class."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from torch import Tensor, nn
 
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.integrations.sklearn.base import DistributedEstimator
-from compss_train.integrations.sklearn.inputs import as_array, in_parts, mapped, values_in_parts
+from compss_train.integrations.sklearn.inputs import as_array, is_partitioned, map_blocks, unique_targets
 from compss_train.model.losses import LOSSES, BatchFunction, categorical_cross_entropy
 from compss_train.model.metrics import MetricSpec
 
 
 @dataclass(eq=False, repr=False)
 class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ignore[misc]
-    """Trains a network to tell classes apart, with scikit-learn's interface.
+    """A classifier with the interface of scikit-learn, whose network ``DistributedTrainer`` trains.
 
     The parameters are those of ``EstimatorParameters``; by default the loss is ``"cross_entropy"``, of logits, and
-    the metric ``"accuracy"``. With ``categorical_cross_entropy`` the network's outputs are taken for probabilities,
-    with ``nn.NLLLoss`` for their logarithms, with other losses for logits.
+    the metric ``"accuracy"``. The outputs of the network are probabilities with ``categorical_cross_entropy``,
+    their logarithms with ``nn.NLLLoss``, and logits with other losses.
 
-    ``class_weight`` are weights in the loss: a dict from labels (1 for those that are not in it), ``"balanced"``
-    for such that make up for how many samples each class has (not for files), or ``None``.
+    ``class_weight`` are weights in the loss: a dict from labels to weights (1 for missing labels), ``"balanced"``
+    for weights inversely proportional to class frequencies (not for files), or ``None``.
 
-    y holds labels of any kind, one a sample. Files must hold the numbers 0 to k-1, since workers read them.
+    y has one label of any type per sample. Labels in files must be the numbers 0 to k-1, as workers read them.
 
     ``classes_`` are the labels in the order of the outputs; the other attributes are in ``EstimatorParameters``.
     """
@@ -46,77 +46,75 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on samples X (n, features) with the labels y (n,), and return the estimator.
 
-        ``sample_weight`` (n,) are weights in the loss, as ``DistributedTrainer.fit`` takes them.
+        ``sample_weight`` (n,) are weights in the loss, as of ``DistributedTrainer.fit``.
 
-        With ``warm_start``, a second fit goes on, and its labels have to be among those of the first.
+        With ``warm_start``, a second fit continues the first one; its labels must be among those of the first.
 
-        Raises what ``DistributedTrainer.fit`` does, and ``ValueError`` for what scikit-learn does not accept and
-        for a network that has not an output for each class, before training.
+        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for data that
+        scikit-learn does not accept and for a network without an output for each class.
         """
-        go_on = self.warm_start and self.__sklearn_is_fitted__()
-        encode = partial(self._encoded, classes=self.classes_ if go_on else None)
-        return self._train(X, y, sample_weight, encode, num_epochs=self.num_epochs, go_on=go_on)
+        warm_start = self.warm_start and self.__sklearn_is_fitted__()
+        encode = partial(self._encode_targets, classes=self.classes_ if warm_start else None)
+        return self._train(X, y, sample_weight, encode, num_epochs=self.num_epochs, warm_start=warm_start)
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Train for one more epoch on these samples. The first call has to name all ``classes``."""
+        """Train for one more epoch on these samples. The first call needs all ``classes``."""
         if isinstance(self.class_weight, str):
             raise ValueError(f"class_weight={self.class_weight!r} needs all samples at once; give a dict instead")
-        go_on = self.__sklearn_is_fitted__()
-        if not go_on and classes is None:
+        warm_start = self.__sklearn_is_fitted__()
+        if not warm_start and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        if go_on and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(
-                f"classes={classes!r} are not those of the first call, {self.classes_}; leave them out"
-            )
-        encode = partial(self._encoded, classes=self.classes_ if go_on else classes)
-        return self._train(X, y, sample_weight, encode, num_epochs=1, go_on=go_on)
+        if warm_start and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(f"classes={classes!r} are not those of the first call, {self.classes_}; omit them")
+        encode = partial(self._encode_targets, classes=self.classes_ if warm_start else classes)
+        return self._train(X, y, sample_weight, encode, num_epochs=1, warm_start=warm_start)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the label of each sample, that of its largest output."""
-        numbers = self._predicted(X).argmax(axis=1)
+        """Return the predicted label of each sample."""
+        numbers = self._predict_outputs(X).argmax(axis=1)
         labels: NDArray[Any] = self.classes_[numbers]
         return labels
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return the probability of each class, shape (samples, classes), in the order of ``classes_``."""
-        probabilities: NDArray[Any] = np.exp(log_probabilities(self._predicted(X), self.loss))
+        probabilities: NDArray[Any] = np.exp(log_probabilities(self._predict_outputs(X), self.loss))
         return probabilities
 
     def decision_function(self, X: Any) -> NDArray[Any]:
-        """Return the logarithms of the probabilities, shape (samples, classes).
+        """Return the log probabilities, shape (samples, classes).
 
-        Of two classes: how much larger that of the second one is, shape (samples,).
+        For two classes: the difference of the second and the first one, shape (samples,).
         """
-        logarithms = log_probabilities(self._predicted(X), self.loss)
-        return logarithms[:, 1] - logarithms[:, 0] if len(self.classes_) == 2 else logarithms
+        scores = log_probabilities(self._predict_outputs(X), self.loss)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of samples whose label is predicted."""
+        """Return the accuracy."""
         return float(super().score(X, as_array(y), sample_weight))
 
     @property
-    def _outputs(self) -> int:
+    def _num_outputs(self) -> int:
         return len(self.classes_)
 
-    def _encoded(self, x: Any, y: Any, classes: Any) -> Any:
-        """Return the numbers of the labels; learns the classes."""
-        found = classes
+    def _encode_targets(self, x: Any, y: Any, classes: Any) -> Any:
+        """Return labels as class indices; set ``classes_``."""
+        labels = classes
         if classes is None:
-            found = values_in_parts(x, y) if in_parts(x) else y
-        check_classification_targets(found)
-        labels = LabelEncoder().fit(found)
-        self.classes_ = _checked_classes(labels.classes_, x)
+            labels = unique_targets(x, y) if is_partitioned(x) else y
+        check_classification_targets(labels)
+        encoder = LabelEncoder().fit(labels)
+        self.classes_ = _check_classes(encoder.classes_, x)
         if isinstance(y, BlockedTensor):
-            return mapped(lambda block: labels.transform(np.ravel(block)), y)
-        return None if y is None else labels.transform(y)
+            return map_blocks(lambda block: encoder.transform(np.ravel(block)), y)
+        return None if y is None else encoder.transform(y)
 
     def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
         options = super()._build_options(x, y)
         if self.class_weight is None:
             return options
-        return dict(class_weight=self._weights_of_classes(x, y), **options)
+        return dict(class_weight=self._class_weights(x, y), **options)
 
-    def _weights_of_classes(self, x: Any, y: Any) -> NDArray[Any]:
+    def _class_weights(self, x: Any, y: Any) -> NDArray[Any]:
         labels = self.classes_
         if self.class_weight == "balanced":
             if isinstance(x, FileDataset):
@@ -129,29 +127,27 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         return y
 
 
-def _checked_classes(classes: NDArray[Any], x: object) -> NDArray[Any]:
+def _check_classes(classes: NDArray[Any], x: object) -> NDArray[Any]:
     if len(classes) < 2:
-        raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs at least two to tell apart")
+        raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs at least two")
     if isinstance(x, FileDataset) and not np.array_equal(classes, np.arange(len(classes))):
-        raise ValueError(
-            f"the files hold the labels {classes}; workers read them, so they must be numbers from 0 on"
-        )
+        raise ValueError(f"the files have the labels {classes}; labels in files must be the numbers 0 to k-1")
     return classes
 
 
-_SMALLEST = 1e-30  # a probability that float32 can hold, for the logarithm of 0
+_MIN_PROBABILITY = 1e-30  # positive in float32, so that its logarithm is finite
 
 
 def log_probabilities(outputs: NDArray[Any], loss: str | BatchFunction) -> NDArray[Any]:
-    """Return the logarithms of the classes' probabilities, shape (samples, classes).
+    """Return the log probabilities of the classes, shape (samples, classes).
 
-    Outputs are probabilities where the loss is ``categorical_cross_entropy`` (``cce``, ``sce``) and their
-    logarithms where it is ``nn.NLLLoss``, each scaled to a sum of 1; logits else.
+    Outputs are probabilities if the loss is ``categorical_cross_entropy`` (``cce``, ``sce``), log probabilities if
+    it is ``nn.NLLLoss`` (both are normalized), and logits otherwise.
     """
     tensor = torch.from_numpy(outputs)
     function = LOSSES.get(loss) if isinstance(loss, str) else loss
     if function is categorical_cross_entropy:
-        tensor = tensor.clamp(min=_SMALLEST).log()
-    logarithms: Tensor = nn.functional.log_softmax(tensor, dim=1)  # leaves logarithms of probabilities as they are
+        tensor = tensor.clamp(min=_MIN_PROBABILITY).log()
+    logarithms: Tensor = nn.functional.log_softmax(tensor, dim=1)  # identity for log probabilities
     result: NDArray[Any] = logarithms.numpy()
     return result

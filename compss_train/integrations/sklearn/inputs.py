@@ -1,4 +1,4 @@
-"""What estimators accept as X and y: scikit-learn's checks of arrays, and their like of blocks and files."""
+"""Validation of X, y and sample weights: arrays by scikit-learn, blocks and files likewise."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, load_block
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
-from compss_train.integrations.sklearn.constructor import EstimatorParameters
+from compss_train.integrations.sklearn.parameters import EstimatorParameters
 
 
-def checked_samples(estimator: EstimatorParameters, X: Any) -> Any:
-    """Return samples to predict on."""
-    x = as_samples(X)
-    if not in_parts(x):
+def validate_samples(estimator: EstimatorParameters, X: Any) -> Any:
+    """Return validated samples for prediction."""
+    x = convert_dislib(X)
+    if not is_partitioned(x):
         return _arrays(estimator, x, reset=False)
     _check_features(estimator, x, reset=False)
     return x
 
 
-def checked_pair(
-    estimator: EstimatorParameters, X: Any, y: Any, *, reset: bool, **of_targets: bool
+def validate_training_data(
+    estimator: EstimatorParameters, X: Any, y: Any, *, reset: bool, **target_checks: bool
 ) -> tuple[Any, Any]:
-    """Return samples and targets to train on; ``reset`` learns how many features there are.
+    """Return validated samples and targets for training; ``reset`` sets ``n_features_in_``.
 
-    ``of_targets`` are options of ``validate_data``.
+    ``target_checks`` are options of ``validate_data``.
     """
-    x, y = as_samples(X), as_samples(y)
-    if not (in_parts(x) or in_parts(y)):
-        arrays: tuple[Any, Any] = _arrays(estimator, x, y, reset=reset, **of_targets)
+    x, y = convert_dislib(X), convert_dislib(y)
+    if not (is_partitioned(x) or is_partitioned(y)):
+        arrays: tuple[Any, Any] = _arrays(estimator, x, y, reset=reset, **target_checks)
         return arrays
-    _check_kinds(x, y)
+    _check_types(x, y)
     _check_features(estimator, x, reset=reset)
     return x, y
 
 
-def checked_weights(sample_weight: Any) -> Any:
-    """Return weights of samples as the trainer takes them, which checks the rest."""
-    weights = as_samples(sample_weight)
-    if weights is None or in_parts(weights):
+def validate_sample_weight(sample_weight: Any) -> Any:
+    """Return weights of samples for the trainer, which validates them further."""
+    weights = convert_dislib(sample_weight)
+    if weights is None or is_partitioned(weights):
         return weights
     array = np.asarray(weights)
     if not array.any():
-        raise ValueError("sample_weight is zero for every sample, so that there is nothing to learn from")
+        raise ValueError("sample_weight is zero for every sample, so there is nothing to train on")
     return array
 
 
-def _arrays(estimator: EstimatorParameters, *arrays: Any, reset: bool, **of_targets: bool) -> Any:
+def _arrays(estimator: EstimatorParameters, *arrays: Any, reset: bool, **target_checks: bool) -> Any:
     dtype = None if estimator.dtype is None else np.dtype(estimator.dtype)
-    own_net = estimator.net is not None
-    return validate_data(estimator, *arrays, reset=reset, dtype=dtype, allow_nd=own_net, **of_targets)
+    has_net = estimator.net is not None
+    return validate_data(estimator, *arrays, reset=reset, dtype=dtype, allow_nd=has_net, **target_checks)
 
 
-def _check_kinds(x: object, y: object) -> None:
-    """Raise ``TypeError`` unless both are in blocks, or x is files, which hold y too."""
+def _check_types(x: object, y: object) -> None:
+    """Raise ``TypeError`` unless both are blocked tensors, or x is a ``FileDataset`` that includes y."""
     if isinstance(x, FileDataset):
         if y is not None:
-            raise TypeError(f"X is a FileDataset, whose files hold y, too; leave y={type(y).__name__} out")
+            raise TypeError(f"X is a FileDataset, whose files include y; omit y={type(y).__name__}")
     elif not (isinstance(x, BlockedTensor) and isinstance(y, BlockedTensor)):
         raise TypeError(
             f"X is a {type(x).__name__} and y a {type(y).__name__}; give both as arrays, or both as BlockedTensor "
@@ -71,10 +71,10 @@ def _check_kinds(x: object, y: object) -> None:
 
 
 def _check_features(estimator: EstimatorParameters, x: Any, *, reset: bool) -> None:
-    """Learn or check the number of features of samples in blocks or files."""
+    """Set or check the number of features of samples in blocks or files."""
     shape = tuple(first_sample(x).shape[1:])
     if not shape:
-        raise ValueError("X holds a number a sample; give it rows, of one number if need be")
+        raise ValueError("X has one number per sample; give it the shape (samples, features)")
     if reset:
         estimator.n_features_in_ = shape[0]
         if hasattr(estimator, "feature_names_in_"):
@@ -86,58 +86,56 @@ def _check_features(estimator: EstimatorParameters, x: Any, *, reset: bool) -> N
         )
 
 
-def as_samples(value: Any) -> Any:
-    """Return blocked tensors, dislib's too, as such; anything else as it is."""
-    return BlockedTensor.from_dislib(value) if _like_dislib(value) else value
+def convert_dislib(value: Any) -> Any:
+    """Return a dislib tensor as a ``BlockedTensor``, any other value unchanged."""
+    return BlockedTensor.from_dislib(value) if _is_dislib_tensor(value) else value
 
 
-def _like_dislib(value: object) -> bool:
+def _is_dislib_tensor(value: object) -> bool:
     return hasattr(value, "tensors") and not isinstance(value, BlockedTensor)
 
 
-def in_parts(value: object) -> bool:
-    """Tell whether samples come in blocks or files, not in an array."""
+def is_partitioned(value: object) -> bool:
+    """Return whether samples are in blocks or files, not in an array."""
     return isinstance(value, BlockedTensor | FileDataset)
 
 
 def first_sample(x: Any) -> Block:
     """Return the first sample, shape (1, ...)."""
     if isinstance(x, FileDataset):
-        return first_in_files(x)[0]
+        return first_row_of_files(x)[0]
     block: Block = load_block(next(x.blocks())) if isinstance(x, BlockedTensor) else x
     return block[:1]
 
 
-def first_in_files(files: FileDataset) -> tuple[Block, ...]:
-    """Return the first sample of files and its target, where they hold targets."""
+def first_row_of_files(files: FileDataset) -> tuple[Block, ...]:
+    """Return the first sample of files and its target, if the files have targets."""
     keys = files.training_keys()
     arrays = files.part([0], keys).read(RowRange(0, 0, 1))
     return tuple(arrays[key] for key in keys)
 
 
 def as_array(y: Any) -> Any:
-    """Return a blocked tensor as an array; anything else as it is."""
-    y = as_samples(y)
+    """Return a blocked tensor as an array, any other value unchanged."""
+    y = convert_dislib(y)
     return np.asarray(y.collect()) if isinstance(y, BlockedTensor) else y
 
 
-def mapped(function: Callable[[NDArray[Any]], NDArray[Any]], y: BlockedTensor) -> BlockedTensor:
-    """Return a blocked tensor of what the function makes of each block, brought here for it."""
+def map_blocks(function: Callable[[NDArray[Any]], NDArray[Any]], y: BlockedTensor) -> BlockedTensor:
+    """Return a blocked tensor with ``function`` applied to each block, in this process."""
     return BlockedTensor([[function(np.asarray(load_block(block))) for block in row] for row in y.tensors])
 
 
-def values_in_parts(x: BlockedTensor | FileDataset, y: BlockedTensor | None) -> NDArray[Any]:
-    """Return the different targets in the blocks of y, or in the files, which are all read for it."""
-    parts = _targets_of_files(x) if isinstance(x, FileDataset) else map(load_block, (y or x).blocks())
+def unique_targets(x: BlockedTensor | FileDataset, y: BlockedTensor | None) -> NDArray[Any]:
+    """Return the unique targets in the blocks of y, or in the files, all of which are read."""
+    parts = _file_targets(x) if isinstance(x, FileDataset) else map(load_block, (y or x).blocks())
     return np.unique(np.concatenate([np.unique(np.asarray(part)) for part in parts]))
 
 
-def _targets_of_files(files: FileDataset) -> Iterator[Block]:
+def _file_targets(files: FileDataset) -> Iterator[Block]:
     keys = files.training_keys()
     if len(keys) == 1:
-        raise ValueError(
-            f"the files hold no targets beside {keys[0]!r}; FileDataset(..., y=...) says which they are"
-        )
+        raise ValueError(f"the files have no targets beside {keys[0]!r}; give FileDataset(..., y=...)")
     key = keys[-1]
     for number, size in enumerate(files.sizes):
         try:

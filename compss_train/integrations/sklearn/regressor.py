@@ -1,4 +1,4 @@
-"""``DistributedRegressor``: one number or several a sample."""
+"""``DistributedRegressor``: a network that predicts one or more numbers per sample."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from sklearn.utils import Tags
 
 from compss_train.data import FileDataset
 from compss_train.integrations.sklearn.base import DistributedEstimator
-from compss_train.integrations.sklearn.inputs import as_array, first_in_files, in_parts
+from compss_train.integrations.sklearn.inputs import as_array, first_row_of_files, is_partitioned
 
 
 @dataclass(eq=False, repr=False)
 class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignore[misc]
-    """Trains a network to predict numbers, with scikit-learn's interface.
+    """A regressor with the interface of scikit-learn, whose network ``DistributedTrainer`` trains.
 
-    The parameters are those of ``EstimatorParameters``; the loss is ``"mse"`` by default. Large targets learn
-    slowly: scale them, for example with ``sklearn.compose.TransformedTargetRegressor``.
+    The parameters are those of ``EstimatorParameters``; the loss is ``"mse"`` by default. Large targets are
+    learned slowly: scale them, for example with ``sklearn.compose.TransformedTargetRegressor``.
 
-    ``n_outputs_`` is the number of targets a sample; the other attributes are in ``EstimatorParameters``.
+    ``n_outputs_`` is the number of targets per sample; the other attributes are in ``EstimatorParameters``.
     """
 
     n_outputs_: int = field(init=False)
     _target_shape: tuple[int, ...] = field(init=False)
 
-    _checks_of_targets: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
+    _target_checks: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on samples X (n, features) with targets y, (n,) or (n, outputs), and return the estimator.
 
-        ``sample_weight`` (n,) are weights in the loss, as ``DistributedTrainer.fit`` takes them.
+        ``sample_weight`` (n,) are weights in the loss, as of ``DistributedTrainer.fit``.
 
-        Raises what ``DistributedTrainer.fit`` does, and ``ValueError`` for what scikit-learn does not accept and
-        for a network that has not an output for each target, before training.
+        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for data that
+        scikit-learn does not accept and for a network without an output for each target.
         """
-        go_on = self.warm_start and self.__sklearn_is_fitted__()
-        return self._train(X, y, sample_weight, self._encoded, num_epochs=self.num_epochs, go_on=go_on)
+        warm_start = self.warm_start and self.__sklearn_is_fitted__()
+        return self._train(
+            X, y, sample_weight, self._encode_targets, num_epochs=self.num_epochs, warm_start=warm_start
+        )
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on these samples."""
-        go_on = self.__sklearn_is_fitted__()
-        return self._train(X, y, sample_weight, self._encoded, num_epochs=1, go_on=go_on)
+        warm = self.__sklearn_is_fitted__()
+        return self._train(X, y, sample_weight, self._encode_targets, num_epochs=1, warm_start=warm)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the predicted targets in the shape of those of the fit: float64 where they were, else float32."""
-        outputs = self._predicted(X)
+        """Return predictions in the shape of the fitted targets, as float64 if these were, otherwise float32."""
+        outputs = self._predict_outputs(X)
         return outputs.reshape(len(outputs), *self._target_shape).astype(self._target_dtype, copy=False)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -58,17 +60,17 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
         return float(super().score(X, as_array(y), sample_weight))
 
     @property
-    def _outputs(self) -> int:
+    def _num_outputs(self) -> int:
         return self.n_outputs_
 
-    def _encoded(self, x: Any, y: Any) -> Any:
-        """Return targets of the network's precision; learns what they look like, or checks that they still do."""
-        shape = _shape_of_targets(x, y)
+    def _encode_targets(self, x: Any, y: Any) -> Any:
+        """Return targets in the precision of the network; set or check their shape and dtype."""
+        shape = _target_shape_of(x, y)
         if self.__sklearn_is_fitted__() and shape != self._target_shape:
-            raise ValueError(f"y has targets of shape {shape}, those of the first fit had {self._target_shape}")
+            raise ValueError(f"y has targets of shape {shape}, but those of the first fit had {self._target_shape}")
         self._target_shape, self.n_outputs_ = shape, math.prod(shape)
         self._target_dtype = np.dtype(np.float64 if getattr(y, "dtype", None) == np.float64 else np.float32)
-        return y if in_parts(x) else np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
+        return y if is_partitioned(x) else np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -76,8 +78,8 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
         return tags
 
 
-def _shape_of_targets(x: Any, y: Any) -> tuple[int, ...]:
-    """Return the shape of one sample's target."""
+def _target_shape_of(x: Any, y: Any) -> tuple[int, ...]:
+    """Return the shape of the target of a sample."""
     if isinstance(x, FileDataset):
-        return tuple(first_in_files(x)[-1].shape[1:])
-    return tuple(y.sample_shape if in_parts(y) else y.shape[1:])
+        return tuple(first_row_of_files(x)[-1].shape[1:])
+    return tuple(y.sample_shape if is_partitioned(y) else y.shape[1:])

@@ -91,11 +91,11 @@ def test_a_bad_file_is_skipped_when_labels_are_looked_for(tmp_path):
         (TypeError, "X is a BlockedTensor and y a ndarray; give both", lambda f: (blocked(X, Y, 2)[0], Y)),
         (TypeError, "X is a ndarray and y a BlockedTensor; give both", lambda f: (X, blocked(X, Y, 2)[1])),
         (TypeError, "X is a BlockedTensor and y a NoneType", lambda f: (blocked(X, Y, 2)[0], None)),
-        (TypeError, "whose files hold y, too; leave y=ndarray out", lambda f: (files_of(f, x=X, y=Y), Y)),
-        (ValueError, "the files hold the labels .10 20 40.", lambda f: (files_of(f, x=X, y=LABELS[Y]), None)),
-        (ValueError, "the files hold no targets beside 'x'", lambda f: (files_of(f, x=X), None)),
+        (TypeError, "whose files include y; omit y=ndarray", lambda f: (files_of(f, x=X, y=Y), Y)),
+        (ValueError, "the files have the labels .10 20 40.", lambda f: (files_of(f, x=X, y=LABELS[Y]), None)),
+        (ValueError, "the files have no targets beside 'x'", lambda f: (files_of(f, x=X), None)),
         (ValueError, "Unknown label type: continuous", lambda f: blocked(X, X[:, 0], 2)),
-        (ValueError, "X holds a number a sample", lambda f: blocked(X[:, 0], Y, 2)),
+        (ValueError, "X has one number per sample", lambda f: blocked(X[:, 0], Y, 2)),
         (ValueError, "grid", lambda f: (blocked(X, Y, 2)[0], blocked(X, Y, 3)[1])),
         (ValueError, "take shuffle='partial'", lambda f: (files_of(f, x=X, y=Y), None)),
     ],
@@ -114,7 +114,7 @@ def test_other_features_and_targets_than_those_of_the_fit():
             call(fewer)
     with pytest.raises(ValueError, match="previously unseen labels"):
         estimator.partial_fit(*blocked(X, Y + 1, 2))
-    with pytest.raises(ValueError, match=r"targets of shape \(2,\), those of the first fit had \(\)"):
+    with pytest.raises(ValueError, match=r"targets of shape \(2,\), but those of the first fit had \(\)"):
         regressor().fit(X, X[:, 0]).partial_fit(X, X[:, :2])
-    with pytest.raises(ValueError, match=r"validation_fraction=0.1 is for arrays"):
+    with pytest.raises(ValueError, match=r"validation_fraction=0.1 needs arrays"):
         classifier(net=mlp(), validation_fraction=0.1).fit(bx, by)

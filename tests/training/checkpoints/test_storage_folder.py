@@ -79,7 +79,7 @@ def test_the_error_of_a_damaged_one_suggests_the_latest_good_one(folder):
     damage(folder / "round-1000000")
     damage(folder / "round-000010")
     for path in (folder, folder / "round-000010"):
-        with pytest.raises(BadCheckpointError, match=r"round-000009 is good: resume from that folder") as caught:
+        with pytest.raises(BadCheckpointError, match=r"round-000009 is valid: resume from it") as caught:
             read_latest_checkpoint(path)
         assert caught.value.good == folder / "round-000009"
     assert read_latest_checkpoint(caught.value.good)[1] == {"number": 9}
@@ -92,7 +92,7 @@ def test_the_error_of_a_damaged_one_suggests_the_latest_good_one(folder):
 
 
 def test_the_error_of_a_missing_one_suggests_another(folder):
-    with pytest.raises(BadCheckpointError, match=r"round-000003 cannot be used: .*round-1000000 is good"):
+    with pytest.raises(BadCheckpointError, match=r"round-000003 cannot be used: .*round-1000000 is valid"):
         read_latest_checkpoint(folder / "round-000003")
 
 

@@ -1,4 +1,4 @@
-"""The parameters that the classifier and the regressor have in common."""
+"""The parameters of the classifier and the regressor."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from compss_train.reports.history import History
 from compss_train.training.fit_options import MergeName
 
 NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
-"""Makes a network of so many inputs and outputs."""
+"""A function of the numbers of inputs and outputs that returns a network."""
 
 
 @dataclass(eq=False, repr=False)
 class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
-    """What ``DistributedClassifier`` and ``DistributedRegressor`` take.
+    """The parameters of ``DistributedClassifier`` and ``DistributedRegressor``.
 
     Parameters
     ----------
     net:
-        ``None`` (default) for a perceptron, an ``nn.Module``, whose present parameters are the initial ones and
-        which is never changed, or a function of (inputs, outputs) that returns one: ``X.shape[1]``, and the
-        number of classes or of targets.
+        ``None`` (default) for a multilayer perceptron, an ``nn.Module``, whose current parameters are the initial
+        ones and which is never modified, or a function of (inputs, outputs) that returns one: ``X.shape[1]``, and
+        the number of classes or of targets.
     hidden:
         Widths of the perceptron's hidden layers, ``(100,)`` by default.
     optimizer:
-        As ``DistributedTrainer.build`` takes it; ``None`` for Adam with a learning rate of 0.001.
+        As of ``DistributedTrainer.build``; ``None`` for Adam with a learning rate of 0.001.
     loss, metric:
-        As ``build`` takes them. The metric is in ``history_``; ``score`` is scikit-learn's.
+        As of ``build``. The metric is in ``history_``; ``score`` is that of scikit-learn.
     num_workers, engine, threads:
-        As ``DistributedTrainer`` takes them; 2 workers by default, no more than there are samples. An engine named
-        is started for every fit; an ``Engine`` is used as it is, by clones too, and is yours to shut down.
+        As of ``DistributedTrainer``; by default 2 workers, at most as many as samples. An engine given by name is
+        started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
     num_epochs, batch_size, merge, merge_every, merge_unit, shuffle:
-        As ``DistributedTrainer.fit`` takes them; by default 20 epochs, batches of 32, a merge after every epoch,
+        As of ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
         and all samples shuffled.
     dtype:
-        What X is converted to, ``"float32"`` by default; ``None`` takes it as it is (integers for an embedding,
-        bytes for a transform).
+        Type to which X is converted, ``"float32"`` by default; ``None`` for no conversion (integers for an
+        embedding, bytes for a transform).
     random_state:
-        An integer makes a fit repeatable: it is the trainer's seed, and that of the initial parameters of networks
-        that are made. ``None`` or a ``RandomState`` gives another seed for every fit.
+        An integer makes fits reproducible: it is the seed of the trainer and of the initial parameters of networks
+        that are created. ``None`` or a ``RandomState`` gives another seed for every fit.
     warm_start:
-        Whether ``fit`` goes on from the parameters of the last one. Optimizers start anew.
+        Whether ``fit`` starts from the parameters of the previous fit. Optimizers are reset.
     validation_fraction:
-        Share of the samples, between 0 and 1, that is held out and evaluated after every round, for ``history_``
-        and callbacks; ``None`` (default) for none. Not for blocks and files.
+        Fraction of the samples, between 0 and 1, that is held out and evaluated after every round, for
+        ``history_`` and callbacks; ``None`` (default) for none. Not for blocks and files.
     n_iter_no_change:
-        Rounds without improvement of the loss of what is held out, or else of the training, after which a fit stops
-        with the parameters of its best round; ``None`` (default) for never. ``EarlyStopping`` among the callbacks
-        can do more.
+        Number of rounds without improvement of the validation loss (or of the training loss without validation)
+        after which a fit stops with the parameters of its best round; ``None`` (default) for never. The callback
+        ``EarlyStopping`` has more options.
     callbacks:
         ``Callback`` objects; a clone has copies.
     fit_options, build_options:
@@ -74,16 +74,16 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     module_:
         The fitted network, on the CPU.
     history_:
-        What the trainer's ``history`` was.
+        The history of the trainer.
     n_iter_:
         Epochs trained.
     seed_:
         The seed of the fit.
     n_features_in_, feature_names_in_:
-        As everywhere in scikit-learn.
+        As in scikit-learn.
 
-    X may be a ``BlockedTensor`` (dislib's too) with y another, or a ``FileDataset`` that holds both; they are taken
-    as they are, without conversion.
+    X may be a ``BlockedTensor`` (dislib's too) with y another, or a ``FileDataset`` that holds both; they are
+    not converted.
     """
 
     net: nn.Module | NetworkFactory | None = None
@@ -111,7 +111,7 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     build_options: Mapping[str, Any] | None = None
     verbose: bool = False
 
-    # What a fit learns is not there before.
+    # set by a fit
     module_: nn.Module = field(init=False)
     history_: History = field(init=False)
     n_iter_: int = field(init=False)
