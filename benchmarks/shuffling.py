@@ -15,8 +15,7 @@ from compss_train import BlockedTensor, shuffle
 from compss_train.data.partitioning import RoundPlan, Shuffle, WorkerAssignment
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.batches import batches
-from compss_train.training.worker.shard import Shard
-from compss_train.training.worker.source import source_of
+from compss_train.training.worker.source import Shard, source_of
 
 WORKERS = 8
 BATCH = 1_000

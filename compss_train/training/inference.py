@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from compss_train._utils.validation import warn_user
 from compss_train.data.order import split_points
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.training.data_handles import DataHandles
+from compss_train.training.data_source import DataHandles
 from compss_train.training.worker import evaluate, predict
 
 EVALUATION_BATCH = 1024

@@ -14,7 +14,7 @@ from compss_train.data.partitioning import Round, WorkerAssignment, renumber_sam
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule
-from compss_train.training.data_handles import DataHandles
+from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import Shard, WorkerState, split_rows, train
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from compss_train import BlockedTensor, SerialEngine
 from compss_train.data.block import RemoteBlock, describe
-from compss_train.training.data_handles import BlockHandles
+from compss_train.training.data_source import BlockHandles
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))

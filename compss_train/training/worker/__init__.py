@@ -2,7 +2,7 @@
 
 from compss_train.training.worker.batches import split_rows
 from compss_train.training.worker.inference import evaluate, predict
-from compss_train.training.worker.shard import Shard
+from compss_train.training.worker.source import Shard
 from compss_train.training.worker.train import WorkerState, train
 
 __all__ = ["Shard", "WorkerState", "evaluate", "predict", "split_rows", "train"]

@@ -17,8 +17,7 @@ from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.training.worker.batches import Batch, batches
 from compss_train.training.worker.metric_accumulator import MetricAccumulator, annotate_errors
-from compss_train.training.worker.shard import unshuffled
-from compss_train.training.worker.source import source_of
+from compss_train.training.worker.source import source_of, unshuffled
 
 
 def evaluate(

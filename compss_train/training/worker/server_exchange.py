@@ -22,7 +22,7 @@ from compss_train.data.reading import FilePart
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.training.worker.shard import Shard
+from compss_train.training.worker.source import Shard
 from compss_train.training.worker.train import WorkerState, train
 
 

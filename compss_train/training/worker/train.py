@@ -21,8 +21,7 @@ from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import epochs
 from compss_train.training.worker.metric_accumulator import MetricAccumulator, annotate_errors
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
-from compss_train.training.worker.shard import Shard
-from compss_train.training.worker.source import source_of
+from compss_train.training.worker.source import Shard, source_of
 
 
 @dataclass(frozen=True, slots=True)

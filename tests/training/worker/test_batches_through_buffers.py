@@ -15,10 +15,8 @@ from compss_train.data.order import Batching
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import source
-from compss_train.training.worker.batches import batches
-from compss_train.training.worker.buffered_batches import draw_in_step
-from compss_train.training.worker.shard import Shard
-from compss_train.training.worker.source import source_of
+from compss_train.training.worker.batches import batches, draw_in_step
+from compss_train.training.worker.source import Shard, source_of
 from tests.training.worker.assignments import DEALT
 
 BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
