@@ -1,4 +1,4 @@
-"""``DataSource``: the samples of a fit, an evaluation or a prediction; ``DataHandles``: an engine's references to them."""
+"""``DataSource``: the samples of a fit or an evaluation; ``DataHandles``: an engine's references to them."""
 
 from __future__ import annotations
 
