@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# What laptop.sh and slurm.sh share; sourced by them, after `script` has the script's own name.
+# Functions shared by laptop.sh and slurm.sh, which source this file after setting `script` to their own name.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -21,8 +21,8 @@ find_compss() {
     elif [ -x "$installed" ]; then
         printf '%s\n' "$installed"
     else
-        fail "there is no $1 on the PATH and COMPSS_HOME names none. Install COMPSs
-(https://compss-doc.readthedocs.io) and source its environment script; compss-train doctor says what else is missing.
+        fail "there is no $1 on the PATH or in COMPSS_HOME. Install COMPSs
+(https://compss-doc.readthedocs.io) and source its environment script; compss-train doctor checks what else is missing.
 Without COMPSs the same program trains on this machine's processes: python ${app:-APP}" 127
     fi
 }
@@ -42,22 +42,22 @@ find_python() {
     fail "there is no Python ${wanted:-on the PATH}; name one with --python_interpreter=PATH"
 }
 
-# COMPSs's scripts hand arguments on unquoted: blanks split them, a job script would run what $( ) holds.
+# COMPSs's scripts pass arguments on unquoted: blanks split them, and a job script would execute $( ).
 check_words() {
     local word
     for word in "$@"; do
         case $word in
             '' | '#'*) fail "the argument '$word' would be lost in COMPSs's scripts; leave it out" ;;
             *[!A-Za-z0-9_@%+=:,./#-]*)
-                fail "the argument '$word' would not survive COMPSs's scripts, which hand arguments on unquoted; \
+                fail "the argument '$word' would not survive COMPSs's scripts, which pass arguments on unquoted; \
 use letters, digits and _@%+=:,./#- (for anything else, let the application read a file)" ;;
         esac
     done
 }
 
-# The application as an absolute path; it must be there now, as a misspelt flag is taken for it otherwise.
+# The application as an absolute path. It must exist: a misspelt flag would be taken for the application otherwise.
 find_app() {
-    [ $# -gt 0 ] || fail "which application? Give the path of a Python file; $script --help tells more"
+    [ $# -gt 0 ] || fail "which application? Give the path of a Python file; see $script --help"
     [ -f "$1" ] || fail "there is no file $1 (flags with a value are written --flag=VALUE, before the application)"
     printf '%s\n' "$(cd "$(dirname "$1")" && pwd)/$(basename "$1")"
 }

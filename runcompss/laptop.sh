@@ -5,7 +5,7 @@
 #
 #   --units=N                 CPU units of a worker: tasks at a time, or threads of one task
 #                             (default: the physical cores, shared by the nodes)
-#   --nodes=N                 workers, on 127.0.0.1, 127.0.0.2 and so on: a small cluster to try things on (1)
+#   --nodes=N                 workers, on 127.0.0.1, 127.0.0.2 and so on: a small cluster for tests (1)
 #   --gpus=N                  GPUs of the worker (0)
 #   --pythonpath=PATH         folders for modules, before the application's own and compss_train's
 #   --python_interpreter=PATH (default: $PYTHON, or the active python)
@@ -13,16 +13,16 @@
 #   --dry-run                 print the command and the two XML files instead of running it
 #   --help
 #
-# Every other flag before APP goes to runcompss as it is, so write it in runcompss's way: --flag=VALUE, -d, -t.
-# Much used: --log_level=debug (below it Python runs with -O, without asserts, and no job leaves a log), --log_dir=DIR
-# (default: home; a folder .COMPSs is made there), --scheduler=CLASS, --streaming=FILES, --summary,
-# --keep_workingdir (keeps the files that workers write, a temporary folder otherwise).
-# With --nodes above 1, COMPSs is told not to bind tasks to cores (--cpu_affinity=disabled): every worker would
-# begin with the first core of the same machine.
+# All other flags before APP are passed to runcompss unchanged, so write them in its form: --flag=VALUE, -d, -t.
+# Common ones: --log_level=debug (otherwise Python runs with -O, without asserts, and jobs leave no logs), --log_dir=DIR
+# (default: home; creates a folder .COMPSs there), --scheduler=CLASS, --streaming=FILES, --summary,
+# --keep_workingdir (keeps the files of the workers, by default in a temporary folder).
+# With --nodes above 1, binding of tasks to cores is disabled (--cpu_affinity=disabled): every worker would start at
+# the first core of the same machine.
 #
 #   laptop.sh --units=2 --graph apps/digits.py --workers 2
 #
-# It needs COMPSs and an ssh login to this machine without a password; compss-train doctor looks for both.
+# Requires COMPSs and an ssh login to this machine without a password; compss-train doctor checks both.
 
 set -euo pipefail
 script=laptop.sh
@@ -41,12 +41,12 @@ while [ $# -gt 0 ]; do
         --units=* | --gpus=*) configure+=("$1") ;;
         --nodes=*) nodes=${1#*=} ;;
         --units | --gpus | --nodes | --pythonpath | --python_interpreter)
-            fail "write $1=VALUE, in one word as runcompss wants it" ;;
+            fail "write $1=VALUE, in one word as for runcompss" ;;
         --pythonpath=*) pythonpath=${1#*=}: ;;
         --python_interpreter=*) interpreter=${1#*=} ;;
         --graph) flags+=(--graph=true) ;;
         --dry-run) dry_run=yes ;;
-        --project=* | --resources=*) fail "$1: this script writes both files; with your own, call runcompss itself" ;;
+        --project=* | --resources=*) fail "$1: this script writes both files; to use your own, call runcompss directly" ;;
         -*) flags+=("$1") ;;
         *) break ;;
     esac
@@ -62,8 +62,8 @@ runcompss=$(if [ -n "$dry_run" ]; then echo runcompss; else find_compss runcomps
 folder=$(mktemp -d "${TMPDIR:-/tmp}/compss_train-XXXXXX")
 run=
 
-# Whatever ended the run: end what is left of it, and remove what its workers wrote. A coordinator that is killed, or
-# an application that fails, leaves Python processes behind; they are known by the folder of this run's workers.
+# At exit: kill the remaining processes of the run, and remove the files of its workers. A killed coordinator or a
+# failed application leaves Python processes behind; the folder of the run's workers on their command line marks them.
 clean() {
     if [ -n "$run" ]; then
         kill -KILL -- "-$run" 2>/dev/null || true
@@ -76,7 +76,7 @@ clean() {
 }
 trap clean EXIT
 
-# Ask the run to end, and give it a while.
+# Signal the run to end, and wait up to 10 seconds.
 end_run() {
     trap '' INT TERM HUP
     kill "-$1" -- "-$run" 2>/dev/null || true
@@ -90,7 +90,7 @@ end_run() {
 PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$root "$python" -m compss_train configure \
     --folder "$folder" --working-dir "$folder/workers" --nodes "$nodes" ${configure[@]+"${configure[@]}"} >&2
 
-# The coordinator listens next to the workers; by itself it would try ports that outgoing connections may have.
+# The port after those of the workers; COMPSs's default is in the range of outgoing connections, which may use it.
 master_port=$(($(sed -n 's/.*<MaxPort>\(.*\)<.*/\1/p' "$folder/resources.xml" | tail -n 1) + 1))
 
 command=(
@@ -107,7 +107,7 @@ if [ -n "$dry_run" ]; then
     printf '\n'
     cat "$folder/project.xml" "$folder/resources.xml"
 else
-    # In a process group of its own: COMPSs's script does not hand Ctrl-C or an end on to the coordinator and Java.
+    # In its own process group: COMPSs's script does not forward Ctrl-C or SIGTERM to the coordinator and Java.
     set -m
     "${command[@]}" </dev/null &
     run=$!

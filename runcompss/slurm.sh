@@ -3,21 +3,21 @@
 #
 # Usage: slurm.sh [--dry-run] [FLAGS] APP [ARGUMENTS OF APP]
 #
-# Flags are enqueue_compss's own, in its way (--flag=VALUE); these have a default here, or an environment variable:
+# Flags are those of enqueue_compss, in its form (--flag=VALUE). These have a default or an environment variable:
 #
-#   --sc_cfg=NAME|FILE            SC_CFG         the cluster's configuration in COMPSs: it says which queue system
-#                                                there is (COMPSs's own default says LSF) and what a node has
+#   --sc_cfg=NAME|FILE            SC_CFG         the cluster's configuration in COMPSs: its queue system (COMPSs's
+#                                                default: LSF) and the resources of a node
 #   --num_nodes=N                 NODES          nodes, of which the first runs the coordinator (2)
 #   --cpus_per_node=N             CPUS           CPU units of a node (the configuration's)
 #   --gpus_per_node=N             GPUS           GPUs of a node (the configuration's, most often none)
 #   --worker_in_master_cpus=N     MASTER_CPUS    units of the coordinator's node that train too (the configuration's)
-#   --worker_in_master_memory=MB  MASTER_MEMORY  wanted with these, unless the configuration has it
+#   --worker_in_master_memory=MB  MASTER_MEMORY  required with these, unless the configuration has it
 #   --exec_time=MINUTES           MINUTES        the queue's limit (60)
-#   --wall_clock_limit=SECONDS    LIMIT          COMPSs's own limit, at which it ends the run in good order: by default
-#                                                a tenth earlier, but 1 minute at least and 5 at most
+#   --wall_clock_limit=SECONDS    LIMIT          COMPSs's limit, at which it ends the run properly: by default a tenth
+#                                                earlier, at least 1 minute and at most 5
 #   --queue=NAME                  QUEUE          partition (the cluster's)
 #   --qos=NAME                    QOS            (the cluster's)
-#   --project_name=NAME           PROJECT        account that pays, on clusters whose configuration asks for it;
+#   --project_name=NAME           PROJECT        account to charge, on clusters whose configuration requires it;
 #                                                elsewhere --extra_submit_flag=-A#NAME
 #   --job_name=NAME               JOB            (the application's file name)
 #   --scheduler=CLASS             SCHEDULER      (COMPSs's choice)
@@ -28,9 +28,9 @@
 #   --python_interpreter=PATH     PYTHON         on a disk that all nodes share (the active python)
 #   --graph                       GRAPH=true     write the graph of tasks
 #
-# Every other flag before APP goes to enqueue_compss as it is: --pre_env_script=FILE (modules to load),
+# All other flags before APP are passed to enqueue_compss unchanged: --pre_env_script=FILE (modules to load),
 # --job_dependency=JOB, --reservation=NAME, --log_level=debug, --jvm_workers_opts="..." and so on.
-# --dry-run prints the command instead of running it; it does not need COMPSs.
+# --dry-run prints the command instead of running it; it does not require COMPSs.
 #
 #   slurm.sh --sc_cfg=mycluster --num_nodes=4 --gpus_per_node=4 --exec_time=120 apps/fashion_mnist.py --workers 16
 
@@ -46,7 +46,7 @@ interpreter=${PYTHON:-}
 graph=${GRAPH:-false}
 job=${JOB:-}
 dry_run=
-given=()
+flags=()
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage "${BASH_SOURCE[0]}"; exit ;;
@@ -58,23 +58,23 @@ while [ $# -gt 0 ]; do
         --graph | -g) graph=true ;;
         --graph=*) graph=${1#*=} ;;
         --job_name=*) job=${1#*=} ;;
-        -*) given+=("$1") ;;
+        -*) flags+=("$1") ;;
         *) break ;;
     esac
     shift
 done
 
-# The flag with a value, unless there is none or the same flag was given.
+# Add a flag with a value, unless the value is empty or the flag was given.
 default() {
     local flag
     [ -n "$2" ] || return 0
-    for flag in ${given[@]+"${given[@]}"}; do
+    for flag in ${flags[@]+"${flags[@]}"}; do
         case $flag in "$1"=*) return 0 ;; esac
     done
     command+=("$1=$2")
 }
 
-# Seconds after which COMPSs ends the run: long enough before the queue does for it to fetch and save what there is.
+# Seconds after which COMPSs ends the run: early enough before the queue's limit to fetch and save the results.
 wall_clock_limit() {
     local seconds=$(($1 * 60)) margin=$(($1 * 6))
     if [ "$margin" -lt 60 ]; then margin=60; fi
@@ -106,7 +106,7 @@ default --scheduler "${SCHEDULER:-}"
 default --worker_working_dir "${WORKING_DIR:-}"
 default --log_dir "${LOG_DIR:-}"
 command+=(--graph="$graph" --pythonpath="$pythonpath$(dirname "$app"):$root" --python_interpreter="$python")
-command+=(${given[@]+"${given[@]}"} "$app" "$@")
+command+=(${flags[@]+"${flags[@]}"} "$app" "$@")
 check_words "${command[@]}"
 
 if [ -n "$dry_run" ]; then

@@ -64,13 +64,13 @@ def test_laptop_without_runcompss(app):
         (("--python_interpreter=/no/python", "{app}"), "no Python /no/python"),
     ],
 )
-def test_scripts_say_what_is_wrong(name, arguments, message, app):
+def test_scripts_reject_invalid_arguments(name, arguments, message, app):
     done = script(name, "--dry-run", *(argument.format(app=app) for argument in arguments))
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_laptop_wants_flags_in_one_word(app):
+def test_laptop_requires_flags_in_one_word(app):
     done = script("laptop.sh", "--units", "2", str(app))
     assert (done.returncode, "write --units=VALUE" in done.stderr) == (2, True)
 
@@ -111,7 +111,7 @@ def test_laptop_calls_runcompss(app, tmp_path):
     assert not list(temporary.iterdir())
 
 
-FAKE_THAT_STAYS = """#!{python}
+LINGERING_RUNCOMPSS = """#!{python}
 import os, pathlib, subprocess, sys, time
 project = next(flag for flag in sys.argv if flag.startswith("--project=")).split("=")[1]
 piper = pathlib.Path(project).parent / "workers" / "piper"
@@ -122,9 +122,9 @@ time.sleep(60)
 """
 
 
-def test_laptop_ends_what_compss_leaves_behind(app, tmp_path):
+def test_laptop_kills_remaining_processes(app, tmp_path):
     fake, pid = tmp_path / "runcompss", tmp_path / "pid"
-    fake.write_text(FAKE_THAT_STAYS.format(python=sys.executable, pid=str(pid)))
+    fake.write_text(LINGERING_RUNCOMPSS.format(python=sys.executable, pid=str(pid)))
     fake.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys.executable}
     with subprocess.Popen(["bash", SCRIPTS / "laptop.sh", app], env=environment, stderr=subprocess.PIPE) as laptop:
@@ -163,7 +163,7 @@ def test_slurm_dry_run(app):
     assert not {"gpus_per_node", "qos", "queue", "sc_cfg", "scheduler", "log_dir"} & set(flags)
 
 
-def test_slurm_flags_go_before_variables(app):
+def test_slurm_flags_override_variables(app):
     variables = {"NODES": "8", "GPUS": "4", "QOS": "long", "GRAPH": "true", "MODULES": "/mine", "SC_CFG": "here"}
     words, flags = flags_of(
         script("slurm.sh", "--dry-run", "--num_nodes=3", "--reservation=r", str(app), **variables)
