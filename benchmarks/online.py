@@ -1,4 +1,4 @@
-"""Training while simulations run: what receiving samples costs, against a bare socket and a plain loop."""
+"""Training while simulations run: the cost of receiving samples, compared with a bare socket and a plain loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY = "a key"
 
 
 def send_bare(port: int, size: int, samples: int) -> None:
-    """Send x and y of each sample as they are, without a word about them."""
+    """Send the bytes of x and y of each sample, without headers."""
     x, y = np.zeros(6, np.float32), np.zeros(size, np.float32)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for _ in range(samples):
@@ -35,7 +35,7 @@ def send_bare(port: int, size: int, samples: int) -> None:
 
 
 def receive_bare(size: int, samples: int) -> float:
-    """Return samples a second that are read into arrays of their own."""
+    """Return samples per second, each read into new arrays."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = start(send_bare, server.getsockname()[1], size, samples)
         connection = server.accept()[0]
@@ -60,7 +60,7 @@ def send_ours(address: Any, size: int, samples: int) -> None:
 
 
 def receive_ours(size: int, samples: int) -> float:
-    """Return samples a second that go through a buffer, from which another thread gets batches."""
+    """Return samples per second through a buffer, from which another thread gets batches."""
     buffer = make_buffer(1024)
     with (
         EventServer("127.0.0.1", lambda worker, checkpoint: None) as server,
@@ -117,7 +117,7 @@ def simulate(size: int) -> Any:
 
 
 def plain(size: int, batches: int) -> float:
-    """Return batches a second of a loop over samples in memory."""
+    """Return batches per second of a loop over samples in memory."""
     net = network(size)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     x, y = torch.rand(1024, 6), torch.rand(1024, size)
@@ -143,7 +143,7 @@ def online(trainer: DistributedTrainer, size: int, batches: int) -> float:
         record_every=0.5,
         progress=False,
     )
-    records = trainer.history[1:-1] or trainer.history  # the first one has the start in it
+    records = trainer.history[1:-1] or trainer.history  # the first one includes the start
     return sum(record["batches"] for record in records) / sum(record["seconds"] for record in records)
 
 
@@ -158,7 +158,7 @@ def report_training(size: int, batches: int, repetitions: int) -> None:
     rows = [
         [label, spread(values, ",.0f"), spread(ratios(values, rates[PLAIN]))] for label, values in rates.items()
     ]
-    title = f"Batches of {BATCH}, MLP 6-256-256-{size:,}, one thread, while one simulation gives what it can"
+    title = f"Batches of {BATCH}, MLP 6-256-256-{size:,}, one thread, while one simulation runs at full speed"
     print_table(title, ["contestant", "batches/s", "of plain"], rows)
 
 

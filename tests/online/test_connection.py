@@ -1,4 +1,4 @@
-"""Connections: what is sent arrives as it was."""
+"""Connections transfer messages unchanged."""
 
 import fcntl
 import json
@@ -26,27 +26,31 @@ LAYOUTS = {
     "transposed": lambda tensor: tensor.permute(list(reversed(range(tensor.dim())))),
     "strided": lambda tensor: tensor[..., ::2] if tensor.dim() else tensor,
     "reversed": lambda tensor: tensor if tensor.dtype is torch.bfloat16 else np.asarray(np.flip(tensor.numpy())),
-    "read-only": lambda tensor: tensor if tensor.dtype is torch.bfloat16 else frozen(tensor.numpy()),
+    "read-only": lambda tensor: tensor if tensor.dtype is torch.bfloat16 else read_only(tensor.numpy()),
     "expanded": lambda tensor: tensor.expand(2, *tensor.shape),
     "a gradient": lambda tensor: tensor.requires_grad_() if tensor.is_floating_point() else tensor,
 }
-ODD = {"conjugated": torch.Tensor.conj, "negated": torch._neg_view, "one of a column": lambda tensor: tensor[:1, 1]}
+UNUSUAL = {
+    "conjugated": torch.Tensor.conj,
+    "negated": torch._neg_view,
+    "one of a column": lambda tensor: tensor[:1, 1],
+}
 
 
-def frozen(array):
+def read_only(array):
     array.setflags(write=False)
     return array
 
 
-def bytes_of(tensor):
+def to_bytes(tensor):
     plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return plain.reshape(-1).view(torch.uint8).tolist() if plain.numel() else []
 
 
-def check_same(came, sent):
+def check_same(received, sent):
     sent = sent if isinstance(sent, torch.Tensor) else torch.from_numpy(sent.copy())
-    assert (came.dtype, came.shape) == (sent.dtype, sent.shape)
-    assert bytes_of(came) == bytes_of(sent)
+    assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
+    assert to_bytes(received) == to_bytes(sent)
 
 
 @st.composite
@@ -70,16 +74,16 @@ def test_messages_round_trip(sent):
         for header, arrays in sent:
             one.send(header, arrays)
         for header, arrays in sent:
-            came, tensors = other.receive()
-            assert came == header
+            received, tensors = other.receive()
+            assert received == header
             for tensor, array in zip(tensors, arrays, strict=True):
                 check_same(tensor, array)
         assert not other.has_message()
 
 
-@pytest.mark.parametrize("layout", ODD)
+@pytest.mark.parametrize("layout", UNUSUAL)
 def test_unusual_memory_layouts_are_preserved(layout):
-    sent = ODD[layout](torch.arange(6.0).reshape(2, 3) * (2 + 1j))
+    sent = UNUSUAL[layout](torch.arange(6.0).reshape(2, 3) * (2 + 1j))
     with connection_pair() as (one, other):
         one.send({}, [sent])
         check_same(other.receive()[1][0], sent)
@@ -106,11 +110,11 @@ def test_large_arrays_arrive_in_order_in_memory_of_the_receiver():
     with connection_pair(small=True) as (one, other):
         sending = Thread(lambda: [one.send({"number": n}, arrays[::step]) for n, step in ((0, 1), (1, -1))])
         for number, expected in ((0, arrays), (1, arrays[::-1])):
-            header, came = other.receive()
+            header, received = other.receive()
             assert header == {"number": number}
-            assert all(torch.equal(got, sent) for got, sent in zip(came, expected, strict=True))
+            assert all(torch.equal(got, sent) for got, sent in zip(received, expected, strict=True))
         sending.result()
-        came[-2][:] = 7  # memory of the receiver's own
+        received[-2][:] = 7  # writable memory of the receiver
 
 
 def test_concurrent_sends_do_not_interleave():
@@ -122,13 +126,13 @@ def test_concurrent_sends_do_not_interleave():
                 one.send({"thread": thread, "number": number}, [torch.full((2**15,), thread), torch.tensor(number)])
 
         threads = [Thread(send, number) for number in range(4)]
-        came = {thread: [] for thread in range(4)}
+        received = {thread: [] for thread in range(4)}
         for _ in range(4 * each):
             header, (large, number) = other.receive()
             assert (large == header["thread"]).all()
             assert int(number) == header["number"]
-            came[header["thread"]].append(header["number"])
-        assert all(numbers == list(range(each)) for numbers in came.values())
+            received[header["thread"]].append(header["number"])
+        assert all(numbers == list(range(each)) for numbers in received.values())
         assert [thread.result() for thread in threads] == [None] * 4
 
 

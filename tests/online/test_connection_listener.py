@@ -43,42 +43,42 @@ def echo():
             yield echo
 
 
-GARBAGE = {
+MALFORMED = {
     "nothing": b"",
     "another protocol": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
     "zeros": bytes(64),
     "an empty header": struct.pack("<I", 0),
     "a huge header": struct.pack("<I", 2**32 - 1) + b"x" * 1000,
     "a header just too large": struct.pack("<I", 2**24 + 1),
-    "no json": struct.pack("<I", 3) + b"{{{",
-    "no utf-8": struct.pack("<I", 4) + b'"\xff\xfe"',
+    "invalid json": struct.pack("<I", 3) + b"{{{",
+    "invalid utf-8": struct.pack("<I", 4) + b'"\xff\xfe"',
     "nested": struct.pack("<I", 200_000) + b"[" * 200_000,
     "a list": encode_message({})[:4].replace(b"\x0e", b"\x02") + b"[]",
-    "a header that is cut": encode_message({"role": "x", "token": TOKEN})[:-3],
+    "a truncated header": encode_message({"role": "x", "token": TOKEN})[:-3],
     "no token": encode_message({"role": "x"}),
     "a wrong token": encode_message({"role": "x", "token": TOKEN + "x"}),
-    "a token that is no text": encode_message({"role": "x", "token": {"a": [1]}}),
-    "a token that is no unicode": encode_message({"role": "x", "token": "\ud800"}),
+    "a token that is not a string": encode_message({"role": "x", "token": {"a": [1]}}),
+    "a token that is not unicode": encode_message({"role": "x", "token": "\ud800"}),
     "arrays": encode_message({"role": "x", "token": TOKEN}, torch.ones(1000)),
     "empty arrays": encode_message({"role": "x", "token": TOKEN}, torch.ones(0)),
     "arrays too large": encode_message({"role": "x", "token": "", "arrays": [["float32", [2**60]]]}),
-    "arrays beyond all numbers": encode_message({"token": TOKEN, "arrays": [["float32", [10**40]]]}),
-    "arrays of nothing known": encode_message({"token": TOKEN, "arrays": [["object", [1]], [[], {}], 3]}),
+    "arrays of overflowing size": encode_message({"token": TOKEN, "arrays": [["float32", [10**40]]]}),
+    "arrays of unknown dtypes": encode_message({"token": TOKEN, "arrays": [["object", [1]], [[], {}], 3]}),
 }
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
-def test_unauthenticated_clients_are_disconnected(echo, garbage):
-    with echo.listener.address.connect({"role": "x"}) as before, raw_socket(echo.port) as stranger:
+@pytest.mark.parametrize("malformed", MALFORMED)
+def test_unauthenticated_clients_are_disconnected(echo, malformed):
+    with echo.listener.address.connect({"role": "x"}) as before, raw_socket(echo.port) as client:
         echo.check(before)
-        stranger.sendall(GARBAGE[garbage])
-        stranger.shutdown(socket.SHUT_WR)
+        client.sendall(MALFORMED[malformed])
+        client.shutdown(socket.SHUT_WR)
         try:
-            answer = b"".join(iter(lambda: stranger.recv(2**16), b""))
-        except ConnectionResetError:  # what it has sent was not read
+            answer = b"".join(iter(lambda: client.recv(2**16), b""))
+        except ConnectionResetError:  # its data were not read
             answer = b""
-        if "token" in garbage:
-            assert b"error" in answer or "unicode" in garbage
+        if "token" in malformed:
+            assert b"error" in answer or "unicode" in malformed
         assert TOKEN.encode() not in answer
         echo.check(before)
         with echo.listener.address.connect({"role": "y"}) as after:
@@ -87,20 +87,20 @@ def test_unauthenticated_clients_are_disconnected(echo, garbage):
 
 
 def test_endless_unauthenticated_data_is_cut_off(echo):
-    with raw_socket(echo.port) as stranger:
-        stranger.sendall(encode_message({"token": TOKEN, "arrays": [["uint8", [2**62]]]}))
+    with raw_socket(echo.port) as client:
+        client.sendall(encode_message({"token": TOKEN, "arrays": [["uint8", [2**62]]]}))
         with pytest.raises(OSError):
-            collections.deque(map(stranger.sendall, itertools.repeat(bytes(2**20))), 0)
+            collections.deque(map(client.sendall, itertools.repeat(bytes(2**20))), 0)
 
 
 @pytest.mark.parametrize(
-    "garbage", ["a huge header", "a header just too large", "arrays", "arrays too large", "zeros"]
+    "malformed", ["a huge header", "a header just too large", "arrays", "arrays too large", "zeros"]
 )
-def test_malformed_handshakes_are_disconnected_at_once(echo, garbage):
-    with raw_socket(echo.port) as stranger, contextlib.suppress(ConnectionResetError):
-        stranger.settimeout(4)
-        stranger.sendall(GARBAGE[garbage][:200])
-        assert stranger.recv(1) == b""
+def test_malformed_handshakes_are_disconnected_at_once(echo, malformed):
+    with raw_socket(echo.port) as client, contextlib.suppress(ConnectionResetError):
+        client.settimeout(4)
+        client.sendall(MALFORMED[malformed][:200])
+        assert client.recv(1) == b""
 
 
 def test_a_wrong_token_is_reported(echo):
@@ -111,11 +111,13 @@ def test_a_wrong_token_is_reported(echo):
     assert echo.handshakes == []
 
 
-@pytest.mark.parametrize("said", [b"", encode_message({"role": "x", "token": TOKEN})[:-1]], ids=["nothing", "half"])
-def test_silent_clients_are_disconnected_after_a_timeout(echo, monkeypatch, said):
+@pytest.mark.parametrize(
+    "data", [b"", encode_message({"role": "x", "token": TOKEN})[:-1]], ids=["empty", "truncated"]
+)
+def test_silent_clients_are_disconnected_after_a_timeout(echo, monkeypatch, data):
     monkeypatch.setattr(connections, "_HANDSHAKE_SECONDS", 0.05)
     with raw_socket(echo.port) as silent, echo.listener.address.connect({"role": "x"}) as other:
-        silent.sendall(said)
+        silent.sendall(data)
         echo.check(other)
         assert silent.recv(1) == b""
         with raw_socket(echo.port) as another:
@@ -139,18 +141,18 @@ def test_close_closes_all_connections_and_is_idempotent(started):
         echo = Echo()
         if started:
             echo.listener.start()
-        talking, silent = echo.listener.address.connect({"role": "x"}), raw_socket(echo.port)
+        active, silent = echo.listener.address.connect({"role": "x"}), raw_socket(echo.port)
         if started:
-            echo.check(talking)
+            echo.check(active)
             until(lambda: len(echo.listener._open) == 2)
-        receiving = Thread(talking.receive)
+        receiving = Thread(active.receive)
         echo.listener.close()
         echo.listener.close()
         with pytest.raises(ConnectionLostError):
             receiving.result()
         with pytest.raises(OSError):
             echo.listener.address.connect({"role": "x"}).receive()
-        talking.close()
+        active.close()
         silent.close()
 
 
@@ -159,12 +161,12 @@ def test_a_connection_accepted_during_close_is_closed(monkeypatch):
         hold = Hold(connections, "Connection")
         echo = Echo()
         echo.listener.start()
-        with raw_socket(echo.port) as stranger:
+        with raw_socket(echo.port) as client:
             hold.entered()
             echo.listener.close()
             hold.release()
             with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
+                assert client.recv(1) == b""
 
 
 def test_an_address_in_use_raises_an_error_that_names_it():

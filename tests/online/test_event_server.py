@@ -67,7 +67,7 @@ def test_large_messages_are_sent_in_the_background(server):
     large = torch.zeros(2**23, dtype=torch.uint8)
     with server.address.connect({"role": "worker", "number": 0}) as client:
         event = server.next(DEADLINE)
-        event.client.send_in_background({"accepted": True}, lambda: [large])  # which is more than TCP holds
+        event.client.send_in_background({"accepted": True}, lambda: [large])  # more than TCP buffers
         client.send({"n": 1})
         assert server.next(DEADLINE).header == {"n": 1}
         header, [came] = client.receive()
@@ -98,7 +98,7 @@ def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
         encode_message({"arrays": [["uint8", [-1]]]}),
         b"\1",
     ],
-    ids=["garbage", "an array too large", "no shape", "a length that is cut"],
+    ids=["garbage", "an array too large", "an invalid shape", "a truncated length"],
 )
 def test_a_malformed_message_disconnects_the_client(server, data):
     with server.address.connect({"role": "sender"}) as client:

@@ -1,4 +1,4 @@
-"""fit_online: the laws of training while simulations run, where nothing goes wrong."""
+"""fit_online without failures: equality with a plain loop, each sample trained on, ends, pairs, further fits."""
 
 import itertools
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from tests.online.simulations import (
     sum_loss,
 )
 
-# 1: one worker and one simulator are the plain loop
+# One worker and one simulator equal the plain loop
 
 PLAIN = {
     "momentum": (SGD, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
@@ -63,8 +63,8 @@ def test_samples_without_y_are_their_own_targets(local):
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A transform that keeps the batches that it sees, in files: it runs in the worker."""
+class BatchRecorder:
+    """A transform that stores its batches in files, as it runs in the worker."""
 
     folder: Path
 
@@ -76,8 +76,8 @@ class Kept:
         return [torch.load(self.folder / f"{number}.pt") for number in range(len(list(self.folder.iterdir())))]
 
 
-def awkward_samples(which):
-    """Samples in every form that a solver may have them in."""
+def samples_of_type(which):
+    """Yield samples of all types and memory layouts that a solver may use."""
     for number in range(4):
         x = np.arange(24, dtype=np.float32).reshape(2, 3, 4) + number
         x = {
@@ -93,7 +93,7 @@ def awkward_samples(which):
             "large": np.broadcast_to(x[..., None], (2, 3, 4, 70000)),
             "scalar": x[0, 0, 0],
         }[which]
-        yield (x, np.float32(number)) if number % 2 else (number, x, np.float32(number))  # a step does no harm
+        yield (x, np.float32(number)) if number % 2 else (number, x, np.float32(number))  # a step is accepted
         if isinstance(x, np.ndarray) and x.flags.writeable:
             x[:] = 0  # solvers reuse their memory
 
@@ -103,26 +103,26 @@ def awkward_samples(which):
     ["strided", "backwards", "read-only", "tensor", "half", "bytes", "truth", "number", "list", "large", "scalar"],
 )
 def test_samples_arrive_unchanged(local, tmp_path, which):
-    kept = Kept(tmp_path)
+    recorder = BatchRecorder(tmp_path)
     trainer = DistributedTrainer(1, engine=local, seed=0, threads=1)
-    trainer.build(nn.Linear(1, 1), SGD, lambda output, target: output.mean(), transform=kept)
-    fit_online(trainer, awkward_samples, [which], batch_size=4)
-    (batch,) = kept.batches()
-    expected = [sample[-2] for sample in unspoilt(which)]
+    trainer.build(nn.Linear(1, 1), SGD, lambda output, target: output.mean(), transform=recorder)
+    fit_online(trainer, samples_of_type, [which], batch_size=4)
+    (batch,) = recorder.batches()
+    expected = [sample[-2] for sample in expected_samples(which)]
     assert batch.shape == (4, *np.shape(expected[0]))
     for ours, theirs in zip(batch, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
 
 
-def unspoilt(which):
-    for sample in awkward_samples(which):
+def expected_samples(which):
+    for sample in samples_of_type(which):
         x = sample[-2]
         copied = x.detach().clone() if isinstance(x, torch.Tensor) else torch.as_tensor(np.array(x))
         yield copied.float() if which in ("number", "list") else copied, None
 
 
-# 2: every sample is trained on
+# Every sample is trained on
 
 KINDS = {"FIFO": FIFO, "FIRO": BufferSpec("FIRO", 24, threshold=9)}
 
@@ -170,7 +170,7 @@ def test_simulations_without_samples_train_nothing(local):
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
 
 
-# 3: an end that is asked for
+# Maximum number of batches
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "FIRO", "Reservoir", "BatchReservoir"])
@@ -181,7 +181,7 @@ def test_max_batches_ends_everything(local, tmp_path, kind):
     assert sum(sample_counts(parameters, 2)) == 2 * 6 * 4
     batches = [sum(record["workers"][worker]["batches"] for record in trainer.history) for worker in range(2)]
     assert batches == [6, 6]
-    if kind == "Reservoir":  # the numbers of batches begin anew
+    if kind == "Reservoir":  # each fit counts its own batches
         fit_online(trainer, EndlessSimulation(10, tmp_path), itertools.count(), **options)
         assert sum(record["batches"] for record in trainer.history) == 24
 
@@ -200,7 +200,7 @@ def test_max_batches_above_the_number_of_batches_has_no_effect(local):
     assert sample_counts(parameters, 2) == [1] * 10
 
 
-# 4: pairs
+# Pairs of time steps
 
 
 def trajectory(simulation):
@@ -227,7 +227,7 @@ def test_pairs_come_from_one_simulation(local):
     assert sum(record["samples"] for record in trainer.history) >= 24
 
 
-# 5: fits go on from each other
+# Several fits of one trainer
 
 
 def test_fits_continue_from_each_other(local):

@@ -1,4 +1,4 @@
-"""fit_online: exceptions, senders that raise_error, Ctrl-C."""
+"""fit_online: exceptions, failing senders, Ctrl-C."""
 
 import itertools
 import os
@@ -37,7 +37,7 @@ from tests.online.simulations import (
 pytestmark = pytest.mark.usefixtures("check_threads")
 
 
-class Particular(CountingNet):
+class RaisingNet(CountingNet):
     def __init__(self, samples, number, pid=None):
         super().__init__(samples)
         self.number, self.pid = number, pid
@@ -50,12 +50,12 @@ class Particular(CountingNet):
     def __setstate__(self, state):
         super().__setstate__(state)
         if self.pid not in (None, os.getpid()):
-            raise LookupError("this network is no traveller")
+            raise LookupError("cannot be unpickled in another process")
 
 
 def test_an_exception_in_the_network_ends_the_fit_at_once(local):
     ends, started = local.ends, time.monotonic()
-    _, error = run_fit(local, Particular(20, 7), OneHotSimulation(20), itertools.repeat(range(20)), workers=2)
+    _, error = run_fit(local, RaisingNet(20, 7), OneHotSimulation(20), itertools.repeat(range(20)), workers=2)
     assert isinstance(error, LookupError)
     assert "not 7, please" in str(error)
     assert isinstance(error.__cause__, WorkerTraceback)
@@ -67,9 +67,9 @@ def test_an_exception_in_the_network_ends_the_fit_at_once(local):
 
 @pytest.mark.timeout(15)
 def test_a_network_that_workers_cannot_unpickle_ends_the_fit_at_once(local):
-    _, error = run_fit(local, Particular(20, 7, os.getpid()), OneHotSimulation(20), [range(20)])
+    _, error = run_fit(local, RaisingNet(20, 7, os.getpid()), OneHotSimulation(20), [range(20)])
     assert isinstance(error, LookupError)
-    assert "no traveller" in str(error)
+    assert "cannot be unpickled" in str(error)
 
 
 @pytest.mark.parametrize("merge_every", [1, 1000])
@@ -85,21 +85,23 @@ def test_a_nan_loss_raises(local, merge_every, record_every, bad):
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
 
 
-class Failing(Callback):
+class FailingCallback(Callback):
     def on_round_end(self, trainer, record):
         raise LookupError("the disk is full")
 
 
 def test_an_exception_in_a_callback_ends_everything(local, tmp_path):
     simulate = OneHotSimulation(20, lambda _: increment(tmp_path / "produced"))
-    trainer, error = run_fit(local, CountingNet(20), simulate, itertools.repeat(range(20)), callbacks=[Failing()])
+    trainer, error = run_fit(
+        local, CountingNet(20), simulate, itertools.repeat(range(20)), callbacks=[FailingCallback()]
+    )
     assert isinstance(error, LookupError)
-    assert_silence(tmp_path / "produced")
-    assert sum(sample_counts(trainer.get_parameters(), 1)) > 0  # what was merged until then
+    assert_no_production(tmp_path / "produced")
+    assert sum(sample_counts(trainer.get_parameters(), 1)) > 0  # merged before the exception
 
 
-def assert_silence(path):
-    """Nobody produces any more; a simulation may have one sample that it was about to send."""
+def assert_no_production(path):
+    """No samples are produced any more, except for one that a simulation was about to send."""
     before = -1
     until = time.monotonic() + 5
     while before != (before := read_count(path)):
@@ -117,7 +119,9 @@ def test_an_exception_in_the_inputs_ends_everything(local, tmp_path):
 
 
 def test_the_trainer_can_be_used_after_an_exception(local):
-    trainer, error = run_fit(local, CountingNet(20), OneHotSimulation(20), [range(20)], callbacks=[Failing()])
+    trainer, error = run_fit(
+        local, CountingNet(20), OneHotSimulation(20), [range(20)], callbacks=[FailingCallback()]
+    )
     assert isinstance(error, LookupError)
     before = np.array(sample_counts(trainer.get_parameters(), 1))
     trainer.fit_online(
@@ -137,7 +141,7 @@ def test_a_port_in_use_raises(local):
 
 
 def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
-    """It computes for long when the workers have what they want; its process is there for the next fit."""
+    """It computes for long after the workers are done; its process is available to the next fit."""
     waiting = OneHotSimulation(20, TouchFile(10, until=tmp_path / "never"))
     _, trained = fit_and_count(local, CountingNet(20), waiting, [range(20)], max_batches=2, num_simulators=3)
     assert trained == [1] * 10 + [0] * 10
@@ -147,8 +151,8 @@ def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
     assert time.monotonic() - started < 10
 
 
-def sending(address, numbers, samples, then=None, **options):
-    """Send samples in a thread; return the thread and what was raised in it."""
+def send_in_thread(address, numbers, samples, then=None, **options):
+    """Send samples in a thread; return the thread and a list of its exceptions."""
     errors = []
 
     def send():
@@ -166,7 +170,7 @@ def sending(address, numbers, samples, then=None, **options):
     return thread, errors
 
 
-def one_sender(port):
+def sender_options(port):
     address = f"tcp://127.0.0.1:{port}"
     return address, {"num_simulators": 0, "senders": 1, "address": address, "token": "secret"}
 
@@ -176,13 +180,13 @@ def test_a_failed_sender_may_reconnect(local, tmp_path):
         yield from range(7)
         raise LookupError("out of licences")
 
-    address, options = one_sender(free_port())
+    address, options = sender_options(free_port())
     later = []
 
     def again():
-        later.append(sending(address, range(20), 20, name="solver"))
+        later.append(send_in_thread(address, range(20), 20, name="solver"))
 
-    first, errors = sending(address, numbers(), 20, again, name="solver")
+    first, errors = send_in_thread(address, numbers(), 20, again, name="solver")
     with pytest.warns(UserWarning, match="(?s)sender 'solver' has failed and may reconnect: .*out of licences"):
         _, trained = fit_and_count(local, CountingNet(20), None, (), workers=2, **options)
     for thread, raised in [(first, errors), *later]:
@@ -192,10 +196,10 @@ def test_a_failed_sender_may_reconnect(local, tmp_path):
 
 
 def test_lost_samples_of_a_sender_are_warned_of(local, tmp_path):
-    """The sender has ended long before, believing that all was well."""
-    address, options = one_sender(free_port())
+    """The sender has ended without an error long before."""
+    address, options = sender_options(free_port())
     fault = Fault(3, kill_process, tmp_path, after=tmp_path / "sent")
-    thread, errors = sending(address, range(10), 20, (tmp_path / "sent").touch)
+    thread, errors = send_in_thread(address, range(10), 20, (tmp_path / "sent").touch)
     with pytest.warns(UserWarning, match="samples"):
         fit_and_count(local, CountingNet(20, fault), None, (), **options)
     thread.join(20)
@@ -234,7 +238,7 @@ SCRIPT = textwrap.dedent(
 
 @pytest.fixture
 def script(tmp_path):
-    """A program that trains, in a session of its own."""
+    """Start a program that trains, in a session of its own."""
     (tmp_path / "script.py").write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "script.py"), str(tmp_path)],

@@ -1,4 +1,4 @@
-"""fit_online: other programs that send samples, simulations that wait for training, and nothing left of either."""
+"""fit_online: samples of other programs, back-pressure on simulations, and cleanup."""
 
 import itertools
 import subprocess
@@ -35,7 +35,7 @@ from tests.online.simulations import (
     wait_for_file,
 )
 
-# 9: senders
+# Senders
 
 SENDER = textwrap.dedent(
     """
@@ -55,7 +55,7 @@ SENDER = textwrap.dedent(
 
 
 def test_other_programs_send_samples(local):
-    """One begins before the fit does; a task of the fit simulates beside it."""
+    """The sender starts before the fit; a simulation of the fit runs at the same time."""
     address = f"tcp://127.0.0.1:{free_port()}"
     sender = subprocess.Popen(
         [sys.executable, "-c", SENDER, "0", "40", "50", address, "secret"],
@@ -82,14 +82,14 @@ def test_only_senders(local):
     def send():
         try:
             with pytest.raises(PermissionError, match="wrong token"):
-                patient("wrong")
-            with patient("secret") as sender:
+                open_sender("wrong")
+            with open_sender("secret") as sender:
                 for number in range(12):
                     sender.send(torch.from_numpy(one_hot(number, 12)), 0.0)
         except BaseException as error:
             errors.append(error)
 
-    def patient(token):
+    def open_sender(token):
         return SampleSender(address, token, timeout=20)
 
     thread = threading.Thread(target=send)
@@ -125,11 +125,11 @@ def test_max_batches_ends_senders(local, tmp_path):
     assert sample_counts(parameters, 1) == [2] * 12
 
 
-# Back-pressure, and what is left
+# Back-pressure and cleanup
 
 
-class Slow(nn.Linear):
-    """Trains no batch before a file is there."""
+class BlockedNet(nn.Linear):
+    """Trains after a file was created."""
 
     def __init__(self, inputs, path):
         super().__init__(inputs, 1)
@@ -142,8 +142,8 @@ class Slow(nn.Linear):
 
 
 @dataclass(frozen=True)
-class Large:
-    """EndlessSimulation samples of 100 kB."""
+class LargeSamples:
+    """Yields samples of 100 kB without end."""
 
     folder: Path
 
@@ -157,7 +157,7 @@ def test_simulations_wait_for_training(local, tmp_path):
     done = threading.Event()
 
     def steady():
-        """Until no more is produced, for a while in which much could be."""
+        """Wait until production stops for a while."""
         wait_for_file(tmp_path / "training")
         before = -1
         while before != (before := read_count(tmp_path / "produced")):
@@ -168,13 +168,18 @@ def test_simulations_wait_for_training(local, tmp_path):
 
     watcher = threading.Thread(target=steady)
     watcher.start()
-    trainer = build_trainer(local, 1, Slow(25_000, tmp_path), SGD, lambda output, target: output.mean())
+    trainer = build_trainer(local, 1, BlockedNet(25_000, tmp_path), SGD, lambda output, target: output.mean())
     fit_online(
-        trainer, Large(tmp_path), itertools.count(), batch_size=4, max_batches=3, buffer=BufferSpec("FIFO", 8)
+        trainer,
+        LargeSamples(tmp_path),
+        itertools.count(),
+        batch_size=4,
+        max_batches=3,
+        buffer=BufferSpec("FIFO", 8),
     )
     assert done.wait(20)
     watcher.join()
-    # A buffer, a batch, and what the sockets of two sides take, of which Linux allows 10 MB.
+    # A buffer, a batch, and the socket buffers of both sides, which Linux limits to 10 MB.
     assert 12 <= int((tmp_path / "steady").read_text()) < 12 + 200
 
 

@@ -1,4 +1,4 @@
-"""fit_online: records, validation and callbacks, and what is an error before anything starts."""
+"""fit_online: records, validation and callbacks; invalid options."""
 
 import json
 import threading
@@ -15,11 +15,11 @@ from tests.helpers.models import SGD, assert_same_bits, awkward_net, classificat
 from tests.online.fits import build_trainer, fit_online
 from tests.online.simulations import COUNTING_SGD, CountingNet, one_hot, pairing, simulate_rows, sum_loss
 
-# 6 and 7: records, validation and callbacks
+# Records, validation and callbacks
 
 
-class Watching(Callback):
-    """Asks the trainer for what a callback may have, and for what it may not."""
+class TrainerProbe(Callback):
+    """Calls methods of the trainer that callbacks may call, and those that they may not."""
 
     def __init__(self):
         self.calls, self.parameters, self.refused, self.threads = [], [], [], set()
@@ -47,7 +47,7 @@ class Watching(Callback):
 
 def test_validation_and_callbacks(local, tmp_path):
     x, y = classification(samples=119)
-    watching, lines = Watching(), JsonLines(tmp_path / "lines")
+    probe, lines = TrainerProbe(), JsonLines(tmp_path / "lines")
     trainer = build_trainer(local, 1, awkward_net(), metric="accuracy")
     ours = fit_online(
         trainer,
@@ -55,15 +55,15 @@ def test_validation_and_callbacks(local, tmp_path):
         [(x[:50], y[:50]), (x[50:], y[50:])],
         record_every=0.001,
         validation_data=(x[:33], y[:33]),
-        callbacks=[watching, lines],
+        callbacks=[probe, lines],
     )
-    assert watching.threads == {threading.current_thread()}
-    assert watching.calls[0] == ("start", None)
-    assert [number for what, number in watching.calls[1:-1]] == list(range(len(trainer.history)))
-    assert watching.calls[-1][0] == "end"
-    assert_same_bits(watching.calls[-1][1], ours)
-    assert_same_bits(watching.parameters[-1], ours)
-    assert len(watching.refused) == 3 * len(trainer.history)
+    assert probe.threads == {threading.current_thread()}
+    assert probe.calls[0] == ("start", None)
+    assert [number for what, number in probe.calls[1:-1]] == list(range(len(trainer.history)))
+    assert probe.calls[-1][0] == "end"
+    assert_same_bits(probe.calls[-1][1], ours)
+    assert_same_bits(probe.parameters[-1], ours)
+    assert len(probe.refused) == 3 * len(trainer.history)
     last, evaluated = trainer.history[-1], trainer.evaluate(x[:33], y[:33])
     assert (last["val_loss"], last["val_accuracy"]) == (evaluated["loss"], evaluated["accuracy"])
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
@@ -93,7 +93,7 @@ def test_records_have_all_fields(local):
 
 
 def test_accumulating_metrics_cover_all_samples(local):
-    """The table of each record counts what was trained since the one before."""
+    """The table of each record counts the samples since the previous one."""
     x, y = classification(samples=60)
     metrics = {"table": MulticlassConfusionMatrix(num_classes=3), "f1": MulticlassF1Score(num_classes=3)}
     trainer = build_trainer(local, 2, mlp(), metric=metrics)
@@ -110,7 +110,7 @@ def test_accumulating_metrics_cover_all_samples(local):
 
 
 def test_records_are_made_during_training(local, tmp_path):
-    """One is there before the simulation ends, which goes on until then."""
+    """The simulation runs until the first record was made."""
 
     class Release(Callback):
         def on_round_end(self, trainer, record):
@@ -130,10 +130,10 @@ def test_records_are_made_during_training(local, tmp_path):
     assert len(trainer.history) >= 2
 
 
-# 8: what cannot be is an error before anything starts
+# Invalid options raise before anything starts
 
 
-def refused(engine, error, match, simulate=simulate_rows, inputs=(0,), net=mlp, **options):
+def assert_rejected(engine, error, match, simulate=simulate_rows, inputs=(0,), net=mlp, **options):
     trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
     if net is not None:
         trainer.build(net(), SGD, "cross_entropy")
@@ -144,7 +144,7 @@ def refused(engine, error, match, simulate=simulate_rows, inputs=(0,), net=mlp, 
 
 
 PAIRS = BufferSpec("SimPairedReservoir", 20, sweep_size=6, nb_time_steps=8)
-WRONG = {
+INVALID = {
     "buffer name": (TypeError, r"give a BufferSpec, such as", {"buffer": "FIFO"}),
     "batch too large": (ValueError, "a batch of 17 samples cannot come from a FIFO of size 16", {"batch_size": 17}),
     "pairing missing": (ValueError, "pairing=None with a SimPairedReservoir", {"buffer": PAIRS}),
@@ -174,10 +174,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("what", INVALID)
 def test_invalid_options_raise_before_anything_starts(local, what):
-    error, match, options = WRONG[what]
-    refused(local, error, match, **options)
+    error, match, options = INVALID[what]
+    assert_rejected(local, error, match, **options)
 
 
 def test_nan_parameters_raise(local):
@@ -187,9 +187,9 @@ def test_nan_parameters_raise(local):
             net[0].weight[0, 0] = torch.nan
         return net
 
-    refused(local, ValueError, "NaN|nan|finite", net=spoilt)
+    assert_rejected(local, ValueError, "NaN|nan|finite", net=spoilt)
     assert local.fetch([local.publish(3)]) == [3]  # it was not shut down
 
 
 def test_the_serial_engine_is_rejected(recwarn):
-    refused("serial", ValueError, "use engine='local'")
+    assert_rejected("serial", ValueError, "use engine='local'")

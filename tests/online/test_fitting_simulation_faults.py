@@ -1,4 +1,4 @@
-"""fit_online: simulations that raise_error, hang and die."""
+"""fit_online: simulations that raise, hang and die."""
 
 import itertools
 import re
@@ -92,7 +92,7 @@ def test_an_error_is_raised_if_endless_simulations_all_fail(local, tmp_path, mon
     assert isinstance(error, SimulationError)
 
 
-def rubbish(which):
+def invalid_samples(which):
     good = one_hot(0, 5), np.float32(0)
     for number in range(3):
         yield one_hot(number, 5), np.float32(0)
@@ -112,7 +112,7 @@ def rubbish(which):
     }[which]()
 
 
-SAID = {
+REASONS = {
     "no tuple": "",
     "nothing": "",
     "too many": "a tuple of 4",
@@ -128,19 +128,19 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("which", SAID)
+@pytest.mark.parametrize("which", REASONS)
 def test_invalid_samples_skip_their_simulation_with_a_warning(local, which):
     def simulate(what):
-        return rubbish(what) if isinstance(what, str) else OneHotSimulation(5)(what)
+        return invalid_samples(what) if isinstance(what, str) else OneHotSimulation(5)(what)
 
-    with pytest.warns(UserWarning, match=rf"(?s)simulation 0 of input '{which}' failed: .*{SAID[which]}"):
+    with pytest.warns(UserWarning, match=rf"(?s)simulation 0 of input '{which}' failed: .*{REASONS[which]}"):
         trainer, trained = fit_and_count(local, CountingNet(5), simulate, [which, [3, 4]], simulation_retries=0)
     assert trained[3:] == [1, 1]
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
 
 
 def test_samples_of_a_skipped_simulation_are_trained_on(local, tmp_path):
-    """Some of it still waits in sockets when the coordinator knows that nothing more will come."""
+    """Some samples are still in sockets when the coordinator knows that no more will come."""
 
     def simulate(_):
         yield from OneHotSimulation(12)(range(12))
@@ -153,12 +153,12 @@ def test_samples_of_a_skipped_simulation_are_trained_on(local, tmp_path):
     assert trained == [1] * 12
 
 
-def no_generator(_):
+def returns_none(_):
     return None
 
 
 class Unpicklable:
-    """Can be pickled, but not read again elsewhere."""
+    """Can be pickled but not unpickled."""
 
     def __reduce__(self):
         return (int, ("no number",))
@@ -167,7 +167,7 @@ class Unpicklable:
 @pytest.mark.parametrize(
     ("simulate", "value", "said"),
     [
-        (no_generator, 0, "not iterable"),
+        (returns_none, 0, "not iterable"),
         (OneHotSimulation(5), Unpicklable(), "no number"),
         (sys.exit, "code 7", "SystemExit"),
     ],
@@ -187,18 +187,18 @@ def test_an_unpicklable_input_raises_in_the_caller(local):
     assert local.ends
 
 
-def wait_for_ever() -> None:
+def sleep_long() -> None:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         time.sleep(0.01)
 
 
-def compute_for_ever() -> None:
-    """In C, without letting any other thread run."""
+def compute_long() -> None:
+    """Compute in C, with the interpreter lock held."""
     re.match(r"(a|a)*b", "a" * 34)
 
 
-@pytest.mark.parametrize(("hang", "said"), [(wait_for_ever, "in wait_for_ever"), (compute_for_ever, "")])
+@pytest.mark.parametrize(("hang", "said"), [(sleep_long, "in sleep_long"), (compute_long, "")])
 def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
     fault = Fault(7, hang, tmp_path)
     started = time.monotonic()
@@ -219,7 +219,7 @@ def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
 
 
 def test_blocking_on_a_full_buffer_does_not_time_out(local, tmp_path):
-    """Training begins long after a sample should have come, and samples are large."""
+    """Training starts long after the timeout of the first sample, and samples are large."""
     threading.Timer(1.0, (tmp_path / "go").touch).start()
 
     def simulate(numbers):
@@ -233,7 +233,7 @@ def test_blocking_on_a_full_buffer_does_not_time_out(local, tmp_path):
 
 
 def test_a_killed_simulation_is_retried(local, tmp_path):
-    """The second run sends all that is lacking while samples of the first one still wait in sockets."""
+    """The retry sends the missing samples while some of the first attempt are still in sockets."""
     fault = Fault(28, kill_process, tmp_path)
     net = CountingNet(40, TouchFile(10, until=tmp_path / "again"))
     simulate = OneHotSimulation(40, CallAll((fault, TouchFile(29, tmp_path / "again"))))
@@ -245,7 +245,7 @@ def test_a_killed_simulation_is_retried(local, tmp_path):
 
 
 def test_a_simulation_that_always_dies_is_skipped(local, tmp_path):
-    """It has given samples, so that this is no reason to believe that all will fail."""
+    """It has given samples, so that the failure does not end the fit."""
     fault = Fault(7, kill_process, tmp_path, times=100)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -259,19 +259,21 @@ def test_a_simulation_that_always_dies_is_skipped(local, tmp_path):
 
 @pytest.mark.timeout(15)
 def test_a_reservoir_of_pairs_that_is_too_small_raises(local, tmp_path):
-    """It holds the first steps of two simulations, of which none can be paired, and a third one comes."""
+    """It holds the first steps of two simulations, which cannot be paired, when a third one arrives."""
     buffer = BufferSpec("SimPairedReservoir", 2, threshold=0, sweep_size=3, nb_time_steps=2)
     options = {"buffer": buffer, "pairing": early_and_late, "num_simulators": 3, "batch_size": 2}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        _, error = run_fit(local, nn.Linear(1, 1), Together(tmp_path), range(3), simulation_retries=0, **options)
+        _, error = run_fit(
+            local, nn.Linear(1, 1), SynchronizedSteps(tmp_path), range(3), simulation_retries=0, **options
+        )
     said = " ".join([str(error), *(str(warning.message) for warning in warned)])
     assert "all 2 samples held are of different simulations" in said
 
 
 @dataclass(frozen=True)
-class Together:
-    """Gives a second step when three first ones have been sent."""
+class SynchronizedSteps:
+    """Yields a second step after three first ones were sent."""
 
     folder: Path
 

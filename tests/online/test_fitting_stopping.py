@@ -1,4 +1,4 @@
-"""Online fits that stop: for a callback, for want of time, and while nothing can be waited for."""
+"""Online fits that stop: by a callback, by time, and during an evaluation."""
 
 import time
 
@@ -21,8 +21,8 @@ def simulate(samples):
         yield torch.full((3,), float(number % 7)), torch.zeros(1)
 
 
-class Held(nn.Linear):
-    """Waits in evaluation until a file is there."""
+class BlockedInEvaluation(nn.Linear):
+    """Blocks in evaluation until a file is created."""
 
     def __init__(self, flag):
         super().__init__(3, 1)
@@ -77,7 +77,9 @@ def test_an_endless_fit_stops_in_time(local):
 def test_an_evaluation_does_not_delay_an_urgent_stop(local, tmp_path):
     flag = tmp_path / "flag"
     try:
-        trainer = fit(local, Held(flag), max_time=0.5, validation_data=(torch.zeros(4, 3), torch.zeros(4, 1)))
+        trainer = fit(
+            local, BlockedInEvaluation(flag), max_time=0.5, validation_data=(torch.zeros(4, 3), torch.zeros(4, 1))
+        )
         assert trainer.stopped == "max_time"
         assert trainer.history == []
     finally:

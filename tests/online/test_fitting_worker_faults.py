@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("check_threads")
 
 
 def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
-    """The checkpoint has samples of simulations that have ended, and of one that goes on, whose next sample was
-    sent and is not in it: the buffer was full."""
+    """The checkpoint has samples of completed simulations and of a running one, whose next sample was sent but is
+    not in the checkpoint, as the buffer was full."""
     fault, batches = Fault(35, kill_process, tmp_path), BatchLog(tmp_path / "batches")
     net = CountingNet(60, CallAll((TouchFile(30, until=tmp_path / "52"), batches, fault)))
     simulate = OneHotSimulation(60, TouchFile(52, tmp_path / "52", until=tmp_path / "fault-35"))
@@ -48,7 +48,7 @@ def test_the_number_of_batches_continues_from_the_checkpoint(local, tmp_path):
     )
     assert fault.count == 1
     assert trained[:40] == [1] * 40
-    assert sorted(trained) == [0] * 55 + [1] * 45  # those of a simulation that runs again may come later
+    assert sorted(trained) == [0] * 55 + [1] * 45  # samples of a repeated simulation may arrive later
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class BatchLog:
             file.write(" ".join(map(str, numbers)) + "\n")
 
     def trained(self, samples, fatal):
-        """How often each sample was in a batch, but for the first batch that had a fatal one."""
+        """Return how often each sample was in a batch, without the first batch that had the fatal one."""
         batches = [list(map(int, line.split())) for line in self.path.read_text().splitlines()]
         batches.remove(next(batch for batch in batches if fatal in batch))
         return [sum(batch.count(number) for batch in batches) for number in range(samples)]
 
 
 def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(local, tmp_path):
-    """CallAll simulations but the last, which waits for the kill_process, may have ended by then."""
+    """All simulations except the last one, which waits for the kill, may have ended by then."""
     fault, batches = Fault(31, kill_process, tmp_path), BatchLog(tmp_path / "batches")
     trainer, trained = fit_and_count(
         local,
@@ -87,7 +87,7 @@ def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(
 
 
 def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
-    """Of simulations that have ended, and nothing else; nobody waits for what is lost."""
+    """Only samples of completed simulations are lost; the fit does not wait for them."""
     fault = Fault(31, kill_process, tmp_path)
     options = {"checkpoint_every": None, "buffer": BufferSpec("FIFO", 60)}
     simulate = OneHotSimulation(60, TouchFile(55, tmp_path / "55", until=tmp_path / "fault-31"))
@@ -118,8 +118,8 @@ def test_a_worker_that_dies_after_the_simulations_receives_their_samples_again(l
         split_range(40, 20),
         workers=2,
         checkpoint_every=1000,
-        merge_every_batches=100,  # so that nothing of what the first one learns is merged
-        buffer=BufferSpec("FIRO", 30, threshold=25),  # begins when all has come
+        merge_every_batches=100,  # so that no change of the first attempt is merged
+        buffer=BufferSpec("FIRO", 30, threshold=25),  # training starts when all samples have arrived
     )
     assert fault.count == 1
     assert trained == [1] * 40
@@ -127,10 +127,12 @@ def test_a_worker_that_dies_after_the_simulations_receives_their_samples_again(l
 
 
 def test_a_worker_may_die_while_a_simulation_flushes_to_another(local, tmp_path):
-    """The simulation has the first worker's word that it has all; then that one dies, and has a successor, while
-    the buffer of the second one is still full."""
-    fault = Fault(38, kill_process, tmp_path, after=tmp_path / "finishing")  # the first worker has the even samples
-    net = Reborn(40, CallAll((TouchFile(1, until=tmp_path / "successor"), fault)), fault)
+    """The first worker has acknowledged all its samples; then it dies and is replaced while the buffer of the
+    second one is still full."""
+    fault = Fault(
+        38, kill_process, tmp_path, after=tmp_path / "finishing"
+    )  # the first worker gets the even samples
+    net = RestartNet(40, CallAll((TouchFile(1, until=tmp_path / "restarted"), fault)), fault)
 
     def simulate(numbers):
         yield from OneHotSimulation(40)(numbers)
@@ -142,17 +144,17 @@ def test_a_worker_may_die_while_a_simulation_flushes_to_another(local, tmp_path)
     assert min(trained) >= 1
 
 
-class Reborn(CountingNet):
-    """Tells when another process has it after the fault."""
+class RestartNet(CountingNet):
+    """Creates a file when another process has unpickled it after the fault."""
 
-    def __init__(self, samples, seeing, fault):
-        super().__init__(samples, seeing)
+    def __init__(self, samples, on_batch, fault):
+        super().__init__(samples, on_batch)
         self.fault = fault
 
     def __setstate__(self, state):
         super().__setstate__(state)
         if self.fault.count:
-            threading.Timer(0.5, (self.fault.folder / "successor").touch).start()
+            threading.Timer(0.5, (self.fault.folder / "restarted").touch).start()
 
 
 def test_a_worker_that_always_dies_raises(local, tmp_path, monkeypatch):
@@ -166,7 +168,7 @@ def test_a_worker_that_always_dies_raises(local, tmp_path, monkeypatch):
 
 
 class DyingAtTheEnd(torch.optim.SGD):
-    """Kills its process when it is asked for its state, which is what a worker gives back at its end."""
+    """Kills its process when the worker reads its state at the end."""
 
     def __init__(self, parameters, flag, parent):
         super().__init__(parameters, lr=1.0)

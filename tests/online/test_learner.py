@@ -1,4 +1,4 @@
-"""Clipping, accumulation and batches that are not finite in an online fit."""
+"""Clipping, accumulation and batches with NaN in an online fit."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Receiving: every sample once, whatever connections do, also where a buffer is full."""
+"""Receivers put every sample once, with interrupted connections and full buffers."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from tests.online.bare_connections import HERE, KEY, encode_message, no_threads_
 from tests.online.sample_streams import end_stream, number_sample, send_messages, send_stream, simulation_stream
 from tests.online.stub_fits import StubWorker, stub_fit
 
-# Every sample once
+# Every sample is put once
 
 
 @settings(max_examples=25, deadline=None)
@@ -39,12 +39,12 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
                 sock.sendall(data[:cut])
                 if dead:
                     sock.close()
-                else:  # it is thought dead, and what is left of it comes while the next one sends
+                else:  # thought dead: its remaining data arrive while the next one sends
                     left.append((sock, data[cut:]))
             others = [Thread(sock.sendall, data) for sock, data in left]
-            connection, upto = stub.connect(3)
+            connection, offset = stub.connect(3)
             with connection:
-                for number in range(upto, 8):
+                for number in range(offset, 8):
                     connection.send({"sample": number, "step": number}, number_sample(number))
                 assert "ended" in end_stream(connection)
             for other, (sock, _) in zip(others, left, strict=True):
@@ -68,19 +68,20 @@ def test_connections_of_one_stream_may_interleave(schedule, first, second, rando
     stub = StubWorker(make("FIFO", 50))
     try:
         # Each starts at the worker's offset at its handshake, at some moment of the one before.
-        begun = {"old": itertools.count(), "new": None, "newer": None}
+        counters = {"old": itertools.count(), "new": None, "newer": None}
         sent = {"old": 0, "new": 0, "newer": 0}
         waits = {"old": 0, "new": first, "newer": first + second}
         for turn, who in enumerate(schedule):
             if turn >= waits[who]:
-                if begun[who] is None:
-                    begun[who] = itertools.count(stub.receiver._offsets.get(0, 0))
+                if counters[who] is None:
+                    counters[who] = itertools.count(stub.receiver._offsets.get(0, 0))
                 burst = [
-                    ({"sample": next(begun[who])}, list(number_sample(turn))) for _ in range(random.randint(1, 3))
+                    ({"sample": next(counters[who])}, list(number_sample(turn)))
+                    for _ in range(random.randint(1, 3))
                 ]
                 stub.receiver._put(0, burst)
                 sent[who] += 1
-        highest = max(next(count) for count in begun.values() if count is not None)
+        highest = max(next(count) for count in counters.values() if count is not None)
         assert stub.receiver._offsets.get(0, 0) == stub.buffer.samples_put == highest
         assert stub.receiver.snapshot()[1] == ({0: highest} if highest else {})
     finally:
@@ -123,7 +124,7 @@ def test_a_rejected_sample_is_not_counted(make_stub):
         connection.send({"sample": 0}, number_sample(0))
         connection.send({"sample": 1}, [torch.zeros(2)])
         assert "a buffer stacks samples" in connection.receive()[0]["error"]
-        connection.send({"sample": 2}, number_sample(0))  # what comes after it is forgotten, too
+        connection.send({"sample": 2}, number_sample(0))  # samples after it are discarded, too
     state, received = stub.receiver.snapshot()
     assert (received, state["usage"]["put"]) == ({0: 1}, 1)
     send_stream(stub, 0, 3)
@@ -150,12 +151,12 @@ def test_paired_samples_carry_stream_and_step(make_stub):
     assert [part.item() for part in (*earlier.data, *later.data)] == [400, 401]
 
 
-# A buffer that is full
+# Full buffers and bursts
 
 
-@pytest.mark.parametrize(("numbers_", "samples"), [(2**15, 60), (2**19, 16)])
-def test_a_full_buffer_blocks_the_sender(numbers_, samples):
-    sample, capacity = torch.zeros(numbers_), 3
+@pytest.mark.parametrize(("length", "samples"), [(2**15, 60), (2**19, 16)])
+def test_a_full_buffer_blocks_the_sender(length, samples):
+    sample, capacity = torch.zeros(length), 3
     burst = -(-(2**20) // sample.nbytes)
     with stub_fit(capacity=capacity, small=True) as running, simulation_stream(running.coordinator, 0) as opened:
         opened._workers[0]._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
@@ -172,15 +173,15 @@ def test_a_full_buffer_blocks_the_sender(numbers_, samples):
             got += [int(buffer.get()[0][0]) for _ in range(taken)]
             until(lambda: buffer.samples_put == buffer.samples_got + capacity and buffer._not_full._waiters)
             until(lambda: opened._workers[0]._send_lock.locked())
-            held = 2 + 2**19 // sample.nbytes  # by TCP, by the reader, and what is being sent
+            held = 2 + 2**19 // sample.nbytes  # in TCP, in the reader, and in the pending send
             assert opened.sent <= len(got) + capacity + burst + held
         got += [int(buffer.get()[0][0]) for _ in range(samples - len(got))]
         sending.result()
         assert got == list(range(samples))
 
 
-class Came:
-    """A connection on which everything has come already, or one message at a time; then its sender has left."""
+class ScriptedConnection:
+    """A connection whose messages arrive together or one by one; then its sender disconnects."""
 
     def __init__(self, messages, together):
         self._messages, self._together = iter(messages), iter(together)
@@ -188,7 +189,7 @@ class Came:
     def receive(self):
         for message in self._messages:
             return message
-        raise ConnectionLostError("it has left")
+        raise ConnectionLostError("disconnected")
 
     def has_message(self):
         return next(self._together)
@@ -204,10 +205,12 @@ arrays = st.sampled_from(
 def test_bursts_are_bounded_and_complete_before_a_disconnect(kinds, times, together, ends):
     samples = [array for array in kinds for _ in range(times)]
     sent = [({"sample": number}, [array, array]) for number, array in enumerate(samples)]
-    came = [*sent, ({"end": True}, []), ({"sample": 99}, [])] if ends else sent
+    incoming = [*sent, ({"end": True}, []), ({"sample": 99}, [])] if ends else sent
     bursts, lost = [], False
     try:
-        for burst in receiver._bursts(Came(came, itertools.chain(together, itertools.repeat(True)))):
+        for burst in receiver._bursts(
+            ScriptedConnection(incoming, itertools.chain(together, itertools.repeat(True)))
+        ):
             bursts.append(burst)
     except ConnectionLostError:
         lost = True
@@ -218,7 +221,7 @@ def test_bursts_are_bounded_and_complete_before_a_disconnect(kinds, times, toget
         assert len({(array.dtype, array.shape) for _, own in burst for array in own}) == 1
         assert 1 <= len(burst) <= 64
         assert sum(sizes[:-1]) < 2**20
-    if not together:  # as much as may be
+    if not together:  # bursts are as large as possible
         assert all(
             receiver._layout(one[-1]) != receiver._layout(next_[0]) or len(one) == 64 or sum_of(one) >= 2**20
             for one, next_ in itertools.pairwise(bursts)
@@ -234,9 +237,9 @@ def test_a_burst_before_a_disconnect_is_put(make_stub):
     hold = Hold(stub.buffer, "_finish_put")
     connection, _ = stub.connect(0)
     send_messages(connection, 0, [0])
-    hold.entered()  # what comes now is one burst
+    hold.entered()  # later samples form one burst
     send_messages(connection, 0, range(1, 6))
-    connection._socket.sendall(encode_message({"sample": 6}, *number_sample(6))[:-2])  # it dies while it says this
+    connection._socket.sendall(encode_message({"sample": 6}, *number_sample(6))[:-2])  # it dies while sending
     connection.close()
     hold.release()
     until(lambda: stub.buffer.samples_put == 6)

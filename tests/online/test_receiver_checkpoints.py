@@ -1,4 +1,4 @@
-"""CheckpointStore of a worker that receives: they are consistent at any moment."""
+"""Snapshots of a receiver are consistent at any moment."""
 
 import pickle
 import queue

@@ -1,4 +1,4 @@
-"""The end of receiving: when it is over, and what comes too late is taken and forgotten."""
+"""The end of reception; late samples are discarded."""
 
 from contextlib import suppress
 
@@ -13,19 +13,19 @@ from tests.online.sample_streams import end_stream, send_messages, send_stream
 from tests.online.stub_fits import StubWorker
 
 
-@pytest.mark.parametrize("when", ["waits", "comes"])
+@pytest.mark.parametrize("when", ["pending", "later"])
 def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
-    """Nobody waits for a sender that has failed: what it has sent may still be there when router is over."""
+    """The fit does not wait for a failed sender: its samples may still arrive after the end of reception."""
     stub = make_stub(make("FIFO", 2))
     connection, _ = stub.connect(0)
     with connection:
-        send_messages(connection, 0, range(2 if when == "comes" else 4))
-        until(lambda: stub.buffer.samples_put == 2 and (when == "comes" or stub.buffer._not_full._waiters))
-        stub.buffer.signal_reception_over()  # as the coordinator has it do
-        if when == "comes":
+        send_messages(connection, 0, range(2 if when == "later" else 4))
+        until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer._not_full._waiters))
+        stub.buffer.signal_reception_over()  # as on the coordinator's command
+        if when == "later":
             send_messages(connection, 0, range(2, 4))
         with suppress(ConnectionLostError):
-            connection.receive()  # it may be an error
+            connection.receive()  # possibly an error
     assert stub.failures == []
     assert stub.receiver.snapshot()[1] == {0: 2}
 
@@ -35,7 +35,7 @@ def test_reception_ends_at_once_without_streams(make_stub):
     send_stream(stub, 0, 2)
     with raw_socket(stub.port), Address(HERE, stub.port, "other").connect({"role": "samples", "stream": 1}):
         stub.receiver.end_reception()
-        until(lambda: stub.buffer._reception_over)  # strangers are not waited for
+        until(lambda: stub.buffer._reception_over)  # it does not wait for unauthenticated clients
 
 
 @pytest.mark.parametrize("how", ["ends", "disconnects", "is rejected"])
@@ -67,7 +67,7 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
 
 
 def test_reception_does_not_wait_for_idle_connections(make_stub):
-    """Nothing in the documented messages says that it has to leave."""
+    """The documented protocol does not require it to disconnect."""
     stub = make_stub(make("FIFO", 9))
     connection, _ = stub.connect(0)
     with connection:

@@ -16,28 +16,28 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_client_of_raw_sockets_sends_samples_as_documented(paired, slow):
-    def say(sock, header, *arrays):
+    def send(sock, header, *arrays):
         data = encode_message(header, *arrays)
         for part in [data[n : n + 1] for n in range(len(data))] if slow else [data]:
             sock.sendall(part)
 
     with stub_fit(2, paired=paired) as running, raw_socket(running.coordinator.sender_address.port) as control:
-        say(control, {"role": "sender", "name": None, "token": TOKEN})
+        send(control, {"role": "sender", "name": None, "token": TOKEN})
         reply = read_message(control)
         number, workers = reply["stream"], reply["workers"]
         assert (reply["accepted"], reply["paired"], len(workers)) == (True, paired, 2)
         socks = [raw_socket(port) for _, port in workers]
         for sock in socks:
-            say(sock, {"role": "samples", "stream": number, "token": reply["key"]})
+            send(sock, {"role": "samples", "stream": number, "token": reply["key"]})
             assert read_message(sock)["next"] == 0
         for n in range(5):
             turn = number % 2 if paired else (number + n) % 2
             step = {"step": n} if paired else {}
-            say(socks[turn], {"sample": n, **step}, torch.tensor([n, n * 0.5]), torch.tensor([-float(n)]))
+            send(socks[turn], {"sample": n, **step}, torch.tensor([n, n * 0.5]), torch.tensor([-float(n)]))
         for sock in socks:
-            say(sock, {"end": True})
+            send(sock, {"end": True})
             assert read_message(sock)["ended"] is True
-        say(control, {"finished": 5})
+        send(control, {"finished": 5})
         running.coordinator.wait_for("finished")
         until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
         for sock in socks:
@@ -73,7 +73,7 @@ def test_a_malformed_message_is_answered_and_others_continue(malformed):
             assert read_message(sock)["next"] == 0
             sock.sendall(MALFORMED[malformed])
             assert "error" in read_message(sock)
-            sock.sendall(MALFORMED[malformed] * 3)  # which nobody minds
+            sock.sendall(MALFORMED[malformed] * 3)  # ignored
         other.send(torch.ones(2), torch.ones(1))
         assert running.workers[0].failures == []
 

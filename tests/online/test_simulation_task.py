@@ -19,9 +19,9 @@ from tests.online.stub_fits import END_TRAINING, stub_fit
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
-def run(running, simulate, given_=None, number=0, limit=None):
+def run(running, simulate, value=None, number=0, limit=None):
     picked = simulate if isinstance(simulate, bytes) else cloudpickle.dumps(simulate)
-    simulate_and_send(picked, cloudpickle.dumps(given_), number, running.coordinator.address, limit)
+    simulate_and_send(picked, cloudpickle.dumps(value), number, running.coordinator.address, limit)
 
 
 def test_a_simulation_sends_all_samples_and_reports_their_number():
@@ -33,7 +33,7 @@ def test_a_simulation_sends_all_samples_and_reports_their_number():
         assert running.coordinator.wait_for("finished", 2) == [5, 0]
 
 
-def raising(error):
+def raise_after_two(error):
     def simulate(_):
         yield 1.0
         yield 2.0
@@ -49,9 +49,9 @@ def not_iterable(_):
 @pytest.mark.parametrize(
     ("simulate", "sent", "reason"),
     [
-        (raising(ZeroDivisionError("oh")), 2, "ZeroDivisionError: oh"),
-        (raising(SystemExit(3)), 2, "SystemExit: 3"),
-        (raising(FileNotFoundError("gone")), 2, "FileNotFoundError: gone"),
+        (raise_after_two(ZeroDivisionError("oh")), 2, "ZeroDivisionError: oh"),
+        (raise_after_two(SystemExit(3)), 2, "SystemExit: 3"),
+        (raise_after_two(FileNotFoundError("gone")), 2, "FileNotFoundError: gone"),
         (not_iterable, 0, "TypeError: 'int' object is not iterable"),
         (lambda _: [(1, 2, 3, 4)], 0, "TypeError: the simulation gave a tuple of 4; a sample is"),
         (lambda _: [1.0, ()], 1, "TypeError: the simulation gave a tuple of 0; a sample is"),
@@ -70,9 +70,7 @@ def test_exceptions_of_a_simulation_are_reported_not_raised(simulate, sent, reas
         run(running, simulate)
         [failed] = running.coordinator.wait_for("failed")
         assert re.match(reason, failed)
-        assert (
-            running.workers[0].buffer.samples_put == sent
-        )  # it waits until they are there: there may be no others
+        assert running.workers[0].buffer.samples_put == sent  # flushed, as no other attempt may follow
         assert running.coordinator.received("traceback")[0].startswith("Traceback")
         assert running.coordinator.received("finished") == []
 

@@ -1,4 +1,4 @@
-"""The watchdog ends its process: in children of one process that has imported everything."""
+"""The watchdog ends its process: in children of one process that has imported the package."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def hangs(stream):
     with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
         time.sleep(100)
 
-def hangs_unheard(stream):
+def hangs_while_disconnected(stream):
     stream.disconnected = True
     hangs(stream)
 
@@ -47,7 +47,7 @@ def hangs_deep(stream):
     with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
         hold(100_000_000)
 
-def goes_on_after_the_end(stream):
+def continues_after_the_end(stream):
     with watchdog.Watchdog(stream, None) as dog, dog.computing():
         stream.ended.set()
         time.sleep(100)
@@ -62,7 +62,7 @@ def ends_after_the_end(stream):
         stream.ended.set()
         time.sleep(0.1)
 
-def takes_its_time(stream):
+def takes_less_than_the_limit(stream):
     with watchdog.Watchdog(stream, 0.3) as dog:
         for _ in range(3):
             with dog.computing():
@@ -113,12 +113,12 @@ while children:
 
 EXITS = {
     "hangs": 1,
-    "hangs_unheard": 1,
+    "hangs_while_disconnected": 1,
     "hangs_deep": 1,
-    "goes_on_after_the_end": 1,
+    "continues_after_the_end": 1,
     "waits_after_the_end": 1,
     "ends_after_the_end": 0,
-    "takes_its_time": 0,
+    "takes_less_than_the_limit": 0,
     "waits_between_samples": 0,
     "raises": 0,
     "has_no_limit": 0,
@@ -129,7 +129,7 @@ EXITS = {
 
 @pytest.fixture(scope="module")
 def children():
-    """Run all at the same time; give what each said, its exit status last, and what came on standard error."""
+    """Run all at the same time; give each one's messages, its exit status last, and standard error."""
     run = subprocess.run([sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=50)
     assert run.returncode == 0, run.stderr
     said = {name: [] for name in EXITS}
@@ -182,7 +182,7 @@ def test_a_solver_that_holds_the_interpreter_lock_is_shown_on_standard_error(chi
     assert "Timeout" in children[1]
 
 
-class Quiet:
+class SilentStream:
     ended = threading.Event()
 
     def notify(self, header):
@@ -191,7 +191,7 @@ class Quiet:
 
 def test_close_ends_the_thread_at_once_and_is_idempotent():
     with no_threads_left():
-        dog = Watchdog(Quiet(), 1000.0)
+        dog = Watchdog(SilentStream(), 1000.0)
         dog.close()
         assert not dog._thread.is_alive()
         dog.close()
@@ -202,7 +202,7 @@ def test_a_sample_during_a_check_does_not_stop_the_watchdog(monkeypatch):
     looks = []
 
     class Between(Watchdog):
-        """Its sample comes right after it was seen that there is none yet."""
+        """Its sample completes between two reads of the deadline."""
 
         @property
         def _deadline(self):
@@ -213,6 +213,6 @@ def test_a_sample_during_a_check_does_not_stop_the_watchdog(monkeypatch):
         def _deadline(self, value):
             pass
 
-    with no_threads_left(), Between(Quiet(), 1000.0) as dog:
+    with no_threads_left(), Between(SilentStream(), 1000.0) as dog:
         until(lambda: len(looks) > 6 or not dog._thread.is_alive())
         assert dog._thread.is_alive()

@@ -72,7 +72,7 @@ def test_every_input_runs_until_done_or_out_of_retries(inputs, retries, at_a_tim
         elif outcome == "interrupt":
             simulations.requeue(each)
             allowed[each.value] += 1
-        if outcome == "lose" and simulations.done:  # a worker takes its samples along
+        if outcome == "lose" and simulations.done:  # a worker dies with its samples
             lost = random.choice(simulations.done)
             simulations.requeue(lost)
             done.remove(lost.value)
@@ -174,7 +174,7 @@ def test_failures_without_any_sample_raise_with_their_traceback(clock, retries):
     simulation = started(simulations)
     fail_for_good(simulations, simulation, retries)
     clock.now += REPORT_SECONDS
-    simulations.check(0)  # what has come until then is reported by now, and no earlier
+    simulations.check(0)  # earlier samples may not have been reported yet
     for later, final in ((0, True), (0.1, False), (0, True)):
         clock.now += later
         with pytest.raises(
@@ -193,7 +193,7 @@ def test_the_first_failed_simulation_is_named(clock):
         clock.now += 1
         with pytest.warns(UserWarning, match="skipped after"):
             assert not simulations.record_failure(simulation, "its process died")
-    clock.now += REPORT_SECONDS - 0.5  # after the first one; the second is younger
+    clock.now += REPORT_SECONDS - 0.5  # since the first failure; less since the second
     with pytest.raises(SimulationError, match="input 'a' failed: its process died") as raised:
         simulations.check(0)
     assert raised.value.__cause__ is None

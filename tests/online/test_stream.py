@@ -56,7 +56,7 @@ def test_samples_of_all_streams_are_routed_in_order(workers, amounts):
                 opened.finish()
             for own, turn in zip(expected, expected_samples(number, samples, workers), strict=True):
                 own += [100 * number + sample for sample in turn]
-        # One connection may be heard before another whose stream has ended earlier.
+        # Events of different connections may arrive in another order.
         assert sorted(running.coordinator.wait_for("finished", len(amounts))) == sorted(amounts)
         assert [stub.drain() for stub in running.workers] == expected
 
@@ -161,7 +161,7 @@ def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
                         sender.skip(wrong)
                 sender.skip(skipped)
                 number += skipped
-                if sends and number < delivered:  # it may as well send them again
+                if sends and number < delivered:  # sending it again is allowed, too
                     send_all(sender, [number], paired=paired)
                     number += 1
             send_all(sender, range(delivered, STEPS), paired=paired)
@@ -178,7 +178,7 @@ def test_a_name_is_free_after_the_coordinator_processed_its_end():
         handle, waiting = running.coordinator.senders.handle, []
 
         def late(client, header):
-            """Process the end of the first one after the handshake of the second one, as threads may have it."""
+            """Process the end of the first one after the handshake of the second one, as may happen."""
             if header is not None and "finished" in header:
                 waiting.append((client, header))
             else:
@@ -208,7 +208,7 @@ def test_all_expected_senders_must_have_ended():
         ended = lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended)  # noqa: E731
         connect_sender(running, "a").close()
         running.coordinator.wait_for("finished")
-        connect_sender(running, "a").close()  # once more
+        connect_sender(running, "a").close()  # again
         running.coordinator.wait_for("finished", 2)
         assert not ended()
         with connect_sender(running, "b"), connect_sender(running):
@@ -218,7 +218,7 @@ def test_all_expected_senders_must_have_ended():
 
 
 class DeadWorker:
-    """A worker that died, which lacks some samples of each stream."""
+    """A worker that died and lacks some samples of each stream."""
 
     number = 4
 

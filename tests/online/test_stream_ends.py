@@ -1,4 +1,4 @@
-"""Streams of samples that end: by their sender, with the training, or because a sample is refused."""
+"""The end of streams: by their sender, with the training, or by a rejected sample."""
 
 from contextlib import suppress
 
@@ -149,7 +149,7 @@ def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
         with connect_sender(running) as other:
             other.send(torch.zeros(2))
         assert running.workers[0].buffer.samples_put == 2
-        assert running.workers[0].failures == []  # a sample's fault, not the worker's
+        assert running.workers[0].failures == []  # the sample's failure, not the worker's
 
 
 def test_a_rejection_is_raised_again_by_later_calls():
@@ -157,23 +157,23 @@ def test_a_rejection_is_raised_again_by_later_calls():
         sender = connect_sender(running)
         for _ in range(2):
             sender.send(torch.zeros(2))
-        with suppress(ValueError):  # it may be known at once
+        with suppress(ValueError):  # the rejection may arrive at once
             sender.send(torch.zeros(3))
         for _ in range(3):
             with pytest.raises(ValueError, match=r"a worker rejected a sample: .*a buffer stacks samples"):
-                send_repeatedly(sender.send, torch.zeros(2))  # none of which is at fault, nor all go to that worker
+                send_repeatedly(sender.send, torch.zeros(2))  # valid samples, to both workers
         with pytest.raises(ValueError, match=r"a worker rejected a sample: .*a buffer stacks samples"):
             sender.close()
         running.coordinator.wait_for_disconnects()
         assert running.coordinator.received("finished") == []
 
 
-@pytest.mark.parametrize(("step", "reason"), [(None, "step"), (STEPS, "step"), (0, "there twice|held already")])
+@pytest.mark.parametrize(("step", "reason"), [(None, "step"), (STEPS, "step"), (0, "a simulation twice|held already")])
 def test_a_rejection_is_raised_on_close_and_reported_to_the_fit(step, reason):
     with stub_fit(2, paired=True) as running:
         sender = connect_sender(running, "solver")
         sender.send(torch.zeros(2), step=0)
-        with suppress(ValueError):  # it may be known at once
+        with suppress(ValueError):  # the rejection may arrive at once
             sender.send(torch.zeros(2), step=step)
         with pytest.raises(ValueError, match=f"a worker rejected a sample: .*({reason})"):
             sender.close()
@@ -187,13 +187,13 @@ def test_a_buffer_that_stays_full_raises_in_the_sender():
         for sender in senders[:2]:
             sender.send(1.0, step=0)
             sender.close()
-        with suppress(ValueError):  # it may be known at once
+        with suppress(ValueError):  # the rejection may arrive at once
             senders[2].send(1.0, step=0)
         closing = Thread(senders[2].close)
         try:
-            with pytest.raises(ValueError, match="make the capacity larger"):
+            with pytest.raises(ValueError, match="use a capacity above"):
                 closing.result()
-            [failure] = running.workers[0].failures  # no sample's fault: the fit learns it, too
+            [failure] = running.workers[0].failures  # not the sample's failure: reported to the fit, too
             assert isinstance(failure, BufferFullError)
         finally:
             running.coordinator.server.close()

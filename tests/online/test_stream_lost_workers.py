@@ -1,4 +1,4 @@
-"""Streams of samples to workers that go away."""
+"""Streams to workers that die."""
 
 import warnings
 
@@ -133,7 +133,7 @@ def test_a_dead_endpoint_is_not_accepted_as_replacement():
     with stub_fit() as running, connect_sender(running) as sender:
         send_all(sender, range(2))
         until(lambda: running.workers[0].buffer.samples_put == 2)
-        running.workers[0].close()  # which the coordinator does not know yet: it still tells the old stub
+        running.workers[0].close()  # unknown to the coordinator, which still has the old endpoint
         closing = Thread(sender.close)
         running.coordinator.wait_for("lost")
         running.coordinator.set_endpoint(0, None)

@@ -36,7 +36,7 @@ def test_streams_are_accepted_when_all_workers_have_endpoints(workers, paired):
         router.register(clients[number], 7 + number)
         assert [client.sent for client in clients] == [[], [], []]
         if number == 1:
-            router.unregister(clients[0])  # it does not wait any longer
+            router.unregister(clients[0])  # it disconnects while it waits
         worker.endpoint = [HERE, number]
         router.update()
     endpoints = [[HERE, 0], [HERE, 1], [HERE, 2]]
@@ -57,17 +57,17 @@ def test_replacements_are_sent_when_the_endpoint_has_changed(workers):
     router.request_replacement(other, lost)
     for endpoint in (workers[1].endpoint, None):
         workers[1].endpoint = endpoint
-        workers[0].endpoint = [HERE, 99]  # is not what it asks for
+        workers[0].endpoint = [HERE, 99]  # another worker
         router.update()
         assert client.sent == []
     router.unregister(other)
-    workers[1].endpoint, workers[2].endpoint = [HERE, 5], None  # others may be away
+    workers[1].endpoint, workers[2].endpoint = [HERE, 5], None  # other workers may be disconnected
     for _ in range(2):
         router.update()
     assert (client.pop(), other.sent) == ([{"endpoint": [HERE, 5]}], [])
-    router.request_replacement(client, lost)  # there is one already
+    router.request_replacement(client, lost)  # already replaced
     assert client.pop() == [{"endpoint": [HERE, 5]}]
-    router.request_replacement(client, {"lost": 1})  # from nowhere
+    router.request_replacement(client, {"lost": 1})  # without an endpoint
     assert client.pop() == [{"endpoint": [HERE, 5]}]
 
 
@@ -84,7 +84,7 @@ def test_unregister_returns_the_workers_that_died_since_acceptance(workers):
     router, clients = StreamRouter(workers, KEY, paired=False), [RecordingClient() for _ in range(3)]
     router.register(clients[0], 0)
     workers[1].endpoint = None
-    router.register(clients[1], 1)  # it is answered by all as they are later
+    router.register(clients[1], 1)  # accepted later
     workers[1].attempts, workers[1].endpoint = 2, [HERE, 9]
     router.update()
     workers[2].attempts += 1

@@ -71,5 +71,5 @@ def test_pickled_tensors_round_trip(value):
         assert str(back.exception()) == "oh"
     else:
         assert repr(back) == repr(value)
-    pickle_to_tensor(value)[:] = 0  # memory of its own
+    pickle_to_tensor(value)[:] = 0  # does not share memory with the value
     assert repr(unpickle_tensor(data)) == repr(back)
