@@ -23,7 +23,7 @@ import torch
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
-from compss_train.parameter_server.messages import WireError, array_sizes, pack, unpack
+from compss_train.parameter_server.messages import MessageError, array_sizes, pack, unpack
 
 Header: TypeAlias = "dict[str, Any]"
 Message: TypeAlias = "tuple[Header, list[torch.Tensor]]"
@@ -98,7 +98,7 @@ class Connection(Closable):
             raise ConnectionLostError(f"connection lost: {error}") from error
 
     def receive(self) -> Message:
-        """Wait for the next message; raises ``ConnectionLostError``, and ``WireError`` for malformed data."""
+        """Wait for the next message; raises ``ConnectionLostError``, and ``MessageError`` for malformed data."""
         head = self._receive_header()
         return unpack([head, *(self._read(size) for size in array_sizes(head))])
 
@@ -117,24 +117,24 @@ class Connection(Closable):
         self._socket.settimeout(_HANDSHAKE_SECONDS)
         head = self._receive_header()
         if array_sizes(head):
-            raise WireError("the handshake has arrays")
+            raise MessageError("the handshake has arrays")
         self._socket.settimeout(None)
         handshake = unpack([head])[0]
         if not isinstance(handshake.get("role"), str):
-            raise WireError("the handshake has no role")
+            raise MessageError("the handshake has no role")
         return handshake
 
     def _receive_header(self) -> bytes:
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size).data)
         if length > _MAX_HEADER_BYTES:
-            raise WireError(f"a header of {length} bytes; the maximum is {_MAX_HEADER_BYTES}")
+            raise MessageError(f"a header of {length} bytes; the maximum is {_MAX_HEADER_BYTES}")
         return self._read(length).tobytes()
 
     def _read(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         try:
             data = self._reader.read(size)
         except MemoryError as error:
-            raise WireError(f"an array of {size} bytes") from error
+            raise MessageError(f"an array of {size} bytes") from error
         except OSError as error:
             raise ConnectionLostError(f"connection lost: {error}") from error
         if len(data) != size:
@@ -234,7 +234,7 @@ class Listener(Closable):
                 connection.send({"error": f"role {handshake['role']!r}; this address accepts {self._role!r}"})
             else:
                 self._handler(connection, handshake)
-        except (OSError, WireError):
+        except (OSError, MessageError):
             pass  # disconnected, or not a client of ours
         finally:
             with self._lock:

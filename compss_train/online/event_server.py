@@ -20,7 +20,7 @@ import torch
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
 from compss_train.online.connection import Connection, ConnectionLostError, Header, Listener
-from compss_train.parameter_server.messages import WireError
+from compss_train.parameter_server.messages import MessageError
 
 RECONNECT_SECONDS = 120.0
 """How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""
@@ -88,7 +88,7 @@ class EventServer(Closable):
                     self._store_checkpoint(int(client.number), arrays[0])
                     arrays = []
                 self._events.put(Event(client, header, arrays))
-        except (OSError, WireError):
+        except (OSError, MessageError):
             pass
         finally:
             self._events.put(Event(client, None))

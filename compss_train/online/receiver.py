@@ -15,7 +15,7 @@ from compss_train._utils.closing import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
 from compss_train.online.connection import Connection, ConnectionLostError, Header, Listener, Message
-from compss_train.parameter_server.messages import WireError
+from compss_train.parameter_server.messages import MessageError
 
 Offsets = dict[int, int]
 """By stream number, one more than the number of the last sample received."""
@@ -86,7 +86,7 @@ class Receiver(Closable):
             connection.send({"ended": True})
         while "end" in connection.receive()[0]:  # may be repeated until the sender disconnects
             connection.send({"ended": True})
-        raise WireError("a message after the end of a stream")
+        raise MessageError("a message after the end of a stream")
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""Parameter servers: stores of parameters by key that many workers push to and pull from. Knows no engine.
+"""Parameter servers: stores of parameters by key that many workers push to and pull from.
 
-``serve`` and ``connect``, for other processes and nodes, need ZeroMQ: the extra ``server``.
+``serve``, ``serve_apart`` and ``connect``, for other processes and nodes, need ZeroMQ: the extra ``server``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from compss_train._utils.optional_imports import import_optional
 from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
 from compss_train.parameter_server.local import LocalParameterServer
-from compss_train.parameter_server.subprocess_server import serve_apart
 
 __all__ = [
     "LocalParameterServer",
@@ -25,11 +24,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from compss_train.parameter_server.client import connect
-    from compss_train.parameter_server.serving import serve
+    from compss_train.parameter_server.serving import serve, serve_apart
 else:
 
     def __getattr__(name: str) -> object:
-        homes = {"connect": "client", "serve": "serving"}
+        homes = {"connect": "client", "serve": "serving", "serve_apart": "serving"}
         if name not in homes:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import_optional("zmq", extra="server", needed_by=name, package="ZeroMQ")
@@ -37,5 +36,5 @@ else:
 
 
 def check_installed() -> None:
-    """Raise ``ModuleNotFoundError`` where parameters cannot be served here."""
+    """Raise ``ModuleNotFoundError`` unless the packages of the extra ``server`` are installed."""
     importlib.import_module(__name__).serve  # noqa: B018

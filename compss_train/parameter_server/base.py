@@ -1,12 +1,20 @@
-"""What a parameter server is."""
+"""Interface of parameter servers, and checks of the arrays that are passed to them."""
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
+
+ArraySpecs: TypeAlias = "list[tuple[torch.dtype, tuple[int, ...]]]"
+"""The dtype and shape of each of several arrays."""
 
 
 class ParameterServerClosedError(RuntimeError):
@@ -16,32 +24,73 @@ class ParameterServerClosedError(RuntimeError):
 class ParameterServer(Closable):
     """A store of parameters by key.
 
-    A key holds as many arrays as ``init`` gave it. One array is how a parameter is kept that lies on many devices:
-    gradients may then be any number of arrays of its shape, one a device, which are added up, and a pull fills any
-    number of arrays. Of several arrays (a layer's weight and bias, say) as many must be pushed and pulled.
+    A key holds as many arrays as ``init`` set. A parameter with copies on many devices is kept as one array: any
+    number of gradients of its shape (one per device) may then be pushed, which are summed, and a pull fills any
+    number of arrays. For a key of several arrays (a layer's weight and bias, for example) as many must be pushed
+    and pulled.
 
-    Arrays are numpy's or tensors, on any device. What is pushed is the caller's to change as soon as ``push``
-    returns. A pull sees every push of the same key that was made before it by the same client; pushes of different
-    clients never lose one another. Among different keys, calls of a higher priority are executed first.
+    Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon as ``push``
+    returns. A pull sees every earlier push of the same key by the same client; pushes of different clients are
+    never lost. Among different keys, calls with a higher priority are executed first.
 
-    Source: the interface of ``ai.djl.training.ParameterServer``, behind which stands MXNet's KVStore.
+    Source: the interface of ``ai.djl.training.ParameterServer``, which wraps MXNet's KVStore.
 
-    Raises ``ValueError`` for a key that is there already (``init``) or is not there, and for arrays of another
+    Raises ``ValueError`` for a key that exists already (``init``) or does not exist, and for arrays of another
     shape, dtype or number; ``ParameterServerClosedError`` after ``close``.
     """
 
     @abstractmethod
     def init(self, parameter_id: str, value: Sequence[Block]) -> None:
-        """Set what a new key holds; the arrays are copied."""
+        """Set the arrays of a new key; they are copied."""
 
     @abstractmethod
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
-        """Update a key by a step of the server's optimizer along these gradients; without one, by adding them."""
+        """Update a key by a step of the server's optimizer with these gradients; without an optimizer, add them."""
 
     @abstractmethod
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
-        """Copy what a key holds into the arrays given, on their devices, or into new ones; return them."""
+        """Copy a key's arrays into ``weights``, on their devices, or into new arrays; return them."""
 
     @abstractmethod
     def close(self) -> None:
-        """Execute what has been pushed, and end; may be called again."""
+        """Execute all pushes, and end; may be called again."""
+
+
+def check_arrays(key: str, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:
+    """Raise ``ValueError`` unless the arrays agree with a key's arrays in number, dtypes and shapes."""
+    check_sequence(name, arrays)
+    check_specs(key, specs, name, specs_of(arrays))
+
+
+def check_specs(key: str, specs: ArraySpecs, name: str, passed: ArraySpecs) -> None:
+    """Raise ``ValueError`` unless the specs of arrays agree with those of a key."""
+    if not passed or (len(specs) > 1 and len(passed) != len(specs)):
+        raise ValueError(f"{key!r} holds {len(specs)} arrays, but {name} are {len(passed)}")
+    for number, (dtype, shape) in enumerate(passed):
+        if (dtype, shape) != (expected := specs[number if len(specs) > 1 else 0]):
+            raise ValueError(
+                f"{key!r} holds an array of {expected[0]} {expected[1]}, but {name}[{number}] is of "
+                f"{str(dtype).removeprefix('torch.')} {shape}; dtypes and shapes must agree"
+            )
+
+
+def check_sequence(name: str, arrays: Sequence[Block]) -> Sequence[Block]:
+    """Return a sequence of at least one array; raise ``TypeError`` or ``ValueError`` for any other value."""
+    if not isinstance(arrays, list | tuple) or not all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
+        raise TypeError(f"{name} must be a list of arrays or tensors, not {type(arrays).__name__}; give [array]")
+    if not arrays:
+        raise ValueError(f"{name}=[]: give at least one array")
+    return arrays
+
+
+def specs_of(arrays: Sequence[Block]) -> ArraySpecs:
+    """Return the torch dtype and the shape of each array or tensor."""
+    return [
+        (array.dtype if isinstance(array, torch.Tensor) else _torch_dtype(array.dtype), tuple(array.shape))
+        for array in arrays
+    ]
+
+
+@functools.cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

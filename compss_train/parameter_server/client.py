@@ -1,4 +1,4 @@
-"""A client of a parameter server that is served over ZeroMQ."""
+"""Client of a parameter server that is served over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -9,86 +9,93 @@ import torch
 
 from compss_train._utils.validation import check_integer
 from compss_train.data.block import Block, as_tensor
-from compss_train.parameter_server.base import ParameterServer
-from compss_train.parameter_server.entry import Kinds, check_arrays, checked, copy_values, dtype_of
-from compss_train.parameter_server.in_flight import Request
-from compss_train.parameter_server.link import Link
+from compss_train.parameter_server.base import ArraySpecs, ParameterServer, check_arrays, check_sequence, specs_of
+from compss_train.parameter_server.connection import Connection, Request
+from compss_train.parameter_server.store import copy_values
 
 
 class RemoteParameterServer(ParameterServer):
-    """The parameter server at an address, for any number of threads of this process; see ``connect``."""
+    """A parameter server at an address, for any number of threads of this process; see ``connect``."""
 
     def __init__(self, address: str, token: str, timeout: float, name: str | None) -> None:
-        self._kinds: dict[str, Kinds] = {}
-        self._link = Link(address, token.encode(), timeout, name)
-        self._finalizer = weakref.finalize(self, self._link.close)
+        self._specs: dict[str, ArraySpecs] = {}
+        self._connection = Connection(address, token.encode(), timeout, name)
+        self._finalizer = weakref.finalize(self, self._connection.close)
 
     def init(self, parameter_id: str, value: Sequence[Block]) -> None:
-        """Set what a new key holds, and wait until it does."""
-        self._ask(self._link.request("init", parameter_id, checked("value", value)))
-        self._kinds[parameter_id] = [(dtype_of(array), tuple(array.shape)) for array in value]
+        """Set the arrays of a new key, and wait for the answer."""
+        self._ask(self._connection.request("init", parameter_id, check_sequence("value", value)))
+        self._specs[parameter_id] = specs_of(value)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
-        """Send gradients; returns before they are sent. What the server says against them the next call raises."""
-        check_arrays(parameter_id, self._kinds_of(parameter_id), "grads", grads)
-        self._link.send(self._link.request("push", parameter_id, grads, check_integer("priority", priority)))
+        """Send gradients in the background; if the server rejects them, the next call raises its error."""
+        check_arrays(parameter_id, self._specs_of(parameter_id), "grads", grads)
+        self._connection.send(self._request("push", parameter_id, grads, priority))
 
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
-        """Wait for what the key holds after this client's pushes; new arrays are tensors."""
+        """Wait for the key's arrays after this client's pushes; new arrays are tensors."""
         if weights is not None:
-            check_arrays(parameter_id, self._kinds_of(parameter_id), "weights", weights)
-        pulled = self._ask(self._link.request("pull", parameter_id, (), check_integer("priority", priority))).answer
+            check_arrays(parameter_id, self._specs_of(parameter_id), "weights", weights)
+        pulled = self._ask(self._request("pull", parameter_id, (), priority)).answer
         if weights is None:
             return [array.tensor() for array in pulled]
-        # The key's one array, or as many as there are weights.
+        # Either one array or as many as weights.
         values = [array.tensor(_memory(weight)) for array, weight in zip(pulled, weights, strict=False)]
         copy_values(values, weights)
         return weights
 
     def close(self) -> None:
-        """Wait until the server has executed all pushes, and end."""
+        """Wait until the server has executed all pushes, and close the connection."""
         self._finalizer()
-        self._link.check()
+        self._connection.check()
+
+    def _request(self, call: str, key: str, arrays: Sequence[Block], priority: int) -> Request:
+        return self._connection.request(call, key, arrays, check_integer("priority", priority))
 
     def _ask(self, request: Request) -> Request:
-        self._link.send(request)
+        self._connection.send(request)
         request.finished.wait()
-        self._link.check()
+        self._connection.check()
         if request.error is not None:
             raise request.error
         return request
 
-    def _kinds_of(self, key: str) -> Kinds:
-        if key not in self._kinds:
-            told = self._ask(self._link.request("describe", key)).fields["kinds"]
-            self._kinds[key] = [(getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in told]
-        return self._kinds[key]
+    def _specs_of(self, key: str) -> ArraySpecs:
+        if key not in self._specs:
+            specs = self._ask(self._connection.request("describe", key)).fields["specs"]
+            self._specs[key] = [
+                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in specs
+            ]
+        return self._specs[key]
 
 
 def _memory(weight: Block) -> torch.Tensor | None:
-    """Return the memory that an array can be put together in, if it is such; a copy of one that is read-only."""
+    """Return a tensor in the weight's memory (in a copy's if it is read-only), ``None`` if it is not contiguous."""
     tensor = as_tensor(weight).detach()
     return tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else None
 
 
 def connect(address: str, token: str, *, timeout: float = 60.0, name: str | None = None) -> RemoteParameterServer:
-    """Return the parameter server that ``serve`` told the address and the token of.
+    """Return the parameter server at an address; address and token are attributes of what ``serve`` returned.
 
-    Pushes are sent in the background, those of a higher priority first. When the connection breaks it is made anew,
-    and what was not answered is sent again; the server executes nothing twice. Where it does not answer for
-    ``timeout`` seconds, that is a ``TimeoutError``. A wrong token is a ``PermissionError``.
+    Pushes are sent in the background, those with a higher priority first. A broken connection is made again and
+    unanswered calls are sent again; the server executes none of them twice.
 
-    A client with a ``name`` can be made again, by a task that died and is run again: what it says for a key in the
-    same order as before counts once. Its n-th ``init`` or ``push`` of a key is executed if that of the client
-    before was not; a ``pull`` gives what the key holds now. One at a time may have a name, and it calls a key from
-    one thread, so that the order is the same.
+    A client with a ``name`` can be made again by a task that died and is run again: the same calls for a key in the
+    same order count once. Its n-th ``init`` or ``push`` of a key is executed only if that of the earlier client was
+    not; a ``pull`` returns the present arrays. Only one client at a time may use a name, and it must call each key
+    from one thread, so that the order is the same.
+
+    Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and ``PermissionError`` for a
+    wrong token; both here and in calls of the client. Raises ``ValueError`` for a name that is not a string or is
+    empty.
     """
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
     server = RemoteParameterServer(address, token, timeout, name)
     try:
-        server._ask(server._link.request("hello", ""))
+        server._ask(server._connection.request("hello", ""))
     except BaseException:
-        server._link.close(wait=False)
+        server._connection.close(wait=False)
         raise
     return server

@@ -1,4 +1,4 @@
-"""Messages as frames: a header in JSON, and each array as its bytes. Nothing is pickled."""
+"""Messages as sequences of frames: a header in JSON, and the bytes of each array. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -21,34 +21,37 @@ _DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-"""What can travel, by name."""
+"""The dtypes that can be sent, by name."""
 PIECE = 2**20
-"""The most bytes of a frame: memory of this size serves again, larger is got from the system each time."""
+"""Maximum size of a frame in bytes. Memory of this size is reused; larger memory is allocated each time."""
 
-Described: TypeAlias = "list[tuple[str, list[int]]]"
-"""The dtype and shape of each array of a message, as its header has them."""
+ArrayDescriptions: TypeAlias = "list[tuple[str, list[int]]]"
+"""The dtype and shape of each array of a message, as in its header."""
 
 
-class WireError(ValueError):
-    """A message is not what it should be."""
+class MessageError(ValueError):
+    """A message is malformed."""
 
 
 def pack(header: dict[str, Any], arrays: Sequence[Block] = ()) -> list[Any]:
-    """Return the frames of a message; those of arrays share their memory."""
-    described, frames = pack_arrays(arrays)
-    return [pack_header(header, described), *frames]
+    """Return the frames of a message; those of arrays share the arrays' memory."""
+    descriptions, frames = pack_arrays(arrays)
+    return [pack_header(header, descriptions), *frames]
 
 
-def pack_header(header: dict[str, Any], described: Described) -> bytes:
+def pack_header(header: dict[str, Any], descriptions: ArrayDescriptions) -> bytes:
     """Return the first frame of a message."""
-    return json.dumps({**header, "arrays": described}).encode()
+    return json.dumps({**header, "arrays": descriptions}).encode()
 
 
-def pack_arrays(arrays: Sequence[Block]) -> tuple[Described, list[memoryview]]:
-    """Return what the header says of arrays, and their frames, which share their memory."""
+def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memoryview]]:
+    """Return the descriptions of arrays for the header, and their frames, which share the arrays' memory.
+
+    Raises ``TypeError`` for a dtype that cannot be sent.
+    """
     tensors = [as_tensor(array).detach().cpu().resolve_conj().resolve_neg().contiguous() for array in arrays]
-    described = [(_name(tensor.dtype), list(tensor.shape)) for tensor in tensors]
-    return described, [piece for tensor in tensors for piece in _pieces(tensor)]
+    descriptions = [(_name(tensor.dtype), list(tensor.shape)) for tensor in tensors]
+    return descriptions, [piece for tensor in tensors for piece in _pieces(tensor)]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -71,7 +74,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedArray:
     """An array of a message, in one or more pieces."""
 
     dtype: torch.dtype
@@ -80,16 +83,16 @@ class Received:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def tensor(self, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Return one piece as it is, and several put together: in the memory given, or in new memory."""
+        """Return the array: a single piece without a copy, several concatenated in ``memory`` or in new memory."""
         if not self.size:
             return torch.empty(self.shape, dtype=self.dtype)
         if len(self.pieces) == 1:
             return torch.frombuffer(self.pieces[0], dtype=self.dtype).reshape(self.shape)
-        # numpy has the system give large memory in large pages, which takes a quarter of the time.
+        # numpy requests huge pages for large memory, which takes a quarter of the time.
         whole = np.empty(self.size, np.uint8) if memory is None else flat_bytes(memory).numpy()
         start = 0
         for piece in self.pieces:
@@ -99,51 +102,60 @@ class Received:
 
 
 def unpack(frames: Sequence[Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Return the header and the arrays, which may share the frames' memory; ``WireError`` for other frames."""
+    """Return the header and the arrays, which may share the frames' memory.
+
+    Raises ``MessageError`` for malformed frames.
+    """
     header, arrays = unpack_lazily(frames)
     return header, [array.tensor() for array in arrays]
 
 
-def unpack_lazily(frames: Sequence[Any]) -> tuple[dict[str, Any], list[Received]]:
-    """Return the header and the arrays as they came, after all checks: putting them together is left to do."""
+def unpack_lazily(frames: Sequence[Any]) -> tuple[dict[str, Any], list[ReceivedArray]]:
+    """Return the header and the arrays in pieces, after all checks.
+
+    Raises ``MessageError`` for malformed frames.
+    """
     try:
         header = dict(json.loads(bytes(_buffer(frames[0]))))
-        described = header.pop("arrays")
-        left = deque(_buffer(frame) for frame in frames[1:])
-        arrays = [_received(name, shape, left) for name, shape in described if left]
+        descriptions = header.pop("arrays")
+        remaining = deque(_buffer(frame) for frame in frames[1:])
+        arrays = [_received(name, shape, remaining) for name, shape in descriptions if remaining]
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        raise error if isinstance(error, WireError) else WireError(f"no message: {error}") from error
-    if left or len(arrays) != len(described):
-        raise WireError(f"{len(described)} arrays are announced, {len(arrays)} came, and {len(left)} other frames")
+        raise error if isinstance(error, MessageError) else MessageError(f"malformed message: {error}") from error
+    if remaining or len(arrays) != len(descriptions):
+        raise MessageError(
+            f"the header announces {len(descriptions)} arrays, but {len(arrays)} arrived, "
+            f"and {len(remaining)} other frames"
+        )
     return header, arrays
 
 
 def array_sizes(header: bytes) -> list[int]:
-    """Return the bytes of each array that a header announces; raise ``WireError`` for what is no header."""
+    """Return the size in bytes of each array in a header; raise ``MessageError`` for a malformed header."""
     try:
         return [_size(name, shape) for name, shape in json.loads(header)["arrays"]]
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
-        raise WireError(f"no message: {error}") from error
+        raise MessageError(f"malformed message: {error}") from error
 
 
 def _size(name: str, shape: list[int]) -> int:
     dtype = _DTYPES[name]
-    return torch.empty(shape, dtype=dtype, device="meta").numel() * dtype.itemsize  # refuses what is no shape
+    return torch.empty(shape, dtype=dtype, device="meta").numel() * dtype.itemsize  # raises for an invalid shape
 
 
-def _received(name: str, shape: list[int], left: deque[memoryview]) -> Received:
+def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> ReceivedArray:
     dtype = _DTYPES[name]
-    tensor = torch.empty(shape, dtype=dtype, device="meta")  # refuses what is no shape
-    size, pieces = tensor.numel() * dtype.itemsize, [left.popleft()]
-    came = pieces[0].nbytes
-    while came < size and left:
-        pieces.append(left.popleft())
-        came += pieces[-1].nbytes
-    if came != size:
-        raise WireError(f"an array of {name} {shape} has {size} bytes, {came} came")
-    return Received(dtype, tuple(tensor.shape), pieces)
+    tensor = torch.empty(shape, dtype=dtype, device="meta")  # raises for an invalid shape
+    size, pieces = tensor.numel() * dtype.itemsize, [remaining.popleft()]
+    received = pieces[0].nbytes
+    while received < size and remaining:
+        pieces.append(remaining.popleft())
+        received += pieces[-1].nbytes
+    if received != size:
+        raise MessageError(f"an array of {name} {shape} has {size} bytes, but {received} arrived")
+    return ReceivedArray(dtype, tuple(tensor.shape), pieces)
 
 
 def _buffer(frame: Any) -> memoryview:
-    """Return the memory of a frame of ZeroMQ's, or of bytes."""
+    """Return the memory of a frame of ZeroMQ, or of bytes."""
     return memoryview(frame.buffer if hasattr(frame, "buffer") else frame)

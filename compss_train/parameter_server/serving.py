@@ -1,8 +1,15 @@
-"""Serving parameters over ZeroMQ, which the extra ``server`` installs."""
+"""Serving parameters over ZeroMQ, which the extra ``server`` installs: from a thread, or from another process.
+
+A process is needed where threads of this one cannot be relied on. PyCOMPSs, for example, holds the global
+interpreter lock while its binding waits for a task.
+"""
 
 from __future__ import annotations
 
+import json
 import secrets
+import subprocess
+import sys
 import threading
 
 import zmq
@@ -10,16 +17,18 @@ import zmq
 from compss_train._utils.closing import Closable
 from compss_train._utils.validation import check_count
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.parameter_server.loop import Loop
+from compss_train.parameter_server.server_loop import ServerLoop
 
 MAX_BACKLOG = 2**28
-"""Bytes of pushes that wait at the server, by default; more wait with the clients."""
+"""Default maximum of the bytes of pushes that wait at the server; further pushes wait at the clients."""
+_CLOSE_SECONDS = 1.0
+"""How long the process may take to end before it is killed."""
 
 
 class Serving(Closable):
     """A running server: its ``address``, the ``token`` that clients need, and ``close``."""
 
-    def __init__(self, loop: Loop, address: str, token: str) -> None:
+    def __init__(self, loop: ServerLoop, address: str, token: str) -> None:
         self.address = address
         self.token = token
         self._loop = loop
@@ -27,7 +36,7 @@ class Serving(Closable):
         self._thread.start()
 
     def close(self) -> None:
-        """Execute what has been received, and end; may be called again."""
+        """Execute all received calls, and end; may be called again."""
         self._loop.stop()
         self._thread.join()
 
@@ -44,23 +53,25 @@ def serve(
     Parameters
     ----------
     address:
-        Where to listen; by default a free port, for this machine alone. ``tcp://*:5555`` lets others in.
+        The address to listen on; by default a free port of the loopback interface. ``tcp://*:5555`` accepts
+        connections from other machines.
     optimizer:
-        As of ``LocalParameterServer``.
+        As for ``LocalParameterServer``.
     token:
-        What clients must know; ``None`` draws one. It keeps others out of the store, but messages are not
-        encrypted: serve in networks that you trust.
+        The secret that clients need; ``None`` draws a random one. Messages are not encrypted: serve in trusted
+        networks only.
     max_backlog:
-        Bytes of pushes that wait here, 256 MiB by default; more wait with the clients.
+        The maximum number of bytes of pushes that wait here, 256 MiB by default; further pushes wait at the
+        clients.
 
-    Raises ``OSError`` where it cannot listen at the address.
+    Raises ``OSError`` if it cannot listen at the address.
     """
     check_count("max_backlog", max_backlog)
     factory = None if optimizer is None else optimizer_factory(optimizer)
     token = secrets.token_urlsafe(16) if token is None else token
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that comes back is the same client
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that connects again keeps its identity
     socket.setsockopt(zmq.RCVHWM, 256)
     socket.setsockopt(zmq.LINGER, 1000)
     try:
@@ -69,4 +80,76 @@ def serve(
         context.destroy(0)
         raise OSError(f"cannot listen at {address}: {error}") from error
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    return Serving(Loop(context, socket, token.encode(), factory, max_backlog), bound, token)
+    loop = ServerLoop(
+        context=context, socket=socket, token=token.encode(), optimizer=factory, max_backlog=max_backlog
+    )
+    return Serving(loop, bound, token)
+
+
+class ServingProcess(Closable):
+    """A server that runs in another process: its ``address``, the ``token`` that clients need, and ``close``."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str, token: str) -> None:
+        self.address = address
+        self.token = token
+        self._process = process
+
+    def close(self) -> None:
+        """End the process; may be called again."""
+        _end(self._process)
+
+
+def serve_apart(address: str = "tcp://127.0.0.1:*") -> ServingProcess:
+    """Serve parameters as ``serve`` does, from a process that ends with this one, even if this one is killed.
+
+    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import _serve_until_closed; _serve_until_closed()", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that Ctrl-C reaches this process only
+    )
+    try:
+        started = json.loads(_first_line(process))
+        if "error" in started:
+            raise OSError(started["error"])
+    except BaseException:
+        _end(process)
+        raise
+    return ServingProcess(process, started["address"], started["token"])
+
+
+def _serve_until_closed() -> None:
+    """Serve at the address in the process's arguments until its input ends, as it does when the parent ends.
+
+    The first line of output is JSON: the address and token, or an error.
+    """
+    try:
+        serving = serve(sys.argv[1])
+    except OSError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return
+    with serving:
+        print(json.dumps({"address": serving.address, "token": serving.token}), flush=True)
+        sys.stdin.read()
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    line = process.stdout.readline() if process.stdout else ""
+    if not line:
+        raise OSError("the parameter server's process ended before it served; its error output is above")
+    return line
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Close the process's input, at whose end it ends, and kill it after a timeout."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(_CLOSE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

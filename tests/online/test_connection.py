@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compss_train.online.connection import Connection, ConnectionLostError
-from compss_train.parameter_server.messages import PIECE, WireError, pack
+from compss_train.parameter_server.messages import PIECE, MessageError, pack
 from tests.buffers.kinds import Thread, until
 from tests.online.bare_connections import connection_pair
 
@@ -162,7 +162,7 @@ def test_malformed_messages_raise(data, framed):
     with connection_pair() as (one, other):
         one._socket.sendall(data)
         one._socket.shutdown(socket.SHUT_WR)
-        with pytest.raises((WireError, ConnectionLostError)):
+        with pytest.raises((MessageError, ConnectionLostError)):
             other.receive()
 
 

@@ -1,4 +1,4 @@
-"""The laws of a parameter server, on the one in this process and on a served one."""
+"""Tests of every parameter server, run on the local one and on a served one."""
 
 import gc
 import threading
@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, link, serve
+from compss_train.parameter_server import (
+    LocalParameterServer,
+    ParameterServerClosedError,
+    connect,
+    connection,
+    serve,
+)
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -62,7 +68,7 @@ class GatedStep(torch.optim.Optimizer):
 
 @pytest.fixture
 def gated(make, monkeypatch):
-    monkeypatch.setattr(link, "_IN_FLIGHT", 1)  # what a client has not sent yet is a backlog for certain
+    monkeypatch.setattr(connection, "_MAX_IN_FLIGHT", 1)  # other requests wait in the client's queue
     gate = Gate([])
     with make(gate) as server:
         for key in "abc":
@@ -206,9 +212,13 @@ def test_what_is_given_and_taken_is_nobody_elses(server):
 def test_wrong_calls_are_errors_that_change_nothing(server):
     server.init("w", [np.zeros(3)])
     wrong = [
-        (ValueError, "'w' is there already", lambda: server.init("w", [np.ones(3)])),
-        (ValueError, "'v' is not there, init it first; there are 'w'", lambda: server.push("v", [np.ones(3)])),
-        (ValueError, "'v' is not there", lambda: server.pull("v")),
+        (ValueError, "'w' exists already", lambda: server.init("w", [np.ones(3)])),
+        (
+            ValueError,
+            "'v' does not exist; call init first. Existing keys: 'w'",
+            lambda: server.push("v", [np.ones(3)]),
+        ),
+        (ValueError, "'v' does not exist", lambda: server.pull("v")),
         (ValueError, r"grads\[0\] is of float64 \(2,\)", lambda: server.push("w", [np.ones(2)])),
         (ValueError, r"grads\[0\] is of float32 \(3,\)", lambda: server.push("w", [np.ones(3, np.float32)])),
         (ValueError, r"weights\[1\] is of float64 \(4,\)", lambda: server.pull("w", [np.ones(3), np.ones(4)])),
@@ -248,7 +258,7 @@ def test_a_pull_into_what_cannot_be_written_is_only_the_callers_error(server):
     assert server.pull("w")[0].tolist() == [0.0] * 3
 
 
-def test_an_optimizer_that_fails_is_told_at_the_next_call_of_the_key():
+def test_an_optimizer_that_fails_is_an_error_at_the_next_call_of_the_key():
     class Broken(torch.optim.SGD):
         def step(self, closure=None):
             raise ArithmeticError("no step")
@@ -266,7 +276,7 @@ def test_an_optimizer_that_fails_is_told_at_the_next_call_of_the_key():
 @pytest.mark.parametrize("make", [LocalParameterServer])
 def test_who_pushes_more_than_may_wait_waits(gated):
     server, gate = gated
-    server._backlog._limit = 8  # two numbers, one of which the gate holds
+    server._queue._limit = 8  # two numbers, one of which the gate holds
     server.push("b", [torch.ones(1)])
     pushed = threading.Event()
     thread = threading.Thread(target=lambda: (server.push("c", [torch.ones(1)]), pushed.set()))

@@ -1,4 +1,4 @@
-"""What only a served parameter server has: other processes, broken connections, strangers."""
+"""Tests of served parameter servers alone: other processes, broken connections, unauthorized clients."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ import torch
 import zmq
 
 from compss_train.parameter_server import connect, serve
-from compss_train.parameter_server.messages import WireError, pack, unpack
+from compss_train.parameter_server.messages import MessageError, pack, unpack
 
 PUSHER = """
 import sys
@@ -114,7 +114,7 @@ def test_over_a_connection_that_breaks_every_push_counts_once(serving, after):
     cutter.listener.close()
 
 
-def test_who_does_not_know_the_token_changes_nothing(serving, client):
+def test_a_client_with_a_wrong_token_changes_nothing(serving, client):
     client.init("w", [np.zeros(2)])
     with pytest.raises(PermissionError, match="the token is not the server's"):
         connect(serving.address, serving.token + "x")
@@ -126,7 +126,7 @@ class Bomb:
         return exec, ("raise SystemExit",)
 
 
-def test_what_is_no_message_does_no_harm(serving, client):
+def test_malformed_messages_are_ignored(serving, client):
     client.init("w", [np.zeros(2)])
     token = serving.token.encode()
     header, array = pack(
@@ -158,7 +158,7 @@ def test_what_is_no_message_does_no_harm(serving, client):
     context.destroy(0)
 
 
-def test_where_nobody_answers_that_is_told():
+def test_a_server_that_does_not_answer_is_an_error():
     free = socket.create_server(("127.0.0.1", 0))
     address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     free.close()
@@ -208,7 +208,7 @@ def test_a_message_is_read_as_it_was_written(array):
     header, arrays = unpack([bytearray(frame) for frame in pack({"call": "x"}, [array, array])])
     assert header == {"call": "x"}
     assert all(torch.equal(part, torch.as_tensor(array)) for part in arrays)
-    with pytest.raises(WireError, match="2 arrays are announced, 1 came"):
+    with pytest.raises(MessageError, match="announces 2 arrays, but 1 arrived"):
         unpack(pack({}, [array, array])[:2])
 
 
@@ -252,7 +252,7 @@ def test_a_rerun_counts_once_whatever_the_first_one_knew(serving, client):
     client.init("w", [np.zeros(2)])
     for new in range(1, 4):
         with connect(serving.address, serving.token, name="task") as task:
-            with pytest.raises(ValueError, match="'w' is there already"):
+            with pytest.raises(ValueError, match="'w' exists already"):
                 task.init("w", [np.ones(2)])  # refused each time, as it was the first
             for _ in range(5 * new):
                 task.push("w", [np.ones(2)])
@@ -266,7 +266,7 @@ def test_a_second_client_of_a_name_takes_over_what_waits(serving, client):
     gate = threading.Event()
     client.init("w", [np.zeros(1)])
     client.init("v", [np.zeros(1)])
-    entry = serving._loop._entries["v"]
+    entry = serving._loop._store["v"]
     update = entry.update
     entry.update = lambda grads: (gate.wait(10), update(grads))
     dead = connect(serving.address, serving.token, name="task")
@@ -276,9 +276,9 @@ def test_a_second_client_of_a_name_takes_over_what_waits(serving, client):
         dead.push("v", [np.ones(1)], priority=1)
         dead.push("w", [np.ones(1)])
     deadline = time.monotonic() + 10
-    while len(dead._link._backlog) and time.monotonic() < deadline:
+    while len(dead._connection._queue) and time.monotonic() < deadline:
         time.sleep(0.01)
-    dead._link.close(wait=False)
+    dead._connection.close(wait=False)
     threading.Timer(0.3, gate.set).start()
     with connect(serving.address, serving.token, name="task") as again:
         for _ in range(21):
@@ -293,11 +293,11 @@ def test_a_client_without_a_name_is_forgotten_when_it_closes(serving, client):
         with connect(serving.address, serving.token, name=name) as other:
             other.push("w", [np.ones(1)])
     assert client.pull("w")[0].item() == 3.0
-    callers = serving._loop._callers
+    clients = serving._loop._clients
     deadline = time.monotonic() + 10
-    while len(callers) > 2 and time.monotonic() < deadline:
+    while len(clients) > 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert sorted(identity.split()[0] for identity in callers) == [b"named", b"unnamed"]
+    assert sorted(identity.split()[0] for identity in clients) == [b"named", b"unnamed"]
 
 
 @pytest.mark.parametrize("name", ["", 3])
@@ -322,7 +322,7 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
         assert (spread == expected).all()
     assert [float(value[0]) for value in pulled] == [2.0, 6.0, 12.0, 20.0, 30.0]
     assert all((value == value[0]).all() for value in pulled)
-    assert 0 < len(client._link._frames._free) <= 64
+    assert 0 < len(client._connection._frames._free) <= 64
 
 
 @pytest.mark.slow
@@ -348,13 +348,13 @@ def test_pushes_of_more_than_the_backlog_holds_are_executed():
         assert client.pull("w")[0].tolist() == [50.0] * 100
 
 
-def test_a_dtype_that_cannot_be_sent_is_told(serving, client):
+def test_a_dtype_that_cannot_be_sent_is_an_error(serving, client):
     with pytest.raises(TypeError, match=r"arrays of torch.uint16 cannot be sent; convert them to one of float64"):
         client.init("w", [torch.zeros(2, dtype=torch.uint16)])
 
 
 @pytest.mark.parametrize("shape", [[2**40, 2**40], [0, 2**70], ["a"], [2.5], [-1, -2], 3, None])
-def test_shapes_that_are_none_are_no_message(shape):
+def test_a_message_with_invalid_shapes_is_malformed(shape):
     header = json.dumps({"arrays": [["float64", shape]]}).encode()
-    with pytest.raises(WireError):
+    with pytest.raises(MessageError):
         unpack([header, b""])

@@ -9,7 +9,6 @@ from compss_train._utils.closing import Closable
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.model.parameters import Parameters
-from compss_train.parameter_server.subprocess_server import serve_apart
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import ROUNDS_AHEAD
 from compss_train.training.task_submission import WorkerGroup
@@ -29,7 +28,7 @@ class GlobalParameters(Closable):
 
     def __init__(self, engine: Engine, initial: Parameters, num_workers: int, buffers: Collection[str]) -> None:
         exchange = Exchange.of(initial, buffers, num_workers)
-        serve = serve_apart if engine.waiting_stops_threads else parameter_server.serve
+        serve = parameter_server.serve_apart if engine.waiting_stops_threads else parameter_server.serve
         self._serving = serve(f"tcp://{engine.host()}:*")
         self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
         """The address, token and layout that tasks need to connect."""

@@ -1,0 +1,126 @@
+"""The parameters that a server holds: a key's arrays and the optimizer that updates them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train.data.block import Block, as_tensor
+from compss_train.model.optimizers import OptimizerFactory
+from compss_train.parameter_server.base import ArraySpecs, check_arrays, check_sequence
+
+
+class Entry:
+    """A key's arrays, and the optimizer that updates them, if any. For one thread at a time."""
+
+    def __init__(self, key: str, value: Sequence[Block], optimizer: OptimizerFactory | None) -> None:
+        self._key = key
+        self._values: list[torch.Tensor] = [cpu_copy(block) for block in check_sequence("value", value)]
+        self.specs: ArraySpecs = [(value.dtype, tuple(value.shape)) for value in self._values]
+        """The dtypes and shapes of the arrays."""
+        self._is_array = [isinstance(block, np.ndarray) for block in value]
+        self._optimizer: torch.optim.Optimizer | None = None
+        if optimizer is not None:
+            parameters = [nn.Parameter(value) for value in self._values]
+            self._values, self._optimizer = list(parameters), optimizer(parameters)
+
+    @property
+    def values(self) -> Sequence[torch.Tensor]:
+        """The arrays themselves, which the next update changes."""
+        return [value.detach() for value in self._values]
+
+    def check(self, name: str, arrays: Sequence[Block]) -> None:
+        """Raise ``ValueError`` unless the arrays agree with the key's in number, dtypes and shapes."""
+        check_arrays(self._key, self.specs, name, arrays)
+
+    @torch.no_grad()
+    def update(self, grads: Sequence[torch.Tensor]) -> None:
+        """Take a step of the optimizer with the gradients, or add them."""
+        sums = self._sums(grads)
+        if self._optimizer is None:
+            for value, grad in zip(self._values, sums, strict=True):
+                _add(value, grad)
+            return
+        for value, grad in zip(self._values, sums, strict=True):
+            value.grad = grad
+        self._optimizer.step()
+        for value in self._values:
+            value.grad = None
+
+    def _sums(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return one gradient per array; gradients of a single array, from several devices, are summed."""
+        if len(self._values) > 1 or len(grads) == 1:
+            return grads
+        total = grads[0].clone()
+        for grad in grads[1:]:
+            total += grad
+        return [total]
+
+    def copy_into(self, weights: Sequence[Block]) -> None:
+        """Copy the arrays into others, in place."""
+        copy_values(self._values, weights)
+
+    def copies(self) -> list[Block]:
+        """Return copies of the arrays: numpy arrays or tensors, as they were passed to ``init``."""
+        own = [value.detach().clone() for value in self._values]
+        return [
+            tensor.numpy() if is_array else tensor for tensor, is_array in zip(own, self._is_array, strict=True)
+        ]
+
+
+def _add(value: torch.Tensor, grad: torch.Tensor) -> None:
+    """Add in this thread alone: torch would use several threads, which wait for one another on busy machines."""
+    if value.dtype == torch.bfloat16:  # not supported by numpy
+        value += grad
+    else:
+        array = value.numpy()
+        np.add(array, grad.numpy(), out=array)
+
+
+class ParameterStore:
+    """A server's entries by key. They may be added from several threads."""
+
+    def __init__(self, optimizer: OptimizerFactory | None) -> None:
+        self._optimizer = optimizer
+        self._entries: dict[str, Entry] = {}
+        self._adding = threading.Lock()
+
+    def add(self, key: str, value: Sequence[Block]) -> None:
+        """Add a key; raise ``ValueError`` if it exists already."""
+        entry = Entry(key, value, self._optimizer)
+        with self._adding:
+            if key in self._entries:
+                raise ValueError(f"{key!r} exists already; push to it, or use another key")
+            self._entries[key] = entry
+
+    def __getitem__(self, key: str) -> Entry:
+        """Return the entry of a key; raise ``ValueError`` if it does not exist."""
+        try:
+            return self._entries[key]
+        except KeyError:
+            known = ", ".join(map(repr, list(self._entries)[:10])) or "none"
+            raise ValueError(f"{key!r} does not exist; call init first. Existing keys: {known}") from None
+
+
+@torch.no_grad()
+def copy_values(values: Sequence[torch.Tensor], weights: Sequence[Block]) -> None:
+    """Copy values into arrays, in place; a single value is copied into each of them."""
+    for number, weight in enumerate(weights):
+        value = values[number if len(values) > 1 else 0].detach()
+        if value.numel() and as_tensor(weight).data_ptr() == value.data_ptr():
+            continue  # the value was received in the weight's own memory
+        if isinstance(weight, torch.Tensor):
+            weight.copy_(value)
+        else:
+            np.copyto(weight, value.numpy())
+
+
+def cpu_copy(block: Block) -> torch.Tensor:
+    """Return a copy of an array or tensor as a contiguous tensor on the CPU."""
+    if isinstance(block, torch.Tensor):
+        return block.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return torch.from_numpy(np.array(block, order="C"))
