@@ -1,4 +1,4 @@
-"""Running an app or a document's examples in this process, and a small stand-in for Fashion-MNIST."""
+"""Running an app in this process, and a small stand-in for Fashion-MNIST."""
 
 import runpy
 import sys
@@ -51,19 +51,6 @@ def here(modules, monkeypatch, capsys, tmp_path):
         return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
 
     return run_here
-
-
-@pytest.fixture
-def run_blocks(forked_processes, monkeypatch, capsys, tmp_path):
-    """Run blocks of code as one script, in an empty folder, where warnings are errors; return what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(blocks):
-        (tmp_path / "example.py").write_text("\n".join(blocks))
-        runpy.run_path("example.py", run_name="__main__")
-        return capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The apps as a user runs them, and README's examples as printed.
+"""The apps as a user runs them.
 
 Starting a process with torch takes seconds, so that only what needs one of its own has one (``run``); the rest
 runs the same scripts in this process (``here``).
@@ -19,7 +19,7 @@ import pytest
 from compss_train.model import parameters
 from tests.apps.failures import assert_one_line_error, assert_wrong_option
 from tests.apps.idx_files import idx
-from tests.helpers.documents import ROOT, python_blocks
+from tests.helpers.documents import ROOT
 
 QUICK = ("--epochs", "2", "--engine", "serial")
 INTERRUPTED = 130
@@ -187,45 +187,3 @@ def test_help_lists_the_options_with_their_defaults(here):
     for option, default in {"--lr": "0.05", "--workers": "2", "--blocks": "4 a worker", "--model": "mlp"}.items():
         assert re.search(rf"{option} .*?\(default: {re.escape(default)}\)", text)
     assert "/usr/share/datasets/fashion-mnist" in text
-
-
-@pytest.mark.parametrize(
-    ("document", "least"), {"README.md": 1, "docs/quick-start.md": 1, "docs/training.md": 5}.items()
-)
-def test_the_examples_of_a_first_training_run_as_printed(run_blocks, document, least):
-    blocks = python_blocks(document)
-    assert len(blocks) >= least
-    assert "'accuracy'" in run_blocks(blocks)
-
-
-def test_the_example_of_long_runs_runs_and_has_nothing_left_to_do_when_it_runs_again(run_blocks):
-    blocks = python_blocks("docs/long-runs.md")
-    assert [run_blocks(blocks) for _ in range(2)] == ["None None\n", "None run/checkpoints/round-000009\n"]
-
-
-def test_the_examples_of_buffers_run_after_the_readmes_first(run_blocks):
-    blocks = python_blocks("docs/buffers.md")
-    assert len(blocks) >= 3
-    assert re.search(r"\[ *0 +\d+", run_blocks([python_blocks("README.md")[0], *blocks]))
-
-
-def test_the_examples_of_parameter_servers_run(run_blocks):
-    blocks = python_blocks("docs/parameter-server.md")
-    assert len(blocks) >= 3
-    printed = run_blocks(blocks).splitlines()
-    assert printed == ["[array([1., 1., 1.])]", str([0.8999999761581421] * 2), "10.0"]
-
-
-def test_the_examples_of_metrics_run(run_blocks):
-    blocks = python_blocks("docs/metrics.md")
-    assert len(blocks) >= 2
-    printed = run_blocks(blocks)
-    assert "'confidence'" in printed
-    assert float(printed.splitlines()[-1].split()[0]) > 0.5
-
-
-def test_the_examples_of_training_options_run(run_blocks):
-    blocks = python_blocks("docs/training-options.md")
-    assert len(blocks) >= 3
-    printed = run_blocks(blocks).splitlines()
-    assert printed[:2] == ["[0.004, 0.082, 0.097, 0.081, 0.056, 0.028, 0.008, 0.0]", "1"]

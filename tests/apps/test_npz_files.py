@@ -1,11 +1,10 @@
-"""The app that trains from many files, and the examples of its document."""
+"""The app that trains from many files."""
 
 import re
 
 import pytest
 
 from tests.apps.failures import assert_wrong_option
-from tests.helpers.documents import python_blocks
 
 OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer", 50)
 
@@ -54,9 +53,3 @@ def test_wrong_options_are_told(here, tmp_path, option, value, message):
     assert_wrong_option(
         here("npz_files", *OPTIONS, "--data", "digits", option, value, "--output", tmp_path), message
     )
-
-
-def test_the_examples_of_files_run_as_printed(run_blocks):
-    blocks = python_blocks("docs/files.md")
-    assert len(blocks) >= 3
-    assert "'accuracy'" in run_blocks(blocks)

@@ -7,7 +7,7 @@ import pytest
 from tests.compss.conftest import INSIDE
 from tests.helpers.documents import ROOT
 
-# All of tests/trainer/test_trainer.py and tests/training/test_merging.py pass, too, in seven minutes.
+# All of tests/trainer/test_trainer.py and tests/training/merging/test_merging.py pass, too, in seven minutes.
 TRAINER = (
     "test_every_fit_learns",
     "test_a_second_fit_goes_on_as_if_there_had_been_one",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.documents import ROOT
 
-SUITES = ("tests/engines/test_conformance.py", "tests/training/test_merging.py")
+SUITES = ("tests/engines/test_conformance.py", "tests/training/merging/test_merging.py")
 
 
 def binding():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.documents import ROOT
 
 
 def killed(folder: Path, processes: int, every: int, kills: int, seconds: float) -> int:

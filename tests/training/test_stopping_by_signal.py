@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +13,10 @@ from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints.storage import list_checkpoints
 from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter
+from tests.helpers.documents import ROOT
 from tests.helpers.processes import session, wait_until
 from tests.helpers.serial_engines import LookaheadEngine
 from tests.helpers.small_fits import assert_alike, fit, trainer_of
-
-ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
