@@ -89,14 +89,14 @@ class BlockedTensor:
 
     @classmethod
     def from_dislib(cls, tensor: Any) -> BlockedTensor:
-        """Return a dislib ``Tensor`` as a blocked tensor with the same grid, whose blocks stay where they are.
+        """Return a dislib ``Tensor`` as a blocked tensor with the same grid, without moving its blocks.
 
-        Blocks that tasks have still to make, or that lie on other nodes, are not collected: tasks tell their sizes.
+        Blocks that are still being computed, or are on other nodes, are not fetched: tasks return their sizes.
         """
         return cls(blocks_of(tensor))
 
     def to_dislib(self) -> Any:
-        """Return a dislib ``Tensor`` of the same blocks; needs dislib. Its blocks are this tensor's to delete."""
+        """Return a dislib ``Tensor`` of the same blocks, which this tensor still owns; needs dislib."""
         return make_tensor(self.tensors, self.dtype, self.number_samples, owner=self)
 
     def blocks(self) -> Iterator[AnyBlock]:

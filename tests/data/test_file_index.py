@@ -4,6 +4,7 @@ import functools
 import os
 import threading
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from compss_train import BadFileError, FileDataset
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import Description, Field
-from compss_train.data.readers import NpzReader
+from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpyReader, NpzReader, TorchReader
 from tests.data.indexes import ALL, Opened, Other, opened
 
 
@@ -49,6 +50,23 @@ def test_a_file_whose_time_changed_is_opened_again(files, index, later):
     os.utime(files[2], ns=(status.st_atime_ns, status.st_mtime_ns + later))
     assert opened(files, index) == ["2.npz"]
     assert opened(files, index) == []
+
+
+@pytest.mark.parametrize("kind", [NpzReader, NpyReader, TorchReader, Hdf5Reader])
+def test_an_index_stays_valid_when_a_reader_moves_to_another_module(kind, index, tmp_path, monkeypatch):
+    file = str(tmp_path / "a.bin")
+    Path(file).write_bytes(b"content")
+    describe = mock.Mock(return_value=Description(3, None))
+    monkeypatch.setattr(kind, "describe", describe)
+    FileIndex(index).describe([file], kind())
+    monkeypatch.setattr(kind, "__module__", "elsewhere.readers")
+    assert FileIndex(index).describe([file], kind()) == [Description(3, None)]
+    assert describe.call_count == 1
+
+
+def test_readers_of_the_package_have_names_of_their_own_in_an_index():
+    names = [kind.stored_name for kind in {*READERS.values(), CustomReader}]
+    assert sorted(names) == ["custom", "hdf5", "npy", "npz", "torch"]
 
 
 def test_relative_and_absolute_names_share_an_entry(files, index, tmp_path, monkeypatch):

@@ -180,7 +180,7 @@ def only_a_mean(output, target):
     ("weight", "error", "message"),
     [
         (np.ones(5), ValueError, "sample_weight has 5 weights for 47 samples"),
-        (np.ones((SAMPLES, 2)), ValueError, r"sample_weight holds \(2,\) for each sample; weights are one number"),
+        (np.ones((SAMPLES, 2)), ValueError, r"sample_weight has the shape \(2,\) for each sample; give one number"),
         (-WEIGHT, ValueError, "sample_weight holds negative, NaN, infinite or complex numbers in block 0"),
         (
             np.where(np.arange(SAMPLES) == 40, np.nan, 1),
@@ -229,7 +229,7 @@ def test_so_are_weights_in_files_that_are_not_there_or_no_weights(tmp_path):
     with pytest.raises(ValueError, match="has no array 'w' for weight, it has 'x', 'y'"):
         trainer.fit(FileDataset(tmp_path / "*.npz", weight="w"), **options)
     with pytest.raises(
-        ValueError, match=r"'x' in .* holds \(6,\) for each sample; weights are one number a sample"
+        ValueError, match=r"'x' in .* has the shape \(6,\) for each sample; give one number per sample"
     ):
         trainer.fit(FileDataset(tmp_path / "*.npz", weight="x"), **options)
     with pytest.raises(
