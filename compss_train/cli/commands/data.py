@@ -59,7 +59,7 @@ def write_shards(options: argparse.Namespace) -> list[str]:
         raise ValueError(f"{named[0][0]}=FILE names an array: give all inputs this way, and no shuffle buffer")
     names = [name for name, _ in named]
     if not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"{' '.join(inputs)}: give each array a name of its own, NAME=FILE.npy")
+        raise ValueError(f"{' '.join(inputs)}: give each array a different name, NAME=FILE.npy")
     arrays = {name: BlockedTensor.from_files([path]) for name, path in named}
     return write_files(options.output, arrays, rows=rows, format=format)
 

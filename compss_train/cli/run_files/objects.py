@@ -57,7 +57,7 @@ def _import_module(name: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise InvalidValueError(f"importing {name} failed: {error}") from error
         hint = "install it, or put its file next to the TOML file or its folder into PYTHONPATH"
-        raise InvalidValueError(f"there is no module {error.name}; {hint}") from error
+        raise InvalidValueError(f"module {error.name} was not found; {hint}") from error
     except Exception as error:  # user modules may raise any kind
         raise InvalidValueError(f"importing {name} failed: {type(error).__name__}: {error}") from error
 

@@ -113,8 +113,8 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     parent = next(path for path in (folder.path, *folder.path.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InvalidValueError(f"{folder.path}: {parent} is not a writable folder")
-    begun = folder.run_file.exists()
-    if begun and not _is_saved_run_file(folder.run_file):
+    has_run_file = folder.run_file.exists()
+    if has_run_file and not _is_saved_run_file(folder.run_file):
         raise InvalidValueError(
             f"{folder.run_file} was not written by a run, and this run would replace it; --output names another "
             "folder"
@@ -129,7 +129,7 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     if folder.has_results:
         hint = "--resume continues it, --overwrite removes it, --output names another folder"
         raise InvalidValueError(f"{folder.path} holds a run: {hint}")
-    if not begun and (existing := folder.existing_files()):
+    if not has_run_file and (existing := folder.existing_files()):
         hint = "--overwrite removes all such files, --output names another folder"
         raise InvalidValueError(f"{existing[0]} exists, and this run would replace it: {hint}")
 

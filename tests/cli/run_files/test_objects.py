@@ -16,9 +16,9 @@ def test_strings_name_objects_and_tables_call_them():
     layer = resolve({"import": "torch.nn:Linear", "in_features": 3, "out_features": 2, "bias": False})
     assert isinstance(layer, nn.Linear)
     assert (layer.in_features, layer.bias) == (3, None)
-    made = resolve({"partial": "torch.nn:Linear", "in_features": 3})
-    assert isinstance(made, functools.partial)
-    assert made(out_features=4).out_features == 4
+    linear = resolve({"partial": "torch.nn:Linear", "in_features": 3})
+    assert isinstance(linear, functools.partial)
+    assert linear(out_features=4).out_features == 4
 
 
 def test_objects_are_resolved_at_any_depth_and_other_values_are_kept():
@@ -39,7 +39,7 @@ def test_arguments_are_positional_or_keywords():
         ("import:math", 'names no object: write "module:name"'),
         ({"import": 3}, "names no object"),
         ("import:torch.nn:Linar", "torch.nn has no Linar; did you mean Linear?"),
-        ("import:nowhere.at.all:x", "there is no module nowhere; install it, or put its file next to"),
+        ("import:nowhere.at.all:x", "module nowhere was not found; install it, or put its file next to"),
         ({"import": "math:pi"}, 'cannot be called; for the object itself write "import:math:pi"'),
         ({"import": "torch.nn:Linear", "in_feature": 1}, "has no argument in_feature; did you mean in_features?"),
         ({"import": "torch.nn:Linear", "in_features": 1}, "missing a required argument: 'out_features'"),

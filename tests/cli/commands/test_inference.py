@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import write_files
+from compss_train import DistributedTrainer, write_files
+from compss_train.model import parameters
 from tests.cli.commands.user_objects import data
-from tests.helpers.tolerances import loss_error
+from tests.helpers.models import SGD, assert_same_bits, mlp
+from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 
 
-def measured(done):
+def parsed(done):
     return json.loads(done.out)
 
 
@@ -18,7 +20,7 @@ def last_record(folder):
 
 
 def test_the_default_data_are_the_runs_validation_data(fitted, command):
-    result = measured(command("evaluate", fitted, "--json"))
+    result = parsed(command("evaluate", fitted, "--json"))
     record = last_record(fitted)
     assert result == {name: record[f"val_{name}"] for name in ("loss", "accuracy")}
     assert command("evaluate", fitted).out == f"loss {result['loss']:.4f}, accuracy {result['accuracy']:.4f}\n"
@@ -32,7 +34,7 @@ def test_other_data_are_read_from_files(fitted, command, tmp_path):
     torch.save({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, "both.pt")
     write_files("many", {"x": x, "y": y}, rows=9)
     results = [
-        measured(command("evaluate", fitted, "--json", "--data", *files))
+        parsed(command("evaluate", fitted, "--json", "--data", *files))
         for files in (["x.npy", "y.npy"], ["both.npz"], ["both.pt"], ["many/*.npz"])
     ]
     for result in results:
@@ -71,9 +73,9 @@ def fitted_arrays(run_file, command):
 
 
 def test_array_names_are_the_keys_of_the_training_data(fitted_arrays, command):
-    trained = measured(command("evaluate", fitted_arrays, "--json", "--data", "test.npz"))
+    trained = parsed(command("evaluate", fitted_arrays, "--json", "--data", "test.npz"))
     others = ("--set", "data.x.key=a", "--set", "data.y.key=b")
-    assert trained == measured(command("evaluate", fitted_arrays, "--json", "--data", "both.npz", *others))
+    assert trained == parsed(command("evaluate", fitted_arrays, "--json", "--data", "both.npz", *others))
     for samples in ("test.npz", "alone.npz", "x.npy"):
         command("predict", fitted_arrays, "--input", samples, "--output", f"of-{samples}.npy")
         assert np.array_equal(np.load(f"of-{samples}.npy"), np.load("of-test.npz.npy"))
@@ -114,7 +116,7 @@ def test_best_is_not_the_last_round_after_divergence(run_file, command, tmp_path
     command("fit", run_file, "--set", "build.optimizer.lr=5.0", "--set", "fit.num_epochs=4")
     folder = tmp_path / "runs" / "small"
     records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    best = measured(command("evaluate", folder, "--best", "--json"))
+    best = parsed(command("evaluate", folder, "--best", "--json"))
     assert best["loss"] == min(record["val_loss"] for record in records) < records[-1]["val_loss"]
 
 
@@ -148,3 +150,79 @@ def test_samples_that_do_not_fit_the_network_are_a_short_error(fitted, command, 
     assert output.startswith("compss-train evaluate: these samples cannot be evaluated: ")
     assert why in output
     assert "Traceback" not in output
+
+
+def expected_predictions(folder, x):
+    with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
+        trainer.set_parameters(parameters.load(folder / "parameters.safetensors"))
+        return trainer.predict(x)
+
+
+def test_outputs_equal_the_trainers_in_order(fitted, command):
+    x, y = data(40)
+    expected = expected_predictions(fitted, x)
+    np.save("x.npy", x)
+    write_files("many", {"x": x, "y": y}, rows=9)
+    output = command("predict", fitted, "--input", "x.npy", "--output", "out.npy").out
+    assert output == "40 samples, float32 (40, 3), in out.npy\n"
+    assert np.allclose(np.load("out.npy"), expected, rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
+    command("predict", fitted, "--input", "many/*.npz", "--output", "out.npz")
+    assert np.allclose(np.load("out.npz")["output"], expected, rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
+    command("predict", fitted, "--input", "x.npy", "--output", "classes.npy", "--classes")
+    assert np.array_equal(np.load("classes.npy"), expected.argmax(axis=1))
+
+
+def test_errors_of_predict_leave_no_file(fitted, command, tmp_path):
+    np.save("x.npy", np.zeros((3, 5), np.float32))
+    assert (
+        "give a name that ends in .npy or .npz"
+        in command("predict", fitted, "--input", "x.npy", "--output", "out.csv", code=2).err
+    )
+    output = command("predict", fitted, "--input", "x.npy", "--output", "outer/y.npy", code=2).err
+    assert "outer/y.npy: the folder outer does not exist; create it" in output
+    command("predict", fitted, "--input", "none.npy", "--output", "out.npy", code=2)
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_samples_to_predict_that_do_not_fit_the_network_are_a_short_error(fitted, command):
+    np.save("x.npy", np.zeros((3, 5), np.float32))
+    output = command("predict", fitted, "--input", "x.npy", "--output", "out.npy", code=2).err
+    assert output.startswith("compss-train predict: these samples cannot be predicted: ")
+    assert "shape (3, 5)" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_exported_parameters_equal_those_of_the_run(fitted, command, suffix):
+    command("export", fitted, "-o", f"model{suffix}")
+    ours, theirs = parameters.load(f"model{suffix}"), parameters.load(fitted / "parameters.safetensors")
+    assert_same_bits({name: ours[name] for name in sorted(ours)}, {name: theirs[name] for name in sorted(theirs)})
+
+
+def test_onnx_has_the_input_of_the_training_data(run_file, command):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    command(
+        "fit",
+        run_file,
+        "--set",
+        "data.double=true",
+        "--set",
+        "build.transform=import:tests.cli.commands.user_objects:to_float",
+    )
+    command("export", "runs/small", "-o", "model.onnx")
+    np.save("x.npy", data(40, double=True)[0])
+    command("predict", "runs/small", "--input", "x.npy", "--output", "y.npy")
+    session = onnxruntime.InferenceSession("model.onnx")
+    assert np.allclose(session.run(None, {"x": np.load("x.npy")})[0], np.load("y.npy"), atol=1e-5)
+
+
+def test_other_suffixes_of_exports_are_an_error(fitted, command, tmp_path):
+    assert "ends in .npz, .safetensors, .onnx" in command("export", fitted, "-o", "model.pth", code=2).err
+    assert not (tmp_path / "model.pth").exists()
+
+
+def test_a_missing_folder_for_an_export_is_an_error_and_not_created(fitted, command, tmp_path):
+    output = command("export", fitted, "-o", "new/model.npz", code=2).err
+    assert "new/model.npz: the folder new does not exist; create it" in output
+    assert not (tmp_path / "new").exists()

@@ -64,7 +64,7 @@ def test_shard_prints_errors_in_one_line(arrays, tmp_path, capsys, monkeypatch):
         return error
 
     o = ["--rows", 5, "--output", tmp_path / "o"]
-    hint = "give each array a name of its own, NAME=FILE.npy"
+    hint = "give each array a different name, NAME=FILE.npy"
     assert hint in error_of(arrays[0], arrays[0], *o)
     assert hint in error_of(arrays[0], f"={tmp_path / 'labels.npy'}", *o)
     assert "no files found" in error_of(f"{tmp_path}/none-*.npz", *o)

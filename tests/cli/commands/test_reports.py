@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+
+def test_runs_and_histories_are_reported(run_file, fitted, command, tmp_path):
+    page = fitted / "report.html"
+    assert "complete" in page.read_text()
+    page.unlink()
+    assert command("report", fitted).out == f"3 rounds reported in {page}\n"
+    assert "momentum" in page.read_text()  # the configuration is known
+    assert json.loads((fitted / "configuration.json").read_text())["trainer"]["seed"] == 3
+    command("report", fitted / "history.jsonl", "-o", "page.html")
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_invalid_names_of_reports_are_an_error_and_leave_nothing(fitted, command, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    output = command("report", fitted, "-o", "page.pdf", code=2).err
+    assert "'page.pdf': a report is an HTML file; give a name that ends in .html" in output
+    output = command("report", fitted, "-o", "new/page.html", code=2).err
+    assert "new/page.html: the folder new does not exist; create it" in output
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_report_can_be_disabled(run_file, command, tmp_path):
+    command("fit", run_file, "--set", "output.report=false")
+    assert not (tmp_path / "runs" / "small" / "report.html").exists()
+
+
+def test_runs_and_histories_are_plotted(fitted, command, tmp_path):
+    pytest.importorskip("matplotlib")
+    output = command("plot", fitted).out
+    assert output == f"3 rounds drawn in {fitted / 'plot.png'}\n"
+    assert (fitted / "plot.png").read_bytes().startswith(b"\x89PNG")
+    command("plot", fitted / "history.jsonl", "-o", "curves.svg", "--against", "epoch")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_invalid_histories_are_an_error(fitted, command, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    assert "empty.jsonl has no round yet" in command("plot", "empty.jsonl", code=2).err
+    assert "No such file" in command("plot", "nowhere", code=2).err
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    assert "has no record of a round in line 1" in command("plot", "other.jsonl", code=2).err
+
+
+def test_invalid_names_of_plots_are_an_error_and_leave_nothing(fitted, command, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("plot.docx", "plot"):
+        output = command("plot", fitted, "-o", name, code=2).err
+        assert f"'{name}' is no image file; give a name that ends in .png, .svg or .pdf" in output
+    assert "the folder my-plots does not exist" in command("plot", fitted, "-o", "my-plots/a.png", code=2).err
+    assert not list(tmp_path.glob("*plot*"))
