@@ -1,1 +1,1 @@
-"""Model: parameters, losses, metrics, optimizers and learning-rate schedules. Knows no engine and no data."""
+"""Model: parameters, losses, metrics, optimizers and learning-rate schedules; it knows neither engines nor data."""

@@ -1,4 +1,4 @@
-"""A network as a file for other programs: its parameters, or itself as ONNX."""
+"""Exporting a network to a file for other programs: its parameters, or the network as ONNX."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Transform = Callable[[Tensor], Tensor]
 
 ONNX = ".onnx"
 FORMATS = (*parameters.FORMATS, ONNX)
-"""How names of files end that can be exported to."""
+"""Suffixes of the files that can be exported to."""
 INPUT, OUTPUT = "x", "output"
-"""Names in an ONNX file."""
+"""Names of input and output in an ONNX file."""
 
 
 def export(
     path: str | os.PathLike[str], net: nn.Module, example: Any = None, *, transform: Transform | None = None
 ) -> None:
-    """Write a network to a file, whose suffix says as what; the file is complete or not there.
+    """Write a network to a file in the format of its suffix; the file is complete or does not exist.
 
     Parameters
     ----------
@@ -43,11 +43,11 @@ def export(
         For ONNX: a batch of x, such as ``x[:2]``, an array or tensor. Only shape and dtype of a sample matter: the
         exported network takes any number of samples.
     transform:
-        For ONNX: applied to x before the network, and exported with it, so that what takes the place of the network
-        takes what the workers took.
+        For ONNX: applied to x before the network, and exported with it, so that the exported network
+        takes the same input as the workers.
 
-    Raises ``ValueError`` for another suffix, a missing example, and a network that ONNX cannot hold, as where it
-    decides by values of x what to do next.
+    Raises ``ValueError`` for another suffix, a missing example, and a network that ONNX cannot represent, for
+    example one whose control flow depends on values of x.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
@@ -63,14 +63,14 @@ def _write_parameters(net: nn.Module, path: Path) -> None:
 
 
 def _onnx_writer(net: nn.Module, example: Any, transform: Transform | None) -> Callable[[Path], None]:
-    batch = _batch(example)
+    batch = _example_batch(example)
     for package in ("onnx", "onnxscript"):
         import_optional(package, extra="onnx", needed_by="export to ONNX")
-    return partial(_write_onnx, _Whole(net, transform).eval(), batch)
+    return partial(_write_onnx, _TransformedNet(net, transform).eval(), batch)
 
 
-class _Whole(nn.Module):
-    """A network after the transform of its input."""
+class _TransformedNet(nn.Module):
+    """A network with the transform of its input."""
 
     def __init__(self, net: nn.Module, transform: Transform | None) -> None:
         super().__init__()
@@ -81,9 +81,9 @@ class _Whole(nn.Module):
         return output
 
 
-def _batch(example: Any) -> Tensor:
+def _example_batch(example: Any) -> Tensor:
     if example is None:
-        raise ValueError("an ONNX file needs to know what a sample looks like: give example=x[:2], a batch of x")
+        raise ValueError("ONNX needs the shape and dtype of a sample: give example=x[:2], a batch of x")
     samples = example if isinstance(example, Tensor) else np.asanyarray(example)
     if samples.ndim == 0:
         raise ValueError(f"the example is a scalar: {example!r}; give a batch of x, such as x[:2]")
@@ -96,7 +96,7 @@ def _batch(example: Any) -> Tensor:
 
 def _write_onnx(net: nn.Module, batch: Tensor, path: Path) -> None:
     samples = torch.export.Dim("samples", min=1)
-    with _silence():
+    with _silence_exporter():
         try:
             torch.onnx.export(
                 net,
@@ -111,14 +111,14 @@ def _write_onnx(net: nn.Module, batch: Tensor, path: Path) -> None:
             )
         except torch.onnx.OnnxExporterError as error:
             raise ValueError(
-                "torch cannot export this network as ONNX, which holds no Python that looks at values of x: "
-                f"{_reason(error)}"
+                "torch cannot export this network to ONNX, which has no Python code that depends on values of x: "
+                f"{_root_cause(error)}"
             ) from error
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Keep to itself what torch and its packages warn each other of, and pages about what cannot be exported."""
+def _silence_exporter() -> Iterator[None]:
+    """Suppress warnings and logs of the exporter and its packages, among them pages about failed exports."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -129,8 +129,8 @@ def _silence() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _reason(error: BaseException) -> str:
-    """Return the first line of what is behind an error of the exporter, which tells pages."""
+def _root_cause(error: BaseException) -> str:
+    """Return the first line of the root cause of an exporter's error, whose own message has pages."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else type(error).__name__

@@ -1,6 +1,6 @@
-"""Losses by EDDL's names: each takes a batch's outputs and targets and returns the mean over its samples.
+"""Losses by EDDL's names: each takes the outputs and targets of a batch and returns the mean over its samples.
 
-As with torch's own, ``reduction="none"`` gives the losses that the mean is of, and class indices that are
+As with torch's losses, ``reduction="none"`` returns the losses before the mean, and class indices equal to
 ``ignore_index`` do not count.
 """
 
@@ -17,25 +17,30 @@ from compss_train._utils.validation import suggestion
 
 BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-IGNORED = -100
-"""The class index that torch's losses leave out."""
-_SMALLEST = 1e-7  # keeps log() finite; EDDL's own epsilon for probabilities is of this size
-_LARGEST = 1.01  # of a probability, however it was rounded
+IGNORE_INDEX = -100
+"""The class index that torch's losses ignore by default."""
+_EPSILON = 1e-7  # keeps log() finite; EDDL uses an epsilon of this size for probabilities
+_MAX_PROBABILITY = 1.01  # allows for rounding
 
 
 def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Mean of (output - target)² over all elements; the target takes the output's shape and dtype."""
+    """Return the mean of (output - target)² over all elements; the target takes the output's shape and dtype."""
     output = full_precision(output)
-    return functional.mse_loss(output, like(output, target), reduction=reduction)
+    return functional.mse_loss(output, match_output(output, target), reduction=reduction)
 
 
-def cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORED) -> Tensor:
-    """Cross entropy of logits (N, C, ...) with class indices (N, ...) or (N, 1), or one-hot or soft targets."""
+def cross_entropy(
+    output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORE_INDEX
+) -> Tensor:
+    """Return the cross entropy of logits (N, C, ...).
+
+    Targets are class indices (N, ...) or (N, 1), or one-hot or soft targets (N, C, ...).
+    """
     output = full_precision(output)
     if output.dim() < 2 or output.shape[1] < 2:
         raise ValueError(
-            f"cross entropy needs one output a class, these have shape {tuple(output.shape)}; for a single output "
-            "use binary_cross_entropy after a sigmoid"
+            f"cross entropy needs one output for each class, but outputs have shape {tuple(output.shape)}; for a "
+            "single output use binary_cross_entropy after a sigmoid"
         )
     return functional.cross_entropy(
         output, class_targets(output, target), reduction=reduction, ignore_index=ignore_index
@@ -43,50 +48,54 @@ def cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean", ignor
 
 
 def categorical_cross_entropy(
-    output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORED
+    output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORE_INDEX
 ) -> Tensor:
-    """Cross entropy of probabilities (N, C), as a softmax layer gives them, with indices or soft targets.
+    """Return the cross entropy of probabilities (N, C), such as the outputs of a softmax layer.
 
-    Raises ``ValueError`` for outputs that are no probabilities, whose loss would mean nothing.
+    Targets are class indices, or one-hot or soft targets. Raises ``ValueError`` for outputs that are not
+    probabilities, for which the loss has no meaning.
     """
     output = full_precision(output)
     low, high = output.detach().aminmax() if output.numel() else (0.0, 1.0)
-    if low < 0 or high > _LARGEST:
+    if low < 0 or high > _MAX_PROBABILITY:
         raise ValueError(
-            f"outputs from {float(low):.3g} to {float(high):.3g} are no probabilities; end the network in a "
-            "softmax, or take the loss cross_entropy, which is for logits"
+            f"outputs from {float(low):.3g} to {float(high):.3g} are not probabilities; end the network with a "
+            "softmax, or use the loss cross_entropy, which takes logits"
         )
     target = class_targets(output, target)
-    log = output.clamp(min=_SMALLEST).log()
+    log = output.clamp(min=_EPSILON).log()
     if target.shape == output.shape:
-        return _reduced(-(target * log).sum(dim=1), reduction)
+        return _reduce(-(target * log).sum(dim=1), reduction)
     return functional.nll_loss(log, target, reduction=reduction, ignore_index=ignore_index)
 
 
 def binary_cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Binary cross entropy of probabilities, as a sigmoid layer gives them, with targets of 0 and 1."""
-    # Autocast refuses the functional form, whose backward is unsafe in half precision.
+    """Return the binary cross entropy of probabilities, such as the outputs of a sigmoid layer.
+
+    Targets are 0 or 1.
+    """
+    # Autocast rejects the functional form, whose backward pass is unsafe in half precision.
     with torch.autocast(output.device.type, enabled=False):
-        target = like(output, target).float()
+        target = match_output(output, target).float()
         return functional.binary_cross_entropy(output.float(), target, reduction=reduction)
 
 
 def dice(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Dice loss 1 - 2 Σ(p·t) / (Σp + Σt) of each sample, averaged: for overlaps of masks of any shape (N, ...)."""
+    """Return the mean over samples of the Dice loss 1 - 2 Σ(p·t) / (Σp + Σt), for masks of any shape (N, ...)."""
     output = full_precision(output)
-    output, target = output.flatten(1), like(output, target).flatten(1)
+    output, target = output.flatten(1), match_output(output, target).flatten(1)
     overlap = 2 * (output * target).sum(dim=1)
-    return 1 - _reduced((overlap + _SMALLEST) / ((output + target).sum(dim=1) + _SMALLEST), reduction)
+    return 1 - _reduce((overlap + _EPSILON) / ((output + target).sum(dim=1) + _EPSILON), reduction)
 
 
-def _reduced(losses: Tensor, reduction: str) -> Tensor:
+def _reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses.mean() if reduction == "mean" else losses
 
 
 def class_targets(output: Tensor, target: Tensor) -> Tensor:
-    """Return class indices as int64 without a last dimension of 1; targets of the output's shape in its dtype.
+    """Return class indices as int64 without a last dimension of 1, or targets of the output's shape in its dtype.
 
-    Raises ``ValueError`` for targets that are neither.
+    Raises ``ValueError`` for other targets.
     """
     if target.shape == output.shape:
         return target.to(output.dtype)
@@ -94,22 +103,22 @@ def class_targets(output: Tensor, target: Tensor) -> Tensor:
         target = target.squeeze(1)
     if target.shape != (output.shape[0], *output.shape[2:]) or target.is_floating_point():
         raise ValueError(
-            f"targets of {target.dtype} {tuple(target.shape)} do not go with outputs {tuple(output.shape)}; "
-            "give integer class indices, one a sample, or one-hot targets of the outputs' shape"
+            f"targets of {target.dtype} {tuple(target.shape)} do not match outputs {tuple(output.shape)}; "
+            "give an integer class index for each sample, or one-hot targets of the outputs' shape"
         )
     return target.long()
 
 
 def full_precision(output: Tensor) -> Tensor:
-    """Return half-precision outputs in float32: targets in so few digits would lose what they say."""
+    """Return half-precision outputs in float32: targets would lose digits in half precision."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
-def like(output: Tensor, target: Tensor) -> Tensor:
-    """Return the target in the output's shape and dtype; raise ``ValueError`` where it has other elements."""
+def match_output(output: Tensor, target: Tensor) -> Tensor:
+    """Return the target in the output's shape and dtype; raise ``ValueError`` if the numbers of elements differ."""
     if target.numel() != output.numel():
         raise ValueError(
-            f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; they must agree"
+            f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their shapes must match"
         )
     return target.reshape(output.shape).to(output.dtype)
 
@@ -131,34 +140,34 @@ LOSSES: dict[str, BatchFunction] = {
 
 
 def resolve_loss(loss: str | BatchFunction) -> BatchFunction:
-    """Return the loss of that name, an instance of a loss class that was given, or the callable itself.
+    """Return the loss of that name, an instance of the loss class, or the callable itself.
 
     Raises ``ValueError`` for an unknown name, listing the known ones.
     """
-    return resolve("loss", loss, LOSSES)
+    return resolve_function("loss", loss, LOSSES)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def resolve(kind: str, given: str | Function, known: Mapping[str, Function]) -> Function:
-    """Return the function called ``given``, or ``given`` where it is one.
+def resolve_function(kind: str, value: str | Function, known: Mapping[str, Function]) -> Function:
+    """Return the known function with the name ``value``, or ``value`` if it is a callable.
 
     A class of ``nn.Module`` (``torch.nn.MSELoss``, as dislib takes it) is instantiated without arguments.
 
-    Raises ``ValueError`` with the known names and a suggestion for an unknown name, ``TypeError`` for anything
-    else.
+    Raises ``ValueError`` for an unknown name, with the known ones and the most similar, and ``TypeError`` for
+    anything else.
     """
-    if isinstance(given, str):
-        if given not in known:
-            hint = suggestion(given, known)
-            raise ValueError(f"unknown {kind} {given!r}; choose one of {', '.join(known)} or pass a callable{hint}")
-        return known[given]
-    if isinstance(given, type) and issubclass(given, nn.Module):
+    if isinstance(value, str):
+        if value not in known:
+            hint = suggestion(value, known)
+            raise ValueError(f"unknown {kind} {value!r}; choose one of {', '.join(known)} or pass a callable{hint}")
+        return known[value]
+    if isinstance(value, type) and issubclass(value, nn.Module):
         try:
-            return given()  # type: ignore[return-value]
+            return value()  # type: ignore[return-value]
         except TypeError as error:
-            raise TypeError(f"{kind}={given.__name__} is a class that needs arguments; call it: {error}") from error
-    if callable(given):
-        return given
-    raise TypeError(f"{kind}={given!r} is neither a name nor a callable; names are {', '.join(known)}")
+            raise TypeError(f"{kind}={value.__name__} is a class that needs arguments; call it: {error}") from error
+    if callable(value):
+        return value
+    raise TypeError(f"{kind}={value!r} is neither a name nor a callable; names are {', '.join(known)}")

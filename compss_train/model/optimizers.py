@@ -24,22 +24,22 @@ _TORCH_NAMES = {
     "schedule_decay": "momentum_decay",
     "fused": "fused",
 }
-_ELSEWHERE = {"learning_rate": "lr", "eps": "epsilon", "betas": "beta_1", "alpha": "rho"}
-"""Names that other libraries have for parameters, and those that are meant."""
+_ALIASES = {"learning_rate": "lr", "eps": "epsilon", "betas": "beta_1", "alpha": "rho"}
+"""Names of parameters in other libraries, and EDDL's names of them."""
 _BETAS = ("beta_1", "beta_2")
 _ADAM = (*_BETAS, "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A torch optimizer and the parameters that its EDDL name takes besides ``lr``."""
+    """A torch optimizer, and the parameters besides ``lr`` that EDDL has for it."""
 
     torch_class: type[torch.optim.Optimizer]
     accepted: tuple[str, ...]
     renamed: Mapping[str, str] = field(default_factory=dict)
 
 
-# `fused` is torch's: one kernel for the whole update, faster and with slightly other rounding.
+# `fused` is an option of torch: one kernel for the whole update, faster and with slightly different rounding.
 _NAMED = {
     "adam": _Named(torch.optim.Adam, (*_ADAM, "amsgrad", "fused")),
     "sgd": _Named(torch.optim.SGD, ("momentum", "weight_decay", "nesterov", "fused")),
@@ -53,7 +53,7 @@ _NAMED = {
 
 @dataclass(frozen=True)
 class TorchOptimizer:
-    """A torch optimizer class with its keyword arguments; called with parameters it makes the optimizer."""
+    """A torch optimizer class with its keyword arguments; called with parameters it returns the optimizer."""
 
     torch_class: type[torch.optim.Optimizer]
     arguments: Mapping[str, Any]
@@ -64,7 +64,7 @@ class TorchOptimizer:
 
 
 def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
-    """Return what makes the optimizer from a network's parameters.
+    """Return a factory of the optimizer, which takes a network's parameters.
 
     ``spec`` is a dict with ``"optimizer"`` (an EDDL name or a torch optimizer class) and its parameters, or
     any callable that takes parameters and returns an optimizer. For a name, ``lr`` is required and the other
@@ -78,34 +78,34 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
     if callable(spec):
         return spec
     raise TypeError(
-        f"optimizer={_briefly(spec)} is neither a dict nor a callable; give for example "
+        f"optimizer={_short_repr(spec)} is neither a dict nor a callable; give for example "
         '{"optimizer": "sgd", "lr": 0.05} or lambda parameters: torch.optim.SGD(parameters, lr=0.05)'
     )
 
 
-def _briefly(value: object) -> str:
+def _short_repr(value: object) -> str:
     return f"<{type(value).__name__}>" if isinstance(value, torch.optim.Optimizer) else repr(value)
 
 
 def _from_mapping(spec: dict[str, Any]) -> TorchOptimizer:
-    chosen = spec.pop("optimizer", None)
-    if isinstance(chosen, type) and issubclass(chosen, torch.optim.Optimizer):
-        return TorchOptimizer(chosen, spec)
-    if not isinstance(chosen, str) or chosen not in _NAMED:
-        given = "no 'optimizer' in the dict" if chosen is None else f"unknown optimizer {chosen!r}"
-        hint = suggestion(chosen, _NAMED) if isinstance(chosen, str) else ""
-        raise ValueError(f"{given}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class{hint}")
-    return _from_name(chosen, spec)
+    optimizer = spec.pop("optimizer", None)
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        return TorchOptimizer(optimizer, spec)
+    if not isinstance(optimizer, str) or optimizer not in _NAMED:
+        problem = "no 'optimizer' in the dict" if optimizer is None else f"unknown optimizer {optimizer!r}"
+        hint = suggestion(optimizer, _NAMED) if isinstance(optimizer, str) else ""
+        raise ValueError(f"{problem}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class{hint}")
+    return _from_name(optimizer, spec)
 
 
 def _from_name(name: str, arguments: dict[str, Any]) -> TorchOptimizer:
     named = _NAMED[name]
     accepted = ("lr", *named.accepted)
     if unknown := [key for key in arguments if key not in accepted]:
-        meant = suggestion(_ELSEWHERE.get(unknown[0], unknown[0]), accepted)
-        raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{meant}")
-    if texts := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
-        raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(texts)} is a text")
+        hint = suggestion(_ALIASES.get(unknown[0], unknown[0]), accepted)
+        raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{hint}")
+    if strings := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
+        raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(strings)} is a string")
     if "lr" not in arguments:
         raise ValueError(f"optimizer {name!r} needs a learning rate: add 'lr' to the dict")
     names = {**_TORCH_NAMES, **named.renamed}

@@ -1,9 +1,9 @@
-"""Parameters: a model's whole state_dict as named numpy arrays, and the arithmetic of merging them.
+"""Parameters: the whole state_dict of a model as named numpy arrays, and the arithmetic of merging them.
 
 Floating entries (weights and buffers such as BatchNorm statistics) are averaged; integer and boolean entries
-(counters, masks) take the maximum. Sums run in double precision and in the order given, so that the same
-tree of calls gives the same bits wherever it runs. Formats numpy has no type for (bfloat16, float8) are
-held as float32, which represents them exactly.
+(counters, masks) take the maximum. Sums are computed in double precision and in the given order, so that the same
+tree of calls gives the same bits on any machine. Formats that numpy lacks (bfloat16, float8) are stored as float32,
+which represents them exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from safetensors.numpy import save as serialized
+from safetensors.numpy import save as serialize
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -28,9 +28,9 @@ from compss_train.exceptions import BadFileError
 Parameters = dict[str, NDArray[Any]]
 
 FORMATS = (".npz", ".safetensors")
-"""How names of files of parameters end."""
+"""Suffixes of files of parameters."""
 
-_NOT_IN_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def from_module(module: nn.Module) -> Parameters:
@@ -46,40 +46,40 @@ def _to_array(name: str, tensor: object) -> NDArray[Any]:
         )
     if is_lazy(tensor):
         raise ValueError(f"{name!r} is lazy and has no shape yet; run one batch through the network first")
-    if tensor.dtype in _NOT_IN_NUMPY:
+    if tensor.dtype in _WITHOUT_NUMPY_TYPE:
         tensor = tensor.float()
     array: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
     return array
 
 
 def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None:
-    """Copy the arrays into the module's own tensors, on whatever device and in whatever layout they are.
+    """Copy the arrays into the tensors of the module, keeping their device and layout.
 
-    Raises ``ValueError`` where names or shapes differ, naming them.
+    Raises ``ValueError`` if names or shapes differ, naming them.
     """
     tensors = module.state_dict()
     if missing := [name for name in tensors if name not in parameters]:
-        raise ValueError(f"parameters lack {missing}; the network has {list(tensors)}")
+        raise ValueError(f"{missing} are missing in the parameters; the network has {list(tensors)}")
     if unknown := [name for name in parameters if name not in tensors]:
         raise ValueError(f"parameters {unknown} are not in the network, which has {list(tensors)}")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            _copy(name, tensor, parameters[name])
+            _copy_array(name, tensor, parameters[name])
 
 
-def _copy(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
+def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
     if tuple(tensor.shape) != array.shape:
-        raise ValueError(f"{name!r} has shape {array.shape}, the network's has {tuple(tensor.shape)}")
+        raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
     tensor.copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))
 
 
 def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:
-    """Return the same arrays in memory of their own."""
+    """Return copies of the arrays."""
     return {name: np.array(array) for name, array in parameters.items()}
 
 
 def first_not_finite(parameters: Parameters) -> str | None:
-    """Return the name of the first array that holds a NaN or an infinity, ``None`` where there is none."""
+    """Return the name of the first array with a NaN or infinite value, or ``None``."""
     return next(
         (name for name, array in parameters.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()),
         None,
@@ -87,43 +87,43 @@ def first_not_finite(parameters: Parameters) -> str | None:
 
 
 def check_finite(parameters: Parameters) -> None:
-    """Raise ``ValueError`` naming the first array that holds a NaN or an infinity."""
+    """Raise ``ValueError`` naming the first array with a NaN or infinite value."""
     if (name := first_not_finite(parameters)) is not None:
         array = parameters[name]
         bad = int(array.size - np.isfinite(array).sum())
         raise ValueError(
             f"parameter {name!r} has {bad} NaN or infinite values of {array.size} before training; "
-            "initialise the network anew or load good parameters with set_parameters"
+            "initialise the network again, or load valid parameters with set_parameters"
         )
 
 
 @dataclass(frozen=True)
 class PartialSum:
-    """What several workers' parameters add up to: the value that travels up a tree of averages."""
+    """The sum of the parameters of several workers: the intermediate value of a tree of averages."""
 
     values: Parameters
     """Sum of count times array in double precision for floats, the maximum for integers."""
     count: int
-    """Samples behind the sum."""
+    """Number of samples of the sum."""
     dtypes: dict[str, np.dtype[Any]]
-    """The types that the mean goes back to."""
+    """The dtypes of the mean."""
 
 
 Count = int | Mapping[str, Any]
-"""A number of samples, or what a task measured, which says it under ``given``."""
+"""A number of samples, or the sums that a task reports, which have it as ``given``."""
 
 
 def partial_sum(versions: Sequence[Parameters], counts: Sequence[Count]) -> PartialSum:
-    """Add up the versions, each weighted by its number of samples; without any samples, the first one."""
+    """Return the sum of the versions, weighted by their numbers of samples; without samples, the first version."""
     first = versions[0]
-    numbers = [_number(count) for count in counts]
-    # Without samples there is no vote, in the maximum of integers neither.
-    voting = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(first, 1)]
-    values = {name: _accumulate([_weighted(v[name], n) for v, n in voting]) for name in first}
+    numbers = [_sample_count(count) for count in counts]
+    # Versions without samples do not count, not even in the maximum of integers.
+    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(first, 1)]
+    values = {name: _accumulate([_weighted(v[name], n) for v, n in weighted]) for name in first}
     return PartialSum(values, sum(numbers), {name: array.dtype for name, array in first.items()})
 
 
-def _number(count: Count) -> int:
+def _sample_count(count: Count) -> int:
     return count if isinstance(count, int) else int(count["given"])
 
 
@@ -144,30 +144,30 @@ def _accumulate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def add(partials: Sequence[PartialSum]) -> PartialSum:
-    """Add partial sums, in the order given; those of no samples count only where there are no others."""
-    counted = [p for p in partials if p.count] or partials[:1]
-    values = {name: _accumulate([p.values[name] for p in counted]) for name in counted[0].values}
-    return PartialSum(values, sum(p.count for p in counted), counted[0].dtypes)
+    """Add partial sums in the given order; those without samples count only if all are without."""
+    nonempty = [p for p in partials if p.count] or partials[:1]
+    values = {name: _accumulate([p.values[name] for p in nonempty]) for name in nonempty[0].values}
+    return PartialSum(values, sum(p.count for p in nonempty), nonempty[0].dtypes)
 
 
 def mean(partials: Sequence[PartialSum]) -> Parameters:
-    """Return the weighted mean behind the partial sums, in the parameters' own types."""
+    """Return the weighted mean of the partial sums, in the dtypes of the parameters."""
     total = add(partials)
     return {name: _divide(array, total.count, total.dtypes[name]) for name, array in total.values.items()}
 
 
 def _divide(array: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # For float32 and one version this is exact: count * w has at most 53 bits below 2**29 samples.
+    # For float32 and one version this is exact: below 2**29 samples, count * w has at most 53 bits.
     return np.asarray(array / max(count, 1) if dtype.kind in "fc" else array).astype(dtype, copy=False)
 
 
 def average(versions: Sequence[Parameters], counts: Sequence[Count]) -> Parameters:
-    """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned as it is."""
+    """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned unchanged."""
     return versions[0] if len(versions) == 1 else mean([partial_sum(versions, counts)])
 
 
-class Merged(Parameters):
-    """Parameters under commutative merging, which remember how many samples have been merged into them."""
+class MergedParameters(Parameters):
+    """Parameters under commutative merging, with the number of samples that have been merged into them."""
 
     samples: int = 0
 
@@ -179,45 +179,47 @@ def apply_delta(
     count: Count,
     total: int,
     buffers: Collection[str] = (),
-) -> Merged:
-    """Return the global parameters after a worker that trained ``count`` of a round's ``total`` samples.
+) -> MergedParameters:
+    """Return the global parameters after merging a worker that trained ``count`` of a round's ``total`` samples.
 
-    Weights become current + count/total · (trained - base): additions of several workers' changes commute, so
-    that their order changes rounding only. The names in ``buffers`` are statistics, which shrink faster than a
-    stale base allows for (a variance would turn negative), so they are moved towards the worker's instead: with
-    one update a worker to the weighted mean in any order, later by count/total. Integers take the maximum.
+    Weights become current + count/total · (trained - base): additions of the workers' changes commute, so that
+    their order changes rounding only. The names in ``buffers`` are statistics, which may shrink faster than a stale
+    base allows (a variance would become negative), so they are interpolated towards the worker's instead: with one
+    update from each worker to the weighted mean in any order, later by count/total. Integers take the maximum.
     """
-    count = _number(count)
+    count = _sample_count(count)
     samples = getattr(current, "samples", 0) + count
-    merged = Merged()
+    merged = MergedParameters()
     merged.samples = samples
     for name, array in current.items():
         if array.dtype.kind not in "fc":
             merged[name] = np.maximum(array, trained[name])
         elif name in buffers:
-            merged[name] = _between(array, trained[name], count / max(1, min(samples, total)))
+            merged[name] = _interpolate(array, trained[name], count / max(1, min(samples, total)))
         else:
-            merged[name] = _shifted(array, base[name], trained[name], count / total)
+            merged[name] = _add_change(array, base[name], trained[name], count / total)
     return merged
 
 
-def _shifted(array: NDArray[Any], base: NDArray[Any], trained: NDArray[Any], share: float) -> NDArray[Any]:
+def _add_change(array: NDArray[Any], base: NDArray[Any], trained: NDArray[Any], fraction: float) -> NDArray[Any]:
     shift = np.subtract(trained, base, dtype=np.result_type(array.dtype, np.float64))
-    shift *= share
+    shift *= fraction
     shift += array
     return np.asarray(shift).astype(array.dtype, copy=False)
 
 
-def _between(array: NDArray[Any], trained: NDArray[Any], share: float) -> NDArray[Any]:
-    mean = np.multiply(array, 1 - share, dtype=np.result_type(array.dtype, np.float64))
-    mean += np.multiply(trained, share, dtype=mean.dtype)
+def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) -> NDArray[Any]:
+    mean = np.multiply(array, 1 - fraction, dtype=np.result_type(array.dtype, np.float64))
+    mean += np.multiply(trained, fraction, dtype=mean.dtype)
     return np.asarray(mean).astype(array.dtype, copy=False)
 
 
 def halve(current: Parameters, trained: Parameters) -> Parameters:
-    """Return (current + trained) / 2, dislib's commutative rule: the last to arrive counts half."""
+    """Return (current + trained) / 2, the commutative rule of dislib, in which the last worker counts half."""
     return {
-        name: _between(array, trained[name], 0.5) if array.dtype.kind in "fc" else np.maximum(array, trained[name])
+        name: _interpolate(array, trained[name], 0.5)
+        if array.dtype.kind in "fc"
+        else np.maximum(array, trained[name])
         for name, array in current.items()
     }
 
@@ -227,7 +229,7 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
     path = Path(path)
     if path.suffix == ".safetensors":
         arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
-        path.write_bytes(serialized(arrays))  # files of safetensors' own may be read by nobody else
+        path.write_bytes(serialize(arrays))  # save_file's files are readable by their owner only
     elif path.suffix == ".npz":
         np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
     else:
@@ -235,9 +237,9 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load(path: str | Path) -> Parameters:
-    """Read the arrays back from a file that ``save`` wrote, in its order for ``.npz``.
+    """Return the arrays of a file that ``save`` wrote, for ``.npz`` in the same order.
 
-    Raises ``BadFileError`` for a file that is damaged, and ``ValueError`` for another suffix.
+    Raises ``BadFileError`` for a damaged file, and ``ValueError`` for another suffix.
     """
     path = Path(path)
     try:
@@ -247,5 +249,5 @@ def load(path: str | Path) -> Parameters:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
     except (SafetensorError, BadZipFile, ValueError, EOFError) as error:
-        raise BadFileError(str(path), f"is damaged, or no file of parameters: {error}") from error
+        raise BadFileError(str(path), f"is damaged, or not a file of parameters: {error}") from error
     raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors or .npz")

@@ -1,4 +1,4 @@
-"""A worker's random state: part of a task's input, so that the same task gives the same bits anywhere."""
+"""Random state of a worker: part of the input of a task, so that the same task gives the same bits anywhere."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """The states of the generators that training code draws from: torch's, numpy's and Python's global ones."""
+    """The states of the global random generators of torch, numpy and Python."""
 
     cpu: torch.Tensor
     numpy: dict[str, Any]
     python: tuple[Any, ...]
     cuda: torch.Tensor | None = None
-    """State of the device that the worker uses, where that is a GPU."""
+    """State of the device that the worker uses, if that is a GPU."""
 
     @classmethod
-    def now(cls, device: str) -> RandomState:
+    def capture(cls, device: str) -> RandomState:
         """Return the current states."""
         cuda = torch.cuda.get_rng_state(device) if device.startswith("cuda") else None
         numpy: dict[str, Any] = np.random.get_state(legacy=False)
         return cls(torch.get_rng_state(), numpy, random.getstate(), cuda)
 
     def restore(self, device: str) -> None:
-        """Make these the current states."""
+        """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
@@ -38,8 +38,8 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, device)
 
 
-def _seed(seed: int, device: str) -> None:
-    # Not torch.manual_seed, which would seed every GPU, whoever uses it.
+def _seed_torch(seed: int, device: str) -> None:
+    # torch.manual_seed would seed every GPU, also those that others use.
     torch.default_generator.manual_seed(seed)
     if device.startswith("cuda"):
         with torch.cuda.device(device):
@@ -48,18 +48,18 @@ def _seed(seed: int, device: str) -> None:
 
 @contextmanager
 def random_state(start: RandomState | int, device: str) -> Iterator[None]:
-    """Go on from ``start`` (a state, or a seed as for ``torch.manual_seed``), and put back what was before.
+    """Set the random state to ``start``, a state or a seed, within the block, and restore the previous one.
 
-    Without putting it back, the serial engine would change the caller's random numbers.
+    Otherwise the serial engine would change the random numbers of the caller.
     """
-    before = RandomState.now(device)
+    previous = RandomState.capture(device)
     try:
         if isinstance(start, int):
-            _seed(start, device)
+            _seed_torch(start, device)
             np.random.seed(start % 2**32)
             random.seed(start)
         else:
             start.restore(device)
         yield
     finally:
-        before.restore(device)
+        previous.restore(device)

@@ -1,4 +1,4 @@
-"""What is done between a batch's loss and the optimizer's step, checked before any task starts."""
+"""``TrainingSpec``: a network and how it is trained; ``ModelReplica``: the copy of it that a worker trains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OnNan = Literal["raise", "skip", "ignore"]
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How gradients become steps; ``DistributedTrainer.build`` explains each option."""
+    """How gradients become optimizer steps; ``DistributedTrainer.build`` explains each option."""
 
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -37,8 +37,8 @@ class StepOptions:
                 check_positive(name, getattr(self, name))
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError(
-                f"clip_norm={self.clip_norm} and clip_value={self.clip_value}: give one of them at most, the "
-                "largest norm of all gradients together or the largest size of each element"
+                f"clip_norm={self.clip_norm} and clip_value={self.clip_value}: give at most one of them, the "
+                "largest norm of all gradients together or the largest absolute value of each element"
             )
         check_count("accumulate", self.accumulate)
         check_choice("on_nan", self.on_nan, get_args(OnNan))
@@ -56,7 +56,7 @@ MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
-    """A network and how it is trained and measured."""
+    """A network and how it is trained and evaluated."""
 
     net: nn.Module
     optimizer: OptimizerFactory
@@ -67,11 +67,11 @@ class TrainingSpec:
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     class_weight: tuple[float, ...] | None = None
-    """Of the loss that is trained on."""
+    """Class weights of the training loss."""
     step_options: StepOptions = field(default_factory=StepOptions)
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
-        """Return a model copy with these parameters, which shares nothing with the recipe."""
+        """Return a copy of the model with these parameters, which shares nothing with this object."""
         own = copy.deepcopy(self)
         for part in (own.net, own.loss, own.transform, *own.measures.modules()):
             if isinstance(part, nn.Module):
@@ -84,14 +84,14 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelReplica:
-    """One model copy on its device."""
+    """A copy of the model on its device."""
 
     training_spec: TrainingSpec
     device: str
     loss: TrainingLoss
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return outputs and targets of a batch; without y the transformed batch is its own target."""
+        """Return outputs and targets of a batch; without ``y`` the transformed batch is its own target."""
         if self.training_spec.transform is not None:
             x = self.training_spec.transform(x)
         return self.predict(x), x if y is None else y

@@ -104,4 +104,4 @@ class OnlineLearner:
 
     def state(self) -> WorkerState:
         """Return the state of the optimizer and of the random number generators."""
-        return WorkerState(to_cpu(self._optimizer.state_dict()), RandomState.now(self._device))
+        return WorkerState(to_cpu(self._optimizer.state_dict()), RandomState.capture(self._device))

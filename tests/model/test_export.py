@@ -88,7 +88,7 @@ def test_parameters_are_the_whole_state(tmp_path, suffix):
 def test_what_cannot_be_exported_leaves_what_was_there(tmp_path, session, capfd):
     path = tmp_path / "model.onnx"
     path.write_text("before")
-    with pytest.raises(ValueError, match="holds no Python that looks at values of x"):
+    with pytest.raises(ValueError, match="has no Python code that depends on values of x"):
         export(path, Deciding(), np.zeros((2, 6), np.float32))
     with pytest.raises(ValueError, match=r"give example=x\[:2\]"):
         export(path, mlp())

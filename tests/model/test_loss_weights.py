@@ -122,10 +122,10 @@ def test_half_precision_is_weighted_in_full():
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (torch.tensor([1.0, -1.0]), "a sample's weight is negative, NaN or infinite"),
-        (torch.tensor([1.0, float("nan")]), "a sample's weight is negative, NaN or infinite"),
-        (torch.tensor([1.0, float("inf")]), "a sample's weight is negative, NaN or infinite"),
-        (torch.ones(3), r"the weights of 2 samples have shape \(3,\); give one number a sample"),
+        (torch.tensor([1.0, -1.0]), "a sample weight is negative, NaN or infinite"),
+        (torch.tensor([1.0, float("nan")]), "a sample weight is negative, NaN or infinite"),
+        (torch.tensor([1.0, float("inf")]), "a sample weight is negative, NaN or infinite"),
+        (torch.ones(3), r"the weights of 2 samples have shape \(3,\); give one number for each sample"),
         (torch.ones(1, 2), r"the weights of 2 samples have shape \(1, 2\)"),
     ],
 )
@@ -145,15 +145,15 @@ def third(output, target, scale=2.0):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (mean_only, "the loss mean_only gives one number a batch, in which samples have no weights"),
-        (third, "the loss third gives one number a batch"),
-        (partial(mean_only), "the loss partial gives one number a batch"),
-        (torch.dist, "gives one number a batch"),
-        (nn.PairwiseDistance(), "the loss PairwiseDistance gives one number"),
-        (nn.MSELoss(reduction="sum"), "the loss MSELoss has reduction='sum'; to be weighted it must have 'mean'"),
+        (mean_only, "the loss mean_only returns one number for a batch and takes no weights"),
+        (third, "the loss third returns one number for a batch"),
+        (partial(mean_only), "the loss partial returns one number for a batch"),
+        (torch.dist, "returns one number for a batch"),
+        (nn.PairwiseDistance(), "the loss PairwiseDistance returns one number"),
+        (nn.MSELoss(reduction="sum"), "the loss MSELoss has reduction='sum'; a weighted loss must have 'mean'"),
         (partial(functional.mse_loss, reduction="sum"), "has reduction='sum'"),
-        (nn.CrossEntropyLoss(torch.ones(3)), "the loss CrossEntropyLoss has weights of its own"),
-        (partial(functional.cross_entropy, weight=torch.ones(3)), "has weights of its own"),
+        (nn.CrossEntropyLoss(torch.ones(3)), "the loss CrossEntropyLoss has its own weights"),
+        (partial(functional.cross_entropy, weight=torch.ones(3)), "has its own weights"),
     ],
     ids=named,
 )

@@ -87,7 +87,7 @@ def test_files_are_evaluated_and_predicted_without_weights(tmp_path):
     assert trainer.predict(dataset).shape == (SAMPLES, 1)
     expected = trainer.evaluate(NUMBERS, NUMBERS)["loss"]
     assert trainer.evaluate(dataset)["loss"] == pytest.approx(expected, rel=sum_error(np.float32, SAMPLES))
-    with pytest.raises(ValueError, match="a sample's weight is negative"):
+    with pytest.raises(ValueError, match="a sample weight is negative"):
         trainer.fit(dataset, num_epochs=1, batch_size=5, progress=False)
 
 
@@ -211,13 +211,13 @@ def test_what_cannot_be_the_weights_is_found_before_any_task(weight, error, mess
 
 def test_so_is_a_loss_that_takes_none(tmp_path):
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
-    with pytest.raises(ValueError, match="the loss only_a_mean gives one number a batch"):
+    with pytest.raises(ValueError, match="the loss only_a_mean returns one number for a batch"):
         trainer.build(mlp(), SGD, only_a_mean, class_weight=[1, 2, 3])
     trainer.build(mlp(), SGD, only_a_mean)
-    with pytest.raises(ValueError, match="the loss only_a_mean gives one number a batch"):
+    with pytest.raises(ValueError, match="the loss only_a_mean returns one number for a batch"):
         trainer.fit(X, Y, num_epochs=1, batch_size=5, sample_weight=WEIGHT)
     write_files(tmp_path, {"x": X, "y": Y, "w": WEIGHT}, rows=20)
-    with pytest.raises(ValueError, match="the loss only_a_mean gives one number a batch"):
+    with pytest.raises(ValueError, match="the loss only_a_mean returns one number for a batch"):
         trainer.fit(FileDataset(tmp_path / "*.npz", weight="w"), num_epochs=1, batch_size=5)
 
 

@@ -83,7 +83,7 @@ def test_a_loss_that_takes_weights_is_given_those_of_classes():
     TrainingLoss(own, CLASSES)(torch.rand(3, 3), target)
     TrainingLoss(own, CLASSES)((torch.rand(3, 3), "a second output"), target[:, None], torch.tensor([2, 2, 1]))
     assert [weight.tolist() for weight in given_weights] == [[3.0, 0.5, 0.0], [6.0, 1.0, 0.0]]
-    with pytest.raises(ValueError, match=r"weights of classes have shape \(3, 2\), .* and the losses \(3,\)"):
+    with pytest.raises(ValueError, match=r"class weights have shape \(3, 2\), .* and the losses \(3,\)"):
         TrainingLoss(own, CLASSES)(torch.rand(3, 3, 2), torch.zeros(3, 2, dtype=torch.long))
 
 
@@ -95,9 +95,9 @@ def test_a_loss_that_takes_weights_is_given_those_of_classes():
         (
             torch.rand(2, 3),
             torch.rand(2),
-            r"which targets of torch.float32 \(2,\) do not tell for outputs \(2, 3\)",
+            r"but targets of torch.float32 \(2,\) have no classes for outputs \(2, 3\)",
         ),
-        (torch.rand(2, 4), torch.rand(2, 4), r"targets of torch.float32 \(2, 4\) do not tell"),
+        (torch.rand(2, 4), torch.rand(2, 4), r"targets of torch.float32 \(2, 4\) have no classes"),
     ],
 )
 def test_targets_that_are_no_such_classes(output, target, message):
@@ -124,8 +124,8 @@ def test_what_is_taken_as_weights_of_classes(given_weights):
         ([1, -1], "a finite number of at least 0"),
         ([1, float("nan")], "a finite number of at least 0"),
         ([0, 0], "not 0 to all"),
-        ("balanced", "give one number a class"),
-        (["a", "b"], "give one number a class"),
+        ("balanced", "give one number for each class"),
+        (["a", "b"], "give one number for each class"),
     ],
     ids=named,
 )

@@ -69,12 +69,12 @@ def test_half_precision_outputs_are_measured_in_full():
 
 
 def test_cross_entropy_of_a_single_output_is_an_error():
-    with pytest.raises(ValueError, match="needs one output a class"):
+    with pytest.raises(ValueError, match="needs one output for each class"):
         LOSSES["ce"](LOGITS[:, :1], torch.ones(7, 1))
 
 
 def test_targets_that_do_not_fit_are_errors():
-    with pytest.raises(ValueError, match=r"targets of torch.float32 \(7,\) do not go with outputs \(7, 4\)"):
+    with pytest.raises(ValueError, match=r"targets of torch.float32 \(7,\) do not match outputs \(7, 4\)"):
         LOSSES["ce"](LOGITS, INDICES.float())
     with pytest.raises(ValueError, match=r"targets have shape \(7,\) and outputs \(7, 4\)"):
         LOSSES["mse"](LOGITS, INDICES)
@@ -96,7 +96,7 @@ def test_names_classes_and_callables():
 
 @pytest.mark.parametrize("outputs", [[[-0.1, 1.1]], [[0.5, 1.02]], [[-1e-3, 0.5]]])
 def test_what_is_no_probability_is_refused(outputs):
-    with pytest.raises(ValueError, match="are no probabilities; end the network in a softmax, or take the loss"):
+    with pytest.raises(ValueError, match="are not probabilities; end the network with a softmax, or use the loss"):
         categorical_cross_entropy(torch.tensor(outputs), torch.tensor([1]))
 
 

@@ -72,7 +72,7 @@ def test_the_given_dict_is_not_changed():
         ({"lr": 0.1}, ValueError, "no 'optimizer' in the dict"),
         ({"optimizer": "sgd"}, ValueError, "'sgd' needs a learning rate"),
         ({"optimizer": "sgd", "lr": 0.1, "rho": 1}, ValueError, r"no parameter \['rho'\]; it takes lr, momentum"),
-        ({"optimizer": "sgd", "lr": "0.1"}, ValueError, "'sgd' takes numbers, and lr='0.1' is a text"),
+        ({"optimizer": "sgd", "lr": "0.1"}, ValueError, "'sgd' takes numbers, and lr='0.1' is a string"),
         ("sgd", TypeError, "optimizer='sgd' is neither a dict nor a callable"),
         (torch.optim.SGD([torch.ones(1)], lr=0.1), TypeError, "optimizer=<SGD> is neither a dict nor a callable"),
         (None, TypeError, "neither a dict nor a callable"),

@@ -23,7 +23,7 @@ def test_a_worker_checkpoint_round_trips(kind):
     net(torch.ones(3)).sum().backward()
     optimizer.step()
     checkpoint = WorkerCheckpoint(
-        WorkerState(optimizer.state_dict(), RandomState.now("cpu")), buffer.state_dict(), {0: 3, 9: 1}, 17
+        WorkerState(optimizer.state_dict(), RandomState.capture("cpu")), buffer.state_dict(), {0: 3, 9: 1}, 17
     )
     with CheckpointStore() as store:
         store.store(3, pickle_to_tensor(checkpoint))

@@ -147,7 +147,7 @@ def loss(output, target):
         ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "unknown optimizer 'lion'"),
         ({"optimizer": {**SGD, "beta": 1}}, ValueError, r"no parameter \['beta'\]"),
         ({"loss": "hinge"}, ValueError, "unknown loss 'hinge'; choose one of"),
-        ({"metric": loss}, ValueError, "metric name 'loss' stands for something else"),
+        ({"metric": loss}, ValueError, "metric name 'loss' has another meaning"),
         ({"optimizer": lambda _: None}, TypeError, "returned a NoneType"),
         ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "uses other parameters than those"),
         ({"optimizer": {"optimizer": torch.optim.LBFGS}}, ValueError, "LBFGS evaluates the loss several times"),

@@ -145,7 +145,7 @@ def test_shapes_that_do_not_fit_are_told_without_a_word_on_types(engine):
 def test_what_is_its_own_target_is_told(engine):
     trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
-    with pytest.raises(ValueError, match="do not go with outputs") as caught:
+    with pytest.raises(ValueError, match="do not match outputs") as caught:
         trainer.evaluate(classification()[0])
     assert caught.value.__notes__[1] == "There is no y, so that x is its own target."
 

@@ -1,12 +1,12 @@
-"""Schedules: the learning rate by the epoch, as a function says or as torch's schedulers have it.
+"""Learning-rate schedules: a function of the epoch, or a torch scheduler.
 
-There is one clock, the epoch, so that a schedule means the same for any number of workers, however often they
-merge. The coordinator steps the scheduler over an optimizer that trains nothing, and tells each training task what
-the scheduler makes of the hyperparameters in its epochs: the learning rate, and what else it changes, such as the
-momentum that OneCycleLR cycles. Nothing of the schedule is in a worker's state.
+The epoch is the only clock, so that a schedule means the same for any number of workers and rounds. The coordinator
+steps the scheduler with an optimizer that trains nothing, and sends each training task the hyperparameters of its
+epochs: the learning rate, and others that the scheduler changes, such as the momentum that OneCycleLR cycles. No
+part of the schedule is in a worker's state.
 """
 
-from compss_train.model.lr_schedules.base import Hyperparameters, LrSchedule
-from compss_train.model.lr_schedules.make import ScheduleSpec, make_schedule
+from compss_train.model.lr_schedules.factory import ScheduleSpec, make_schedule
+from compss_train.model.lr_schedules.schedules import Hyperparameters, LrSchedule
 
 __all__ = ["Hyperparameters", "LrSchedule", "ScheduleSpec", "make_schedule"]

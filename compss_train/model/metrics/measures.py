@@ -1,4 +1,4 @@
-"""``Measures``: all that a trainer measures."""
+"""``Measures``: the loss and the metrics of a trainer, from the ``metric`` argument of ``build``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from compss_train.model.losses import resolve
-from compss_train.model.metrics.functions import METRICS
-from compss_train.model.metrics.mean import BatchMean, Measure, Measuring, Value, mean
-from compss_train.model.metrics.torchmetrics import Accumulated
+from compss_train.model.losses import resolve_function
+from compss_train.model.metrics.batch_mean import METRICS, BatchMean, Metric, RunningMetric, Value, mean
+from compss_train.model.metrics.torchmetrics import TorchMetric
 from compss_train.reports.records import BOOKKEEPING
 
 
@@ -23,46 +22,47 @@ from compss_train.reports.records import BOOKKEEPING
 class Measures:
     """The loss, and metrics by their names in the history."""
 
-    metrics: Mapping[str, Measure] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What every record has."""
+        """The names of the loss and all metrics."""
         return ("loss", *self.metrics)
 
-    def start(self) -> MetricsSoFar:
-        """Return what takes batches in a worker."""
-        return MetricsSoFar({name: metric.start() for name, metric in self.metrics.items()})
+    def start(self) -> RunningMetrics:
+        """Return the metrics for a worker, without batches."""
+        return RunningMetrics({name: metric.start() for name, metric in self.metrics.items()})
 
     def values(self, parts: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, Value]:
         """Return the values over all samples of these parts, by name; NaN for no samples.
 
-        A part is what a ``Tally`` sums up: ``samples``, the ``loss`` times their number, and states of ``metrics``.
+        A part is the sums of a ``MetricAccumulator``: ``samples``, the sum of their ``loss``, and the states of
+        ``metrics``.
         """
         samples = sum(part["samples"] for part in parts)
         result: dict[str, Value] = {f"{prefix}loss": mean([part["loss"] for part in parts], samples)}
         for name, metric in self.metrics.items():
-            with _naming(name):
+            with _annotate_errors(name):
                 result[prefix + name] = metric.value([part["metrics"][name] for part in parts], samples)
         return result
 
     def modules(self) -> Iterator[nn.Module]:
-        """Iterate over the metrics that are modules, or made of one."""
+        """Iterate over the modules that metrics are or are made of."""
         for metric in self.metrics.values():
             yield from (part for part in vars(metric).values() if isinstance(part, nn.Module))
 
 
-class MetricsSoFar:
-    """Metrics of the batches so far."""
+class RunningMetrics:
+    """Metrics over the batches that a worker has processed so far."""
 
-    def __init__(self, metrics: dict[str, Measuring]) -> None:
+    def __init__(self, metrics: dict[str, RunningMetric]) -> None:
         self._metrics = metrics
 
-    def add(self, output: Any, target: torch.Tensor, samples: int) -> None:
-        """Measure a batch."""
+    def update(self, output: Any, target: torch.Tensor, samples: int) -> None:
+        """Add a batch."""
         for name, metric in self._metrics.items():
-            with _naming(name):
-                metric.add(output, target, samples)
+            with _annotate_errors(name):
+                metric.update(output, target, samples)
 
     def states(self) -> dict[str, Any]:
         """Return the state of each metric."""
@@ -73,7 +73,7 @@ class MetricsSoFar:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _annotate_errors(name: str) -> Iterator[None]:
     """Add the metric's name to an exception that leaves the block."""
     try:
         yield
@@ -82,65 +82,65 @@ def _naming(name: str) -> Iterator[None]:
         raise
 
 
-Metric: TypeAlias = "str | Callable[..., Any]"
+MetricLike: TypeAlias = "str | Callable[..., Any]"
 """A name, a function of (output, target), or a metric or collection of torchmetrics."""
-MetricSpec: TypeAlias = "Metric | Sequence[Metric] | Mapping[str, Metric] | None"
+MetricSpec: TypeAlias = "MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike] | None"
 
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def resolve_metrics(metric: MetricSpec) -> Measures:
-    """Return the loss and the metrics given: one, several, several by name, or none.
+    """Return the loss and the given metrics: one, several, several by name, or none.
 
-    Raises ``ValueError`` for a name that is unknown, or that is taken in the history, and ``TypeError`` for what is
-    no metric.
+    Raises ``ValueError`` for a name that is unknown, or already used in the history, and ``TypeError`` for an
+    object that is not a metric.
     """
-    found: dict[str, Measure] = {}
-    for name, measure in _entries(metric):
-        if name in found:
+    metrics: dict[str, Metric] = {}
+    for name, resolved in _resolve_all(metric):
+        if name in metrics:
             raise ValueError(
-                f"two metrics are called {name!r}; say what to call them, as in "
+                f"two metrics are called {name!r}; name them, for example "
                 f"metric={{{name + '_a'!r}: ..., {name + '_b'!r}: ...}}"
             )
         _check_name(name)
-        found[name] = measure
-    return Measures(found)
+        metrics[name] = resolved
+    return Measures(metrics)
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise TypeError(f"metric={{{name!r}: ...}}: the names of metrics are strings that are not empty")
+        raise TypeError(f"metric={{{name!r}: ...}}: the names of metrics must be non-empty strings")
     if name == "loss" or name in BOOKKEEPING or name.startswith("val_"):
         raise ValueError(
-            f"metric name {name!r} stands for something else in the history; "
-            f"say what to call it, as in metric={{{'my_' + name!r}: ...}}"
+            f"metric name {name!r} has another meaning in the history; "
+            f"choose another name, for example metric={{{'my_' + name!r}: ...}}"
         )
 
 
-def _entries(metric: Any) -> Iterator[tuple[str, Measure]]:
+def _resolve_all(metric: Any) -> Iterator[tuple[str, Metric]]:
     if isinstance(metric, Mapping):
         for name, one in metric.items():
-            yield from _measures(one, name)
+            yield from _resolve(one, name)
     elif metric is not None:
         for one in metric if isinstance(metric, list | tuple) else [metric]:
-            yield from _measures(one)
+            yield from _resolve(one)
 
 
-def _measures(metric: Any, name: str | None = None) -> Iterator[tuple[str, Measure]]:
-    """Iterate over a metric's name and measure, or those of all in a collection."""
-    resolved = resolve("metric", metric, METRICS)
-    if _is_of_torchmetrics("MetricCollection", resolved):
+def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric]]:
+    """Iterate over the name and metric, or over those of all metrics in a collection."""
+    resolved = resolve_function("metric", metric, METRICS)
+    if _is_from_torchmetrics("MetricCollection", resolved):
         for inner, member in resolved.items():
-            yield inner if name is None else f"{name}_{inner}", Accumulated.of(member)
-    elif _is_of_torchmetrics("Metric", resolved):
-        own = _WORDS.sub("_", type(resolved).__name__).lower()
-        yield own if name is None else name, Accumulated.of(resolved)
+            yield inner if name is None else f"{name}_{inner}", TorchMetric.from_metric(member)
+    elif _is_from_torchmetrics("Metric", resolved):
+        default = _WORD_BOUNDARY.sub("_", type(resolved).__name__).lower()
+        yield default if name is None else name, TorchMetric.from_metric(resolved)
     else:
-        own = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-        yield own if name is None else name, BatchMean(resolved)
+        default = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+        yield default if name is None else name, BatchMean(resolved)
 
 
-def _is_of_torchmetrics(kind: str, metric: object) -> bool:
-    """Tell whether it is such an object, without importing torchmetrics: who has one has imported it."""
+def _is_from_torchmetrics(kind: str, metric: object) -> bool:
+    """Return whether the object is of that class of torchmetrics, which is imported already if it is."""
     module = sys.modules.get("torchmetrics")
     return module is not None and isinstance(metric, getattr(module, kind))

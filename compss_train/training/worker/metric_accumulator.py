@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from compss_train.model.metrics import Measures
-from compss_train.model.metrics.mean import WeightedSum
+from compss_train.model.metrics.batch_mean import WeightedSum
 from compss_train.model.training_spec import ModelReplica
 
 
@@ -31,7 +31,7 @@ class MetricAccumulator:
         if self._metrics:
             with torch.no_grad():
                 detached = output.detach() if isinstance(output, torch.Tensor) else output
-                self._metrics.add(detached, target, samples)
+                self._metrics.update(detached, target, samples)
 
     def skip(self) -> None:
         """Count a batch that was not trained on."""

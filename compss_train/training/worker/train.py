@@ -80,7 +80,7 @@ def train(
         sums["given"] = sum(block_pass.size for block_pass in shard.assignment) - sums.get("left_out", 0)
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
-        after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.now(device))
+        after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.capture(device))
         return trained, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 

@@ -109,7 +109,7 @@ def test_numbers_that_a_callback_adds_are_written_and_monitored(run_file, comman
         ("build.class_weight=[1, 2]", "class_weight"),
         (f"build.transform='import:{USER_OBJECTS}:broken'", "this function is broken"),
         (f"build.metric='import:{USER_OBJECTS}:broken'", "this function is broken"),
-        ("build.loss=cce", "are no probabilities"),
+        ("build.loss=cce", "are not probabilities"),
         (f"network.import={USER_OBJECTS}:Broken", "the network is broken here"),
     ],
 )

@@ -73,9 +73,9 @@ def nothing(optimizer):
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        (0.9, TypeError, "schedule=0.9 cannot be called; give a function of the epoch"),
-        ("cosine", TypeError, "schedule='cosine' cannot be called"),
-        (lr_scheduler.StepLR(OTHER, 3), TypeError, "is a StepLR of an optimizer that trains nothing here"),
+        (0.9, TypeError, "schedule=0.9 is not callable; give a function of the epoch"),
+        ("cosine", TypeError, "schedule='cosine' is not callable"),
+        (lr_scheduler.StepLR(OTHER, 3), TypeError, "is a StepLR of an optimizer that the trainer does not use"),
         (
             lambda _: lr_scheduler.StepLR(OTHER, 3),
             ValueError,
@@ -91,12 +91,12 @@ def nothing(optimizer):
         (nothing, ValueError, "returned None when called with an optimizer, and raised TypeError"),
         (lambda epoch: "fast", ValueError, "returned 'fast' when called with epoch 0"),
         (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError .* with epoch 0"),
-        (lambda epoch: float("nan"), ValueError, "schedule= makes a learning rate of nan"),
-        (lambda epoch: -1.0, ValueError, "schedule= makes a learning rate of -0.05"),
+        (lambda epoch: float("nan"), ValueError, "schedule= sets the learning rate to nan"),
+        (lambda epoch: -1.0, ValueError, "schedule= sets the learning rate to -0.05"),
         (
             partial(lr_scheduler.ReduceLROnPlateau, mode="max"),
             ValueError,
-            "mode='max'; it is told the",
+            "mode='max'; it is stepped with the",
         ),
     ],
 )
@@ -113,8 +113,8 @@ def test_what_is_no_schedule(spec, error, message):
             partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=3),
             r"epoch 4 \(counted from 0 .* Tried to step 4",
         ),
-        ({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.5}.__getitem__, "to epoch 4 .* 4$"),
-        (lambda epoch: 1.0 if epoch < 4 else float("inf"), "to epoch 4 .* makes a learning rate of inf"),
+        ({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.5}.__getitem__, "in epoch 4 .* 4$"),
+        (lambda epoch: 1.0 if epoch < 4 else float("inf"), "in epoch 4 .* sets the learning rate to inf"),
     ],
 )
 def test_a_schedule_that_ends_too_soon_is_found_before_any_task(spec, message):

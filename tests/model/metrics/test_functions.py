@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compss_train.model.metrics.functions import METRICS
+from compss_train.model.metrics.batch_mean import METRICS
 
 OUTPUT = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
 
@@ -16,7 +16,7 @@ def test_accuracy(name, form):
 
 
 def test_accuracy_of_a_single_output_is_an_error():
-    with pytest.raises(ValueError, match="needs one output a class"):
+    with pytest.raises(ValueError, match="needs one output for each class"):
         METRICS["accuracy"](OUTPUT[:, :1], torch.tensor([1, 0, 1]))
 
 

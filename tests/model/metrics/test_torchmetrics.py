@@ -25,7 +25,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
 from compss_train.model.metrics import Measures, resolve_metrics
-from compss_train.model.metrics.mean import BatchMean
+from compss_train.model.metrics.batch_mean import BatchMean
 
 CLASSES = 3
 
@@ -112,7 +112,7 @@ def measured(measures, batches):
     """Return what a worker reports of batches, on its way through an engine."""
     metrics = measures.start()
     for output, target in batches:
-        metrics.add(output, target, len(output))
+        metrics.update(output, target, len(output))
     sums = {"samples": sum(len(o) for o, _ in batches), "loss": 0.0, "metrics": metrics.states()}
     return decode(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(sums)]))
 
@@ -177,10 +177,10 @@ def test_states_are_no_views_of_what_goes_on_changing(metric):
     def value():
         return measures.values([{"samples": 1, "loss": 0, "metrics": states}])["it"]
 
-    metrics.add(torch.ones(2), torch.zeros(2), 2)
+    metrics.update(torch.ones(2), torch.zeros(2), 2)
     states = metrics.states()
     before = value()
-    metrics.add(torch.full((2,), 3.0), torch.zeros(2), 2)
+    metrics.update(torch.full((2,), 3.0), torch.zeros(2), 2)
     assert value() == before
     states = metrics.states()
     assert value() != before
@@ -253,7 +253,7 @@ def test_one_hot_targets_stay_as_they_are():
 
 def test_what_goes_wrong_in_a_metric_names_it():
     measures = resolve_metrics({"first": "accuracy", "second": MulticlassAccuracy(num_classes=3)})
-    with pytest.raises(ValueError, match="needs one output a class") as caught:
+    with pytest.raises(ValueError, match="needs one output for each class") as caught:
         measured(measures, [(torch.rand(4, 1), torch.tensor([0, 1, 1, 0]))])
     assert caught.value.__notes__ == ["Raised by the metric 'first'."]
 

@@ -31,7 +31,7 @@ def drawn():
 def test_generators_go_on_where_they_were(tmp_path):
     with random_state(5, "cpu"):
         drawn()  # an odd number of normals: numpy and Python keep the other one of each pair
-        state = RandomState.now("cpu")
+        state = RandomState.capture("cpu")
         expected = drawn()
     assert state.python[2] is not None
     assert state.numpy["has_gauss"]
@@ -42,7 +42,7 @@ def test_generators_go_on_where_they_were(tmp_path):
 
 def test_a_worker_that_has_not_begun_has_a_seed_and_one_on_a_gpu_its_state(tmp_path):
     with random_state(5, "cpu"):
-        on_gpu = replace(RandomState.now("cpu"), cuda=torch.arange(16, dtype=torch.uint8))
+        on_gpu = replace(RandomState.capture("cpu"), cuda=torch.arange(16, dtype=torch.uint8))
     workers = (WorkerState(None, 2**63 - 1), WorkerState({"state": {0: {"step": torch.tensor(1.0)}}}, on_gpu))
     back = through(replace(EMPTY, workers=workers), tmp_path).workers
     assert back[0] == workers[0]

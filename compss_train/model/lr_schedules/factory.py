@@ -1,0 +1,96 @@
+"""Creating a schedule from the ``schedule`` argument: a function of the epoch or a factory of a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from numbers import Real
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from compss_train.model.lr_schedules.schedules import EpochSchedule, LrSchedule, ParameterGroups, PlateauSchedule
+from compss_train.model.optimizers import OptimizerFactory
+
+ScheduleSpec: TypeAlias = "Callable[[int], float] | Callable[[torch.optim.Optimizer], LRScheduler]"
+
+_USAGE = (
+    "give a function of the epoch that returns a factor of the learning rate, such as lambda epoch: 0.9**epoch, or "
+    "a callable that returns a torch scheduler for an optimizer, such as functools.partial(StepLR, step_size=10)"
+)
+
+
+def make_schedule(spec: object, net: nn.Module, optimizer_factory: OptimizerFactory) -> LrSchedule:
+    """Return the schedule; ``net`` is any copy of the network, which is not changed.
+
+    Raises ``TypeError`` and ``ValueError`` for an object that is neither a function of the epoch nor a factory of a
+    scheduler, and the exceptions of the scheduler's class.
+    """
+    _check_callable(spec)
+    optimizer = optimizer_factory(net.parameters())
+    groups = ParameterGroups(optimizer)
+    scheduler = _make_scheduler(spec, optimizer)
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        return EpochSchedule(scheduler, groups)
+    if scheduler.mode != "min":
+        raise ValueError(
+            f"schedule= is a ReduceLROnPlateau with mode={scheduler.mode!r}; it is stepped with the validation "
+            "loss, or the training loss without validation data, so leave mode='min'"
+        )
+    return PlateauSchedule(scheduler, groups)
+
+
+def _check_callable(spec: object) -> None:
+    if isinstance(spec, LRScheduler):
+        name = type(spec).__name__
+        raise TypeError(
+            f"schedule= is a {name} of an optimizer that the trainer does not use; {_USAGE}, or "
+            f"lambda optimizer: {name}(optimizer, ...)"
+        )
+    if not callable(spec):
+        raise TypeError(f"schedule={spec!r} is not callable; {_USAGE}")
+
+
+def _make_scheduler(spec: Any, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    result = _try_call(spec, optimizer)
+    if isinstance(result, Exception) and _is_scheduler_class(spec):
+        result.add_note(f"Raised by schedule=, which is called with an optimizer only; {_USAGE}.")
+        raise result
+    if not isinstance(result, LRScheduler):
+        _check_factor(_try_call(spec, 0), result)
+        return LambdaLR(optimizer, lambda epoch: float(spec(epoch)))
+    if getattr(result, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "schedule= returns a scheduler of another optimizer than the one it is called with, which would have "
+            "no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
+        )
+    return result
+
+
+def _check_factor(factor: object, scheduler: object) -> None:
+    if not isinstance(factor, Real | torch.Tensor):
+        raise ValueError(
+            f"schedule= {_describe_result(scheduler)} when called with an optimizer, and "
+            f"{_describe_result(factor)} when called with epoch 0; {_USAGE}"
+        )
+
+
+def _try_call(spec: Callable[[Any], Any], argument: object) -> Any:
+    """Return the result of a call, or the exception that it raises."""
+    try:
+        return spec(argument)
+    except Exception as error:
+        return error
+
+
+def _describe_result(result: object) -> str:
+    if isinstance(result, Exception):
+        return f"raised {type(result).__name__} ({result})"
+    return f"returned {result!r}"
+
+
+def _is_scheduler_class(spec: object) -> bool:
+    function = spec.func if isinstance(spec, partial) else spec
+    return isinstance(function, type) and issubclass(function, LRScheduler)

@@ -1,0 +1,184 @@
+"""Schedules: stepped once an epoch, or by the metrics of the rounds (``ReduceLROnPlateau``)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+Hyperparameters: TypeAlias = "tuple[dict[str, Any], ...]"
+"""For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
+
+
+class LrSchedule(ABC):
+    """The hyperparameters of each epoch, counted from 0 over all fits of a trainer."""
+
+    waits: ClassVar[bool] = False
+    """Whether the hyperparameters of an epoch depend on the metrics of the rounds before it."""
+
+    @abstractmethod
+    def at(self, epoch: int) -> Hyperparameters:
+        """Return the hyperparameters at the start of an epoch."""
+
+    def of(self, epochs: Iterable[int]) -> dict[int, Hyperparameters]:
+        """Return the hyperparameters of several epochs, by epoch."""
+        return {epoch: self.at(epoch) for epoch in sorted(set(epochs))}
+
+    def lr(self, epoch: int) -> float:
+        """Return the learning rate of the first parameter group in an epoch."""
+        return float(self.at(epoch)[0]["lr"])
+
+    def prepare(self, stop: int) -> None:
+        """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters."""
+        return
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Process the record of a round that has ended."""
+        return
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that does not follow from the epoch: numbers and strings, in dicts and lists."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
+        return
+
+
+class ParameterGroups:
+    """The parameter groups of an optimizer, whose hyperparameters a scheduler changes.
+
+    It is created before the scheduler, which changes some as soon as it is created.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        self._initial = [_numeric_values(group) for group in self._groups]
+        self._changed = [{"lr"} for _ in self._groups]
+
+    def hyperparameters(self) -> Hyperparameters:
+        """Return the values of ``lr`` and of those that have ever changed.
+
+        Raises ``ValueError`` for a learning rate that is negative or not finite.
+        """
+        current = [_numeric_values(group) for group in self._groups]
+        for initial, values, changed in zip(self._initial, current, self._changed, strict=True):
+            changed.update(name for name, value in initial.items() if values[name] != value)
+            if not 0 <= values["lr"] < math.inf:
+                raise ValueError(
+                    f"schedule= sets the learning rate to {values['lr']}; it must be finite and at least 0"
+                )
+        return tuple(
+            {name: values[name] for name in sorted(changed)}
+            for values, changed in zip(current, self._changed, strict=True)
+        )
+
+    def set_lrs(self, lrs: Iterable[float]) -> None:
+        """Set the learning rate of each group."""
+        for group, lr in zip(self._groups, lrs, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+
+def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a group that are numbers or tuples, which are those that schedulers change."""
+    values = {
+        name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for name, value in group.items()
+    }
+    return {name: value for name, value in values.items() if isinstance(value, Real | tuple)}
+
+
+class EpochSchedule(LrSchedule):
+    """A torch scheduler that is stepped once an epoch without arguments."""
+
+    def __init__(self, scheduler: LRScheduler, groups: ParameterGroups) -> None:
+        self._scheduler, self._groups = scheduler, groups
+        self._known = [groups.hyperparameters()]
+        self._failure: Exception | None = None
+
+    def at(self, epoch: int) -> Hyperparameters:
+        """Return the hyperparameters after as many steps."""
+        while len(self._known) <= epoch:
+            self._known.append(self._next())
+        return self._known[epoch]
+
+    def _next(self) -> Hyperparameters:
+        if self._failure is None:
+            try:
+                return self._step()
+            except Exception as error:
+                self._failure = error  # a step that failed half-way cannot be repeated
+        raise ValueError(
+            f"schedule= fails in epoch {len(self._known)} (counted from 0 over all fits since build): "
+            f"{self._failure}"
+        ) from self._failure
+
+    def _step(self) -> Hyperparameters:
+        with warnings.catch_warnings():  # torch misses the steps of the optimizer, which workers make
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
+            self._scheduler.step()
+        return self._groups.hyperparameters()
+
+    def prepare(self, stop: int) -> None:
+        """Compute the hyperparameters of all epochs before ``stop``."""
+        self.at(stop - 1)
+
+
+_CONSTRUCTOR_ARGUMENTS = (
+    *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
+    *("min_lrs", "default_min_lr", "eps"),
+)
+"""Attributes that the constructor of a scheduler sets, which may differ in a resumed fit; others are its state."""
+
+
+class PlateauSchedule(LrSchedule):
+    """``ReduceLROnPlateau``: stepped with the loss of the last round when the next epoch begins.
+
+    So it is stepped once an epoch, or once for a round of several epochs, which then have the same hyperparameters.
+    """
+
+    waits = True
+
+    def __init__(self, scheduler: ReduceLROnPlateau, groups: ParameterGroups) -> None:
+        self._scheduler, self._groups = scheduler, groups
+        self._epoch = 0
+        self._measured: float | None = None
+
+    def at(self, epoch: int) -> Hyperparameters:
+        """Return the hyperparameters; epochs are requested in order."""
+        if epoch > self._epoch:
+            if self._measured is not None:
+                self._scheduler.step(self._measured)
+            self._epoch, self._measured = epoch, None
+        return self._groups.hyperparameters()
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Remember the validation loss, or the training loss without validation data."""
+        self._measured = record.get("val_loss", record["loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the scheduler, the learning rates, and the loss of the last round."""
+        state = self._scheduler.state_dict()
+        return {
+            "scheduler": {name: value for name, value in state.items() if name not in _CONSTRUCTOR_ARGUMENTS},
+            "lrs": [values["lr"] for values in self._groups.hyperparameters()],
+            "epoch": self._epoch,
+            "measured": self._measured,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state; do nothing if the state is empty, which is that of another kind of schedule."""
+        if not state:
+            return
+        self._scheduler.load_state_dict(dict(state["scheduler"]))
+        self._groups.set_lrs(state["lrs"])
+        self._epoch, self._measured = state["epoch"], state["measured"]
