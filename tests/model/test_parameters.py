@@ -175,7 +175,7 @@ def test_arrays_load_into_a_channels_last_module():
 
 def test_names_and_shapes_must_agree():
     arrays = params.from_module(mlp())
-    with pytest.raises(ValueError, match=r"lack \['0.bias'\]"):
+    with pytest.raises(ValueError, match=r"\['0.bias'\] are missing in the parameters"):
         params.load_into(mlp(), {name: array for name, array in arrays.items() if name != "0.bias"})
     with pytest.raises(ValueError, match=r"\['extra'\] are not in the network"):
         params.load_into(mlp(), {**arrays, "extra": np.zeros(1)})

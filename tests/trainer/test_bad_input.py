@@ -162,7 +162,7 @@ def loss(output, target):
         (
             {"clip_norm": 1.0, "clip_value": 0.5},
             ValueError,
-            "clip_norm=1.0 and clip_value=0.5: give one",
+            "clip_norm=1.0 and clip_value=0.5: give at most one",
         ),
         ({"accumulate": 0}, ValueError, "accumulate=0: give an integer of at least 1"),
         ({"accumulate": 2.0}, ValueError, "accumulate=2.0: give an integer of at least 1"),

@@ -268,9 +268,9 @@ def test_what_goes_wrong_in_a_metric_names_it():
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "'good'"), (None, "None")]
+    ("returned", "description"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "'good'"), (None, "None")]
 )
-def test_a_metric_that_returns_no_number_is_told(returned, told):
-    measuring = BatchMean(lambda output, target: returned).start()
-    with pytest.raises(TypeError, match=f"a metric returned {told}; it has to return one number, the mean"):
-        measuring.add(torch.ones(3), torch.ones(3), 3)
+def test_a_metric_that_returns_no_number_is_told(returned, description):
+    metric = BatchMean(lambda output, target: returned).start()
+    with pytest.raises(TypeError, match=f"a metric returned {description}; it has to return one number, the mean"):
+        metric.update(torch.ones(3), torch.ones(3), 3)
