@@ -65,8 +65,8 @@ class EarlyStopping(Callback):
         if state["mode"] != self.mode:
             return
         if self.restore_best and state["parameters"] is None and state["best_round"] is not None:
-            told = f"EarlyStopping has not kept the parameters of the best round until now, {state['best_round']}"
-            warn_user(f"{told}, and restores them only if a later round is better")
+            best = f"the parameters of the best round until now, {state['best_round']}"
+            warn_user(f"EarlyStopping has not kept {best}, and restores them only if a later round is better")
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._parameters = state["waited"], state["parameters"]
         self._resumed = True

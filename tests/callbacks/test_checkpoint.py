@@ -1,4 +1,4 @@
-"""Which rounds are saved, and which of them are kept."""
+"""The callback that writes checkpoints: which rounds are saved and kept."""
 
 import os
 
@@ -17,8 +17,8 @@ from tests.helpers.small_fits import X, Y, fit, trainer_of
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 
 
-class Told:
-    """A trainer that has nothing but a history."""
+class ScriptedTrainer:
+    """A trainer with only a history."""
 
     num_workers, resumed_from, stopping = 1, None, None
 
@@ -45,9 +45,9 @@ class Told:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_those_due_are_written_and_the_newest_kept_with_the_best(tmp_path_factory, values, every, keep, best):
+def test_due_checkpoints_are_written_and_the_latest_and_best_kept(tmp_path_factory, values, every, keep, best):
     callback = Checkpoint(tmp_path_factory.mktemp("it"), every, keep, "loss" if best else None)
-    there = Told().run(callback, values)
+    there = ScriptedTrainer().run(callback, values)
     written, best_round = [], None
     for number, value in enumerate(values):
         is_best = best and (best_round is None or value < values[best_round])
@@ -64,7 +64,7 @@ def test_those_due_are_written_and_the_newest_kept_with_the_best(tmp_path_factor
     assert [name for name in os.listdir(callback.folder) if not name.startswith("round-")] == []
 
 
-def test_by_default_the_two_newest_are_kept_and_each_is_of_its_round(tmp_path):
+def test_the_two_latest_are_kept_by_default(tmp_path):
     trainer = trainer_of()
     fit(trainer, Checkpoint(tmp_path), num_epochs=4)
     assert list(list_checkpoints(tmp_path)) == [2, 3]
@@ -72,7 +72,7 @@ def test_by_default_the_two_newest_are_kept_and_each_is_of_its_round(tmp_path):
         assert_same_bits(read_checkpoint(path)["parameters"], fit(trainer_of(), num_epochs=number + 1))
 
 
-def test_the_best_one_is_that_of_the_best_value(tmp_path):
+def test_the_best_checkpoint_has_the_best_value(tmp_path):
     trainer, restored = trainer_of(), trainer_of()
     callback = Checkpoint(tmp_path, every=3, keep=1, best="val_loss")
     fit(trainer, EarlyStopping("val_accuracy", patience=9), callback, num_epochs=6, **VALIDATION)
@@ -83,7 +83,7 @@ def test_the_best_one_is_that_of_the_best_value(tmp_path):
     assert len(restored.history) == callback.best_round + 1
 
 
-def test_best_is_the_checkpoints_and_not_that_of_early_stopping(tmp_path):
+def test_the_best_round_is_independent_of_early_stopping(tmp_path):
     trainer, restored = trainer_of(), trainer_of()
     worst = EarlyStopping("loss", mode="max", patience=9, restore_best=False)
     callback = Checkpoint(tmp_path, keep=1, best="loss")
@@ -93,7 +93,7 @@ def test_best_is_the_checkpoints_and_not_that_of_early_stopping(tmp_path):
     assert len(restored.history) == 3
 
 
-def test_the_best_is_kept_over_all_fits_of_a_run(tmp_path):
+def test_the_best_of_all_fits_of_a_run_is_kept(tmp_path):
     trainer = trainer_of()
     callback = Checkpoint(tmp_path, keep=2, best="loss", mode="max")
     fit(trainer, callback, num_epochs=2)
@@ -108,7 +108,7 @@ def test_the_best_is_kept_over_all_fits_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("interrupted", [3, 4, 5])
-def test_of_two_that_go_on_each_keeps_its_best(tmp_path, interrupted):
+def test_each_of_two_resumed_callbacks_keeps_its_best(tmp_path, interrupted):
     class Scores(Callback):
         def on_round_end(self, trainer, record):
             record["score"] = [0.1, 0.2, 0.9, 0.3, 0.4, 0.5][record["round"]]
@@ -126,14 +126,14 @@ def test_of_two_that_go_on_each_keeps_its_best(tmp_path, interrupted):
     assert len(trainer.history) == 3
 
 
-def test_what_came_after_the_round_that_is_resumed_goes_when_that_is_trained_again(tmp_path):
+def test_checkpoints_after_the_resumed_round_are_replaced(tmp_path):
     fit(trainer_of(), Checkpoint(tmp_path, keep=9), num_epochs=4)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(), Checkpoint(tmp_path), InterruptAt(2), resume=tmp_path / "round-000000", num_epochs=4)
     assert list(list_checkpoints(tmp_path)) == [0, 1]
 
 
-def test_two_of_a_fit_go_on_in_their_folders(tmp_path):
+def test_two_callbacks_resume_in_their_folders(tmp_path):
     def both():
         return [Checkpoint(tmp_path / "often"), Checkpoint(tmp_path / "seldom", every=2, keep=9)]
 
@@ -143,7 +143,7 @@ def test_two_of_a_fit_go_on_in_their_folders(tmp_path):
     assert list(list_checkpoints(tmp_path / "seldom")) == [1, 3, 4]
 
 
-def test_a_branch_that_goes_on_from_elsewhere_is_not_replaced_by_another(tmp_path):
+def test_a_branch_of_a_run_is_not_replaced_by_another(tmp_path):
     folder, branch = tmp_path / "whole", tmp_path / "branch"
     fit(trainer_of(), Checkpoint(folder), num_epochs=3)
     fit(trainer_of(), Checkpoint(branch, keep=9), resume=folder / "round-000001", num_epochs=5)
@@ -155,7 +155,7 @@ def test_a_branch_that_goes_on_from_elsewhere_is_not_replaced_by_another(tmp_pat
     assert len(os.listdir(branch)) == len(names) + 1
 
 
-def test_of_two_folders_the_second_may_be_ahead(tmp_path):
+def test_the_second_of_two_folders_may_be_ahead(tmp_path):
     def both():
         return Checkpoint(tmp_path / "seldom", every=3), Checkpoint(tmp_path / "often", keep=1)
 
@@ -167,7 +167,7 @@ def test_of_two_folders_the_second_may_be_ahead(tmp_path):
     assert os.listdir(tmp_path / "often") == ["round-000005"]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_not_its_newest(tmp_path, monkeypatch):
+def test_a_failed_checkpoint_is_not_the_latest(tmp_path, monkeypatch):
     class Breaking(Callback):
         def on_round_end(self, trainer, record):
             if record["round"] == 1:
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_cannot_be_written_is_not_its_newest(tmp_path, monkeyp
     assert Checkpoint(tmp_path).path is None
 
 
-def test_snapshots_outside_of_fits_are_of_now(tmp_path):
+def test_snapshots_between_fits_are_current(tmp_path):
     trainer, other = trainer_of(), trainer_of()
     for _ in range(2):
         assert trainer.snapshot().progress is None
@@ -192,16 +192,16 @@ def test_snapshots_outside_of_fits_are_of_now(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), [("every", 0), ("keep", 0), ("every", 1.5), ("keep", True)])
-def test_counts_are_at_least_one(name, value):
+def test_invalid_counts_are_errors(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: give an integer of at least 1"):
         Checkpoint("x", **{name: value})
 
 
-def test_a_name_that_records_do_not_have_is_an_error(tmp_path):
+def test_a_missing_field_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"no 'val_loss' but loss, accuracy; give fit validation_data="):
         fit(trainer_of(), Checkpoint(tmp_path, best="val_loss"))
 
 
-def test_rounds_of_which_nobody_wants_the_state_are_not_waited_for():
+def test_rounds_without_a_snapshot_need_no_state():
     assert [Checkpoint("x", 3).needs_state(number) for number in range(6)] == [False, False, True] * 2
     assert all(Checkpoint("x", 3, best="loss").needs_state(number) for number in range(6))

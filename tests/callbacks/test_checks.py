@@ -1,4 +1,4 @@
-"""What is wrong with callbacks is told before any task starts."""
+"""Invalid callbacks are errors before any task starts."""
 
 import csv
 import re
@@ -51,9 +51,11 @@ HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end", "on_exc
 @pytest.mark.parametrize(
     ("callback", "names"), [(Keras(), "on_epoch_end, on_train_begin"), (Nearly(), "on_rounds_end")]
 )
-def test_hooks_of_other_libraries_are_told_with_those_that_there_are(callback, names):
-    told = f"fits do not call {names} of {type(callback).__name__}; the hooks of a callback are {', '.join(HOOKS)}"
-    with pytest.warns(UserWarning, match=re.escape(told)) as caught:
+def test_hooks_of_other_libraries_are_warned_of(callback, names):
+    message = (
+        f"fits do not call {names} of {type(callback).__name__}; the hooks of a callback are {', '.join(HOOKS)}"
+    )
+    with pytest.warns(UserWarning, match=re.escape(message)) as caught:
         trainer_of().fit(
             X, Y, num_epochs=1, batch_size=30, callbacks=[callback, callback.__class__()], progress=False
         )
@@ -70,7 +72,7 @@ def test_other_methods_are_not_warned_of():
 @pytest.mark.parametrize(
     "kinds", [(Checkpoint, Checkpoint), (JsonLines, Csv), (Csv, Report), (TensorBoard, TensorBoard)]
 )
-def test_two_that_would_write_to_the_same_place_are_refused(tmp_path, monkeypatch, kinds):
+def test_two_callbacks_with_the_same_path_are_an_error(tmp_path, monkeypatch, kinds):
     monkeypatch.chdir(tmp_path)
     first, second = (kind(place) for kind, place in zip(kinds, (tmp_path / "it.html", "it.html"), strict=True))
     names = " and ".join(kind.__name__ for kind in kinds)
@@ -84,7 +86,7 @@ MEASURES = ("loss", "accuracy")
 
 
 @pytest.mark.parametrize(
-    ("monitor", "validated", "told"),
+    ("monitor", "validated", "message"),
     [
         ("val_loss", False, "but loss, accuracy; give fit validation_data="),
         ("accurcy", False, "but loss, accuracy; did you mean accuracy?"),
@@ -93,26 +95,26 @@ MEASURES = ("loss", "accuracy")
     ],
 )
 @pytest.mark.parametrize("make", [EarlyStopping, lambda *a, **k: Checkpoint("folder", 1, 2, *a, **k)])
-def test_numbers_that_records_will_not_have_are_refused(make, monitor, validated, told):
+def test_monitoring_a_missing_field_is_an_error(make, monitor, validated, message):
     callback = make(monitor, mode="max")
-    with pytest.raises(ValueError, match=re.escape(f"records have no '{monitor}' {told}") + "$") as caught:
+    with pytest.raises(ValueError, match=re.escape(f"records have no '{monitor}' {message}") + "$") as caught:
         check_watched([callback], MEASURES, validated=validated)
     assert str(caught.value).startswith(f"{type(callback).__name__} monitors '{monitor}'")
 
 
 @pytest.mark.parametrize("monitor", ["loss", "accuracy", "val_loss", "val_accuracy", "samples_per_second"])
-def test_numbers_that_they_will_have_are_not(monitor):
+def test_existing_fields_can_be_monitored(monitor):
     check_watched([EarlyStopping(monitor, mode="max"), Callback()], MEASURES, validated=True)
 
 
 @pytest.mark.parametrize("monitor", ["received", "unseen", "batches_per_second"])
-def test_numbers_of_online_fits_are_theirs_alone(monitor):
+def test_fields_of_online_fits_are_missing_in_others(monitor):
     check_watched([EarlyStopping(monitor, mode="max")], MEASURES, validated=False, online=True)
     with pytest.raises(ValueError, match=f"records have no '{monitor}' but loss, accuracy"):
         check_watched([EarlyStopping(monitor, mode="max")], MEASURES, validated=False)
 
 
-def test_what_somebodys_own_callback_may_add_is_waited_for_by_those_after_it():
+def test_fields_that_an_earlier_user_callback_may_add_are_accepted():
     stopping, saving = EarlyStopping("own", mode="max"), Checkpoint("folder", best="own", mode="max")
     for callbacks in ([Adding(), stopping], [saving, Adding()]):  # checkpoints are written last in any case
         check_watched(callbacks, MEASURES, validated=True)
@@ -123,24 +125,24 @@ def test_what_somebodys_own_callback_may_add_is_waited_for_by_those_after_it():
 
 
 def test_a_generator_is_a_list():
-    told = []
+    message = []
 
     class Noting(Callback):
         def on_round_end(self, trainer, record):
-            told.append(record["round"])
+            message.append(record["round"])
 
     data = {"num_epochs": 2, "batch_size": 30, "progress": False}
     trainer_of().fit(X, Y, callbacks=(kind() for kind in (Noting, Callback)), **data)
-    assert told == [0, 1]
+    assert message == [0, 1]
 
 
-def test_one_that_is_there_twice_is_refused():
+def test_the_same_callback_twice_is_an_error():
     callback = JsonLines("it")
     with pytest.raises(ValueError, match="has the same JsonLines twice"):
         check_callbacks([callback, EarlyStopping(), callback])
 
 
-def test_where_ones_own_writes_may_be_a_text_and_what_is_no_file_is_nobodys(tmp_path):
+def test_paths_may_be_strings_and_special_files_may_be_shared(tmp_path):
     class Own(Callback):
         def writes_to(self):
             return str(tmp_path)
@@ -151,7 +153,7 @@ def test_where_ones_own_writes_may_be_a_text_and_what_is_no_file_is_nobodys(tmp_
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(3), 3])
-def test_a_number_that_a_callback_adds_is_watched_written_and_saved(tmp_path, number):
+def test_a_field_that_a_callback_adds_is_monitored_written_and_saved(tmp_path, number):
     class Own(Callback):
         def on_round_end(self, trainer, record):
             record["own"] = number * [3, 2, 1, 4][record["round"]]

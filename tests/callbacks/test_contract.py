@@ -1,4 +1,4 @@
-"""What holds for every callback of the package: a new one needs a line in FACTORIES, and nothing else here."""
+"""The contract of all callbacks of the package; a new callback needs only an entry in FACTORIES."""
 
 import shutil
 from contextlib import nullcontext
@@ -42,7 +42,7 @@ def subclasses(kind):
         yield from subclasses(each)
 
 
-def test_every_callback_is_tested_here():
+def test_all_callbacks_are_tested():
     public = {getattr(package, name) for name in package.__all__} - {Callback}
     ours = {each for each in subclasses(Callback) if each.__module__.startswith("compss_train.callbacks.")}
     assert set(FACTORIES) == public == {each for each in ours if not each.__name__.startswith("_")}
@@ -57,10 +57,10 @@ def make(request, tmp_path):
 
 
 class Failing(Callback):
-    """Raises in one hook, at the first round but one; tells how often it heard of exceptions."""
+    """Raises in one hook, in the second round; collects the exceptions of ``on_exception``."""
 
     def __init__(self, hook, error=None):
-        self.hook, self.error, self.heard = hook, error or ZeroDivisionError("mine"), []
+        self.hook, self.error, self.exceptions = hook, error or ZeroDivisionError("mine"), []
 
     def _raise(self, hook):
         if hook == self.hook:
@@ -81,7 +81,7 @@ class Failing(Callback):
         self._raise("on_fit_end")
 
     def on_exception(self, trainer, error):
-        self.heard.append(error)
+        self.exceptions.append(error)
         self._raise("on_exception")
 
     def state_dict(self):
@@ -97,7 +97,7 @@ class Failing(Callback):
 
 
 class Letters(Callback):
-    """Writes down what it is told: Start, round and end of round, End, eXception."""
+    """Records the calls of hooks: Start, round and end of round, End, eXception."""
 
     def __init__(self, keeps_state=False, log=None):
         self.keeps_state = keeps_state
@@ -124,14 +124,14 @@ class Letters(Callback):
         self._write("X")
 
     @property
-    def told(self):
+    def calls(self):
         return "".join(self.log)
 
 
 # What holds for each.
 
 
-def test_it_changes_no_number_and_works_again(make):
+def test_it_changes_no_result_and_can_be_reused(make):
     watched, alone, callback = trainer_of(), trainer_of(), make()
     for _ in range(2):
         fit(watched, callback)
@@ -140,7 +140,7 @@ def test_it_changes_no_number_and_works_again(make):
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing is left to train")
-def test_it_works_where_no_round_is_left(make, tmp_path):
+def test_it_works_without_remaining_rounds(make, tmp_path):
     whole, again = trainer_of(), trainer_of()
     fit(whole, make(), Checkpoint(tmp_path))
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_it_works_where_no_round_is_left(make, tmp_path):
     assert_alike(again, whole)
 
 
-def test_it_works_where_a_fit_is_stopped(make):
+def test_it_works_in_a_stopped_fit(make):
     class StopAtOnce(Callback):
         def on_fit_start(self, trainer, total_samples):
             trainer.stop("at once")
@@ -172,11 +172,11 @@ def test_it_works_after_an_exception(make, hook):
     assert len(trainer.history) == done + 1
 
 
-def test_it_may_hear_of_an_exception_before_anything_else(make):
+def test_an_exception_may_come_before_all_other_hooks(make):
     make().on_exception(trainer_of(), ZeroDivisionError())
 
 
-def test_its_state_goes_through_a_checkpoint_and_it_goes_on_alike(make, tmp_path):
+def test_its_state_is_restored_from_a_checkpoint(make, tmp_path):
     whole, first, second = trainer_of(), trainer_of(), trainer_of()
     at_the_end, kept = make(), Checkpoint(tmp_path / "checkpoints", keep=9)
     fit(whole, at_the_end, num_epochs=4)
@@ -198,7 +198,7 @@ def test_its_state_goes_through_a_checkpoint_and_it_goes_on_alike(make, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "callbacks", "told"),
+    ("options", "callbacks", "calls"),
     [
         ({}, [], "SrerereE"),
         ({"merge_unit": "blocks", "num_epochs": 1}, [], "SrerereE"),
@@ -212,35 +212,35 @@ def test_its_state_goes_through_a_checkpoint_and_it_goes_on_alike(make, tmp_path
         ({}, [Failing("on_round_end", SystemExit(3))], "SrereX"),
     ],
 )
-def test_hooks_come_in_order(options, callbacks, told):
-    """The one that raises is told after this one."""
+def test_hooks_are_called_in_order(options, callbacks, calls):
+    """The callback that raises is called after the recording one."""
     letters = Letters()
     raises = callbacks and isinstance(callbacks[0], Failing)
     with pytest.raises(type(callbacks[0].error)) if raises else nullcontext() as caught:
         fit(trainer_of(), letters, *callbacks, **options)
-    assert letters.told == told
+    assert letters.calls == calls
     if raises:
-        assert callbacks[0].heard == [caught.value]
+        assert callbacks[0].exceptions == [caught.value]
 
 
-def test_an_exception_of_the_training_is_told_to_all():
+def test_all_callbacks_get_an_exception_of_the_training():
     def explode(x):
         raise FloatingPointError("in a task")
 
     letters = [Letters(), Letters(keeps_state=True)]
     with pytest.raises(FloatingPointError, match="in a task") as caught:
         fit(trainer_of(transform=explode), *letters)
-    assert [each.told for each in letters] == ["SX", "sx"]
+    assert [each.calls for each in letters] == ["SX", "sx"]
     assert not any("callback" in note for note in caught.value.__notes__)
 
 
-def test_those_that_keep_state_are_told_of_rounds_last_and_of_the_start_and_end_first():
+def test_callbacks_that_keep_state_come_first_at_start_and_end_and_last_in_rounds():
     log = []
     fit(trainer_of(), Letters(True, log), Letters(False, log), num_epochs=2)
     assert "".join(log) == "sS" + "rReE" + "rReE" + "eE"
 
 
-def test_what_another_raises_on_an_exception_is_noted_and_the_others_still_hear():
+def test_an_exception_in_on_exception_becomes_a_note_and_others_are_called():
     bad, good = Failing("on_exception", OSError("no more")), Failing("on_round_end")
     last = Failing("")
     with pytest.raises(ZeroDivisionError) as caught:
@@ -249,10 +249,10 @@ def test_what_another_raises_on_an_exception_is_noted_and_the_others_still_hear(
         "Raised in the callback Failing, by its on_round_end.",
         "And Failing.on_exception raised OSError('no more').",
     ]
-    assert len(good.heard) == len(last.heard) == 1
+    assert len(good.exceptions) == len(last.exceptions) == 1
 
 
-def test_one_that_cannot_save_or_load_its_state_is_named(tmp_path):
+def test_errors_of_saving_and_loading_states_name_the_callback(tmp_path):
     with pytest.raises(ZeroDivisionError) as caught:
         fit(trainer_of(), Checkpoint(tmp_path), Failing("state_dict"))
     assert caught.value.__notes__[0] == "Raised in the callback Failing, by its state_dict."
@@ -263,7 +263,7 @@ def test_one_that_cannot_save_or_load_its_state_is_named(tmp_path):
     assert caught.value.__notes__ == ["Raised in the callback Failing, by its load_state_dict."]
 
 
-def test_a_state_that_a_checkpoint_cannot_hold_is_an_error_that_says_where(tmp_path):
+def test_errors_name_the_path_of_an_unsupported_state(tmp_path):
     class Odd(Callback):
         def state_dict(self):
             return {"seen": {1, 2}}
@@ -273,7 +273,7 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_an_error_that_says_where(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_states_go_back_to_whose_they_were(tmp_path):
+def test_states_are_restored_to_their_callbacks(tmp_path):
     class Counter(Callback):
         def __init__(self, step):
             self.step, self.count = step, 0

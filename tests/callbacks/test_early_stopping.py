@@ -1,4 +1,4 @@
-"""Fits that no longer get better: when they stop, and with which parameters."""
+"""Early stopping: when fits stop, and with which parameters."""
 
 import math
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 
 
-class Told:
-    """A trainer whose rounds measure what they are told to."""
+class ScriptedTrainer:
+    """A trainer whose rounds measure given values."""
 
     def __init__(self, resumed_from=None):
         self.reason, self.parameters, self.resumed_from = None, None, resumed_from
@@ -58,8 +58,8 @@ class Told:
         ([math.inf, 2, -math.inf], {"patience": 9}, 3, 2),
     ],
 )
-def test_when_it_stops(values, options, rounds, best):
-    callback, trainer = EarlyStopping("loss", **options), Told()
+def test_stops_after_patience(values, options, rounds, best):
+    callback, trainer = EarlyStopping("loss", **options), ScriptedTrainer()
     assert trainer.run(callback, values) == rounds
     assert callback.best_round == best
     assert callback.best == (None if best is None else values[best])
@@ -75,43 +75,43 @@ def test_when_it_stops(values, options, rounds, best):
     st.sampled_from([0, 1.5]),
     st.data(),
 )
-def test_resumed_in_the_middle_it_stops_where_it_would_have(values, patience, mode, min_delta, data):
+def test_a_resumed_fit_stops_after_the_same_round(values, patience, mode, min_delta, data):
     def new():
         return EarlyStopping("loss", patience=patience, mode=mode, min_delta=min_delta)
 
     whole, first, second = new(), new(), new()
-    rounds = Told().run(whole, values)
+    rounds = ScriptedTrainer().run(whole, values)
     k = data.draw(st.integers(1, rounds), "interrupted after")
-    Told().run(first, values[:k])
+    ScriptedTrainer().run(first, values[:k])
     second.load_state_dict(first.state_dict())
-    again = Told(resumed_from="a checkpoint")
+    again = ScriptedTrainer(resumed_from="a checkpoint")
     assert again.run(second, values, start=k) == rounds
     assert (second.best, second.best_round) == (whole.best, whole.best_round)
     assert again.parameters == (None if whole.best_round is None else {"round": whole.best_round})
 
 
-def test_each_fit_begins_anew_but_a_resumed_one():
+def test_every_fit_but_a_resumed_one_resets_it():
     callback = EarlyStopping("loss", patience=2)
-    Told().run(callback, [1, 2, 3])
-    assert Told().run(callback, [9, 8, 9, 9]) == 4
+    ScriptedTrainer().run(callback, [1, 2, 3])
+    assert ScriptedTrainer().run(callback, [9, 8, 9, 9]) == 4
     assert callback.best == 8
     callback.load_state_dict(callback.state_dict())  # by a fit that was refused before it began
-    assert Told().run(callback, [7, 6, 7, 7]) == 4
+    assert ScriptedTrainer().run(callback, [7, 6, 7, 7]) == 4
     assert callback.best == 6
 
 
-def test_what_was_not_kept_cannot_be_restored_which_is_told():
+def test_missing_parameters_of_the_best_round_are_warned_of():
     first = EarlyStopping("loss", patience=9, restore_best=False)
-    Told().run(first, [3, 1, 2])
-    second, trainer = EarlyStopping("loss", patience=9), Told(resumed_from="a checkpoint")
+    ScriptedTrainer().run(first, [3, 1, 2])
+    second, trainer = EarlyStopping("loss", patience=9), ScriptedTrainer(resumed_from="a checkpoint")
     with pytest.warns(UserWarning, match="has not kept the parameters of the best round until now, 1, and"):
         second.load_state_dict(first.state_dict())
     trainer.run(second, [3, 1, 2, 2, 2], start=3)
     assert (trainer.parameters, second.best_round) == (None, 1)
 
 
-def test_without_restoring_the_last_parameters_stay():
-    callback, trainer = EarlyStopping("loss", patience=1, restore_best=False), Told()
+def test_without_restore_best_the_last_parameters_stay():
+    callback, trainer = EarlyStopping("loss", patience=1, restore_best=False), ScriptedTrainer()
     trainer.run(callback, [1, 2, 3])
     assert trainer.parameters is None
     assert callback.best_round == 0
@@ -130,12 +130,12 @@ def test_without_restoring_the_last_parameters_stay():
         ("val_f1", "max"),
     ],
 )
-def test_a_name_tells_which_values_are_better(monitor, mode):
+def test_modes_are_inferred_from_names(monitor, mode):
     assert EarlyStopping(monitor).mode == Checkpoint("x", best=monitor).mode == mode
     assert EarlyStopping(monitor, mode="max").mode == "max"
 
 
-def test_what_cannot_be_is_an_error():
+def test_invalid_arguments_are_errors():
     for kind in (
         lambda **options: EarlyStopping("speed", **options),
         lambda **o: Checkpoint("x", best="speed", **o),
@@ -158,10 +158,10 @@ def test_what_cannot_be_is_an_error():
     ):
         fit(trainer_of(), EarlyStopping())
     with pytest.raises(ValueError, match=r"'recall' is \[0.5\]; monitoring needs a single number"):
-        Told().run(EarlyStopping("recall", mode="max"), [[0.5]], name="recall")
+        ScriptedTrainer().run(EarlyStopping("recall", mode="max"), [[0.5]], name="recall")
 
 
-def test_a_name_that_nearly_tells_is_answered_with_the_one_that_does():
+def test_similar_names_are_suggested():
     with pytest.raises(ValueError, match=r"give mode='min' or mode='max', or did you mean 'val_loss'\?"):
         EarlyStopping("val_los")
     with pytest.raises(TypeError, match="True is no name of a field in records"):
@@ -169,7 +169,7 @@ def test_a_name_that_nearly_tells_is_answered_with_the_one_that_does():
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_it_stops_a_fit_and_restores_the_bits_of_the_best_round(request, engine):
+def test_a_stopped_fit_restores_the_parameters_of_the_best_round(request, engine):
     chosen = request.getfixturevalue("shared_local") if engine == "local" else "serial"
     trainer, best = trainer_of(chosen), trainer_of()
     callback = EarlyStopping("val_loss", mode="max", patience=2)  # the first round is the worst
@@ -182,7 +182,7 @@ def test_it_stops_a_fit_and_restores_the_bits_of_the_best_round(request, engine)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_interrupted_in_the_middle_of_its_patience_it_ends_alike(tmp_path, k):
+def test_an_interrupted_and_resumed_fit_ends_alike(tmp_path, k):
     def stopping():
         return EarlyStopping("loss", mode="max", patience=3)
 
@@ -197,13 +197,13 @@ def test_interrupted_in_the_middle_of_its_patience_it_ends_alike(tmp_path, k):
     assert max(list_checkpoints(tmp_path)) == 3
 
 
-def test_the_checkpoint_is_of_the_last_round_and_not_of_the_restored_one(tmp_path):
+def test_the_last_checkpoint_has_the_parameters_of_the_last_round(tmp_path):
     trainer, last = trainer_of(), trainer_of()
     fit(trainer, Checkpoint(tmp_path), EarlyStopping("loss", mode="max", patience=2), num_epochs=9)
     last.restore(tmp_path)
     assert_same_bits(last.get_parameters(), fit(trainer_of(), num_epochs=3))
 
 
-def test_a_round_without_a_number_is_told():
+def test_a_round_without_the_monitored_field_is_an_error():
     with pytest.raises(ValueError, match="records have no 'loss'"):
         EarlyStopping("loss").on_round_end(SimpleNamespace(), {"round": 0})

@@ -1,4 +1,4 @@
-"""Files and TensorBoard folders that the history goes to while a fit runs."""
+"""The callbacks that write the history to files and to TensorBoard folders."""
 
 import csv
 import json
@@ -44,7 +44,7 @@ class Failing(Callback):
             raise RuntimeError("enough")
 
 
-def tell(callback, records, resumed_from=None):
+def call_hooks(callback, records, resumed_from=None):
     """Tell a callback of a fit with these records, of a trainer that has those before."""
     trainer = SimpleNamespace(history=records[: resumed_from or 0], resumed_from=resumed_from)
     callback.on_fit_start(trainer, None)
@@ -66,7 +66,7 @@ def rounds_of(path):
     return [json.loads(line)["round"] for line in path.read_text().splitlines()]
 
 
-def test_json_lines_hold_the_history(trainer, tmp_path):
+def test_json_lines_have_the_history(trainer, tmp_path):
     path = tmp_path / "made" / "history.jsonl"
     for _ in range(2):
         fit(trainer, JsonLines(path))
@@ -75,18 +75,18 @@ def test_json_lines_hold_the_history(trainer, tmp_path):
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories())
-def test_csv_has_a_row_for_each_round_whatever_columns_come_later(tmp_path_factory, history):
+def test_csv_has_a_row_per_round_with_columns_added_later(tmp_path_factory, history):
     path = tmp_path_factory.mktemp("csv") / "history.csv"
-    tell(Csv(path), history)
-    told = rows_of(path)
-    assert len(told) == len(history)
-    for cells, record in zip(told, history, strict=True):
+    call_hooks(Csv(path), history)
+    rows = rows_of(path)
+    assert len(rows) == len(history)
+    for cells, record in zip(rows, history, strict=True):
         expected = flatten(record)
         assert all(cells[name] == ("" if name not in expected else str(expected[name])) for name in cells)
         assert expected.keys() <= cells.keys()
 
 
-def test_csv_goes_on_in_a_file_that_is_there(trainer, tmp_path):
+def test_csv_appends_to_an_existing_file(trainer, tmp_path):
     path = tmp_path / "history.csv"
     fit(trainer, Csv(path))
     before = path.read_text()
@@ -94,19 +94,19 @@ def test_csv_goes_on_in_a_file_that_is_there(trainer, tmp_path):
     assert path.read_text().startswith(before)
     x, y = classification()
     fit(trainer, Csv(path), validation_data=(x, y))
-    told = rows_of(path)
-    assert [cells["loss"] for cells in told] == [str(record["loss"]) for record in trainer.history]
-    assert [cells["val_loss"] for cells in told[:4]] == [""] * 4
-    assert float(told[-1]["val_loss"]) == trainer.history[-1]["val_loss"]
+    rows = rows_of(path)
+    assert [cells["loss"] for cells in rows] == [str(record["loss"]) for record in trainer.history]
+    assert [cells["val_loss"] for cells in rows[:4]] == [""] * 4
+    assert float(rows[-1]["val_loss"]) == trainer.history[-1]["val_loss"]
 
 
 def test_csv_of_an_online_fit(tmp_path):
     records = [online_record(), online_record(1, math.nan, repetitions=[0, 3]), online_record(2)]
-    tell(Csv(tmp_path / "online.csv"), records)
-    told = rows_of(tmp_path / "online.csv")
-    assert [cells["simulations.done"] for cells in told] == ["2"] * 3
-    assert json.loads(told[1]["repetitions"]) == [0, 3]
-    assert math.isnan(float(told[1]["loss"]))
+    call_hooks(Csv(tmp_path / "online.csv"), records)
+    rows = rows_of(tmp_path / "online.csv")
+    assert [cells["simulations.done"] for cells in rows] == ["2"] * 3
+    assert json.loads(rows[1]["repetitions"]) == [0, 3]
+    assert math.isnan(float(rows[1]["loss"]))
 
 
 def records_of(run, count=6):
@@ -120,43 +120,43 @@ def path_of(folder, logger):
 
 @pytest.mark.parametrize("logger", FILES)
 @pytest.mark.parametrize("cut", [0, 30])
-def test_a_resumed_fit_replaces_what_came_after_the_checkpoint(tmp_path, logger, cut):
+def test_a_resumed_fit_replaces_rounds_after_the_checkpoint(tmp_path, logger, cut):
     path, records = path_of(tmp_path, logger), records_of(1)
-    tell(logger(path), records)
+    call_hooks(logger(path), records)
     path.write_bytes(path.read_bytes()[: -cut or None])  # killed while it wrote
-    tell(logger(path), records, resumed_from=3)
+    call_hooks(logger(path), records, resumed_from=3)
     assert rounds_of(path) == [0, 1, 2, 3, 4, 5]
-    tell(logger(path), records_of(2))  # another run
+    call_hooks(logger(path), records_of(2))  # another run
     assert rounds_of(path) == [*range(6), *range(6)]
 
 
 @pytest.mark.parametrize("logger", FILES)
-def test_a_resumed_fit_leaves_what_others_have_written(tmp_path, logger):
+def test_a_resumed_fit_keeps_rounds_of_other_runs(tmp_path, logger):
     path, mine = path_of(tmp_path, logger), records_of(2)
-    tell(logger(path), records_of(1, 8))
-    tell(logger(path), mine[:4])
-    tell(logger(path), mine, resumed_from=2)
+    call_hooks(logger(path), records_of(1, 8))
+    call_hooks(logger(path), mine[:4])
+    call_hooks(logger(path), mine, resumed_from=2)
     assert rounds_of(path) == [*range(8), *range(6)]
     other = path_of(tmp_path / "other", logger)
-    tell(logger(other), records_of(1, 8))
-    tell(logger(other), mine, resumed_from=3)  # the first that this run writes there
+    call_hooks(logger(other), records_of(1, 8))
+    call_hooks(logger(other), mine, resumed_from=3)  # the first that this run writes there
     assert rounds_of(other) == [*range(8), 3, 4, 5]
     later = path_of(tmp_path / "later", logger)
-    tell(logger(later), records_of(1, 7), resumed_from=4)  # a run that began to write in the middle
-    tell(logger(later), mine, resumed_from=2)
+    call_hooks(logger(later), records_of(1, 7), resumed_from=4)  # a run that began to write in the middle
+    call_hooks(logger(later), mine, resumed_from=2)
     assert rounds_of(later) == [4, 5, 6, 2, 3, 4, 5]
 
 
-def test_a_file_of_one_line_that_is_no_round_is_left_alone(tmp_path):
+def test_a_file_with_another_first_line_is_not_changed(tmp_path):
     path = tmp_path / "cfg.json"
     for text in ('{"lr": 0.1}', '{"r', '{"round": 0, "epo', ""):
         path.write_text(text)
         if text.startswith('{"l'):
             with pytest.raises(ValueError, match="its first line is no record of a round"):
-                tell(JsonLines(path), records_of(1))
+                call_hooks(JsonLines(path), records_of(1))
             assert path.read_text() == text
         else:
-            tell(JsonLines(path), records_of(1))
+            call_hooks(JsonLines(path), records_of(1))
             assert rounds_of(path) == [*range(6)]
 
 
@@ -180,17 +180,17 @@ def test_a_killed_fit_that_resumes_has_no_round_twice(trainer, tmp_path, positio
 
 
 @pytest.mark.parametrize("logger", FILES)
-def test_a_line_that_was_cut_off_is_removed(tmp_path, logger):
+def test_an_incomplete_line_is_removed(tmp_path, logger):
     path = tmp_path / f"history.{'csv' if logger is Csv else 'jsonl'}"
     records = [online_record(number) for number in range(3)]
-    tell(logger(path), records)
+    call_hooks(logger(path), records)
     path.write_bytes(path.read_bytes()[:-30])
-    tell(logger(path), records[2:])
+    call_hooks(logger(path), records[2:])
     assert rounds_of(path) == [0, 1, 2]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_csv_refuses_a_file_with_something_else(trainer, tmp_path):
+def test_csv_raises_for_a_file_with_other_contents(trainer, tmp_path):
     (tmp_path / "notes.csv").write_text("name,price\nbread,3\n")
     with pytest.raises(ValueError, match=r"notes\.csv exists and has no rounds, its columns are name, price"):
         fit(trainer, Csv(tmp_path / "notes.csv"))
@@ -199,7 +199,7 @@ def test_csv_refuses_a_file_with_something_else(trainer, tmp_path):
 
 
 @pytest.mark.parametrize("logger", [*FILES, TensorBoard])
-def test_what_cannot_be_written_is_found_before_anything_is_trained(trainer, tmp_path, logger):
+def test_unwritable_files_are_errors_before_training(trainer, tmp_path, logger):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file") as raised:
         fit(trainer, logger(tmp_path / "file" / "history"))
@@ -223,19 +223,19 @@ def test_tensorboard_shows_rounds_workers_and_the_configuration(trainer, tmp_pat
         fit(trainer, TensorBoard(tmp_path / "board"))
     scalars, texts = events(tmp_path / "board")
     for name in ("loss", "accuracy", "samples_per_second"):
-        told = [(each.step, each.wall_time, each.value) for each in scalars[name]]
-        assert told == [(r["round"], r["ended"], pytest.approx(r[name])) for r in trainer.history]
+        rows = [(each.step, each.wall_time, each.value) for each in scalars[name]]
+        assert rows == [(r["round"], r["ended"], pytest.approx(r[name])) for r in trainer.history]
     of_worker = [record["workers"][1] for record in trainer.history]
     for name in ("loss", "accuracy", "seconds"):
         assert [each.value for each in scalars[f"workers/{name}/1"]] == pytest.approx(
             [own[name] for own in of_worker]
         )
-    told = json.loads(texts["configuration/text_summary"])
-    assert told == json.loads(json.dumps(trainer.configuration))
+    rows = json.loads(texts["configuration/text_summary"])
+    assert rows == json.loads(json.dumps(trainer.configuration))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_lists_nan_and_what_a_resumed_fit_trained_again(tmp_path):
+def test_tensorboard_shows_lists_nan_and_rounds_of_a_resumed_fit(tmp_path):
     more = {"val_recall": [0.5, math.nan]}
     records = [online_record(number, 0.5 + number, **more) for number in range(4)]
     configured = {"note": "first"}
@@ -245,9 +245,9 @@ def test_tensorboard_shows_lists_nan_and_what_a_resumed_fit_trained_again(tmp_pa
             trainer.configuration = configured
             super().on_fit_start(trainer, total_samples)
 
-    tell(Board(tmp_path), records)
+    call_hooks(Board(tmp_path), records)
     again = [*records[:2], *(online_record(number, 100.0 + number) for number in range(2, 4))]
-    tell(Board(tmp_path), again, resumed_from=2)
+    call_hooks(Board(tmp_path), again, resumed_from=2)
     scalars, _ = events(tmp_path)
     assert [(each.step, each.value) for each in scalars["loss"]] == [(0, 0.5), (1, 1.5), (2, 102.0), (3, 103.0)]
     assert [each.value for each in scalars["val_recall/0"]] == [0.5] * 2
@@ -270,7 +270,7 @@ def test_tensorboard_names_its_extra(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [JsonLines, Csv])
-def test_what_is_no_file_is_not_replaced(trainer, kind, tmp_path):
+def test_special_files_are_not_replaced(trainer, kind, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileExistsError, match=r"it is there and is no file: .*pipe"):
         fit(trainer, kind(tmp_path / "pipe"))

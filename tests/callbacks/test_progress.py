@@ -1,4 +1,4 @@
-"""How far a fit is: a bar in terminals, lines elsewhere, or nothing."""
+"""Progress of a fit: a bar in terminals, lines elsewhere, or nothing."""
 
 import io
 import sys
@@ -24,7 +24,7 @@ def shown(monkeypatch, stream, *callbacks, **options):
     return trainer, stream.getvalue()
 
 
-def test_in_a_terminal_it_is_a_bar(monkeypatch):
+def test_terminals_show_a_bar(monkeypatch):
     trainer, text = shown(monkeypatch, Terminal())
     last = text.split("\r")[-1]
     assert "100%" in last
@@ -34,7 +34,7 @@ def test_in_a_terminal_it_is_a_bar(monkeypatch):
     assert text.count("\n") == 1
 
 
-def test_elsewhere_it_is_a_line_a_round(monkeypatch):
+def test_other_streams_show_a_line_per_round(monkeypatch):
     trainer, text = shown(monkeypatch, io.StringIO())
     lines = text.splitlines()
     assert len(lines) == 3
@@ -44,12 +44,12 @@ def test_elsewhere_it_is_a_line_a_round(monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_without_progress_nothing_is_shown(monkeypatch, stream):
+def test_nothing_is_shown_without_progress(monkeypatch, stream):
     assert shown(monkeypatch, stream(), progress=False)[1] == ""
 
 
 @pytest.mark.parametrize("kind", [ProgressBar, RoundLines])
-def test_one_of_the_users_takes_its_place(monkeypatch, kind):
+def test_a_progress_callback_replaces_the_default(monkeypatch, kind):
     own = io.StringIO()
     assert shown(monkeypatch, Terminal(), kind(own))[1] == ""
     assert "loss" in own.getvalue()
@@ -58,7 +58,7 @@ def test_one_of_the_users_takes_its_place(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("stop", [True, False])
-def test_a_bar_of_a_fit_that_ends_early_stays_where_it_was(monkeypatch, stop):
+def test_the_bar_of_a_fit_that_ends_early_stays(monkeypatch, stop):
     class Failing(StopAfter):
         def on_round_end(self, trainer, record):
             raise ZeroDivisionError
@@ -74,16 +74,16 @@ def test_a_bar_of_a_fit_that_ends_early_stays_where_it_was(monkeypatch, stop):
     assert stream.getvalue().endswith("\n")
 
 
-def test_a_resumed_fit_shows_what_is_left(monkeypatch, tmp_path):
+def test_a_resumed_fit_shows_the_remaining_samples(monkeypatch, tmp_path):
     fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
-    told = f"resumed from {tmp_path}/round-000000"
+    message = f"resumed from {tmp_path}/round-000000"
     _, text = shown(monkeypatch, Terminal(), resume=tmp_path)
-    assert text.startswith(f"{told}\n")
+    assert text.startswith(f"{message}\n")
     assert "114/114" in text.split("\r")[-1]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path)
-    assert [line.split(",")[0] for line in lines.splitlines()] == [told, "round 1", "round 2"]
+    assert [line.split(",")[0] for line in lines.splitlines()] == [message, "round 1", "round 2"]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path, num_epochs=1)
-    assert lines == f"{told}; nothing is left to train\n"
+    assert lines == f"{message}; nothing is left to train\n"
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])
@@ -93,7 +93,7 @@ def test_progress_is_true_or_false(value):
 
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_why_a_fit_has_stopped_is_told_last(monkeypatch, stream):
+def test_the_reason_of_a_stop_is_printed_last(monkeypatch, stream):
     _, text = shown(monkeypatch, stream(), StopAfter(1))
     assert text.endswith("\nstopped after round 1: enough\n")
     _, text = shown(monkeypatch, stream(), max_time=1e-6)
@@ -101,7 +101,7 @@ def test_why_a_fit_has_stopped_is_told_last(monkeypatch, stream):
 
 
 @pytest.mark.parametrize("kind", [ProgressBar, RoundLines])
-def test_rounds_of_an_earlier_fit_are_not_its_own(kind):
+def test_rounds_of_an_earlier_fit_do_not_count(kind):
     trainer, file = trainer_of(), io.StringIO()
     fit(trainer, kind(file))
     fit(trainer, kind(file), max_time=1e-6)

@@ -1,4 +1,4 @@
-"""The callback that writes the report while a fit runs."""
+"""The callback that writes the report."""
 
 import math
 
@@ -45,7 +45,7 @@ class Reading(Callback):
     ("every", "seen"),
     [(None, [(0, False)] * 5), (1, [(n, True) for n in range(5)]), (2, [(n, True) for n in (0, 0, 2, 2, 4)])],
 )
-def test_reports_are_written_while_a_fit_runs_and_when_it_ends(trainer, tmp_path, monkeypatch, every, seen):
+def test_reports_are_written_during_and_at_the_end_of_a_fit(trainer, tmp_path, monkeypatch, every, seen):
     monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", math.inf)
     path = tmp_path / "made" / "report.html"
     reading = Reading(path)
@@ -60,7 +60,7 @@ def test_reports_are_written_while_a_fit_runs_and_when_it_ends(trainer, tmp_path
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_pages_that_would_take_too_much_of_the_time_are_left_out(trainer, tmp_path, monkeypatch):
+def test_reports_that_take_too_much_time_are_skipped(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", 1e-9)
     reading = Reading(tmp_path / "report.html")
     fit(trainer, Report(reading.path, every=1), reading)
@@ -73,7 +73,7 @@ class Stopping(Callback):
         trainer.stop("enough")
 
 
-def test_a_fit_that_is_stopped_says_so(trainer, tmp_path):
+def test_reports_show_why_a_fit_stopped(trainer, tmp_path):
     fit(trainer, Report(tmp_path / "report.html"), Stopping())
     assert "stopped: enough" in PageReader((tmp_path / "report.html").read_text()).texts
 
@@ -84,7 +84,7 @@ class Failing(Callback):
             raise RuntimeError("enough of <this>\nand that")
 
 
-def test_a_fit_that_fails_leaves_a_report_that_says_why(trainer, tmp_path):
+def test_reports_show_why_a_fit_failed(trainer, tmp_path):
     with pytest.raises(RuntimeError, match="enough"):
         fit(trainer, Report(tmp_path / "report.html"), Failing())
     reader = PageReader((tmp_path / "report.html").read_text())
@@ -92,7 +92,7 @@ def test_a_fit_that_fails_leaves_a_report_that_says_why(trainer, tmp_path):
     assert len(reader.rows(-1)) == 3
 
 
-def test_what_cannot_be_written_is_found_before_anything_is_trained(trainer, tmp_path):
+def test_unwritable_files_are_errors_before_training(trainer, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         fit(trainer, Report(tmp_path / "file" / "report.html"))

@@ -1,4 +1,4 @@
-"""dislib's interface on this project's engines: what its users write runs and returns what they expect."""
+"""The interface of dislib: programs for dislib run and get the results that they expect."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def labels(y):
     return torch.cat([block for row in y.tensors for block in row])
 
 
-def test_training_is_the_trainers_own_on_float32():
+def test_training_equals_the_trainer_on_float32():
     x, y = tensors()
     trainer = built()
     net = trainer.fit_synchronous_with_GPU(x, y, 3, 2)
@@ -89,7 +89,7 @@ def test_the_eddl_interface_returns_arrays():
     assert trainer.history[-1]["categorical_accuracy"] > 0.5
 
 
-def test_gpus_that_are_not_there_are_the_cpu(monkeypatch):
+def test_missing_gpus_are_replaced_by_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.warns(UserWarning, match="num_gpu=2, but torch has no CUDA here: training on the CPU"):
         assert dislib._usable_gpus(2) == 0
@@ -107,12 +107,12 @@ def test_under_compss_the_nodes_gpus_count(monkeypatch):
     assert [dislib._usable_gpus(gpus) for gpus in (0, 4, 16)] == [0, 4, 8]
 
 
-def test_what_is_no_tensor_is_an_error():
+def test_other_objects_than_tensors_are_errors():
     with pytest.raises(TypeError, match=r"expected a dislib Tensor.*got a SimpleNamespace"):
         BlockedTensor.from_dislib(SimpleNamespace(tensors=7))
 
 
-def test_there_and_back(monkeypatch):
+def test_conversion_to_and_from_dislib(monkeypatch):
     module = ModuleType("dislib.data.tensor")
     module.Tensor = lambda **given: SimpleNamespace(**given)
     for name in ("dislib", "dislib.data"):
@@ -124,7 +124,7 @@ def test_there_and_back(monkeypatch):
     np.testing.assert_array_equal(BlockedTensor.from_dislib(tensor).collect(), blocked.collect())
 
 
-def test_without_dislib_the_way_back_is_closed(monkeypatch):
+def test_conversion_to_dislib_needs_dislib(monkeypatch):
     monkeypatch.setitem(sys.modules, "dislib.data.tensor", None)
     with pytest.raises(ImportError, match="to_dislib needs dislib"):
         BlockedTensor.from_array(np.ones((2, 1)), (1, 1)).to_dislib()

@@ -33,7 +33,7 @@ def trainer():
         yield built
 
 
-def test_a_trainers_history_is_a_list_that_json_can_hold(trainer):
+def test_a_history_is_a_list_that_json_can_represent(trainer):
     history = trainer.history
     assert isinstance(history, History)
     assert history == list(history)
@@ -43,7 +43,7 @@ def test_a_trainers_history_is_a_list_that_json_can_hold(trainer):
     assert history[0]["round"] == 0
 
 
-def test_records_tell_when_fits_rounds_and_tasks_began_and_ended(trainer):
+def test_records_have_times_of_fits_rounds_and_tasks(trainer):
     history = trainer.history
     assert [record["merge"] for record in history] == ["synchronous"] * 2 + ["commutative"] * 2
     assert len({record["fit_started"] for record in history}) == 2
@@ -56,7 +56,7 @@ def test_records_tell_when_fits_rounds_and_tasks_began_and_ended(trainer):
     assert history[-1]["ended"] <= time.time()
 
 
-def test_building_again_begins_a_new_history():
+def test_build_resets_the_history():
     x, y = classification()
     with DistributedTrainer(1, engine="serial", seed=0) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy")
@@ -98,7 +98,7 @@ def test_frames_of_a_trainer_and_of_an_online_fit(trainer):
     assert History([online_record()]).to_frame(workers=True)["buffer"].to_list() == [9, 0]
 
 
-def test_an_empty_history_has_empty_frames_and_nothing_to_plot(tmp_path):
+def test_an_empty_history_has_empty_frames_and_no_plot(tmp_path):
     assert History().to_frame().empty
     assert History().to_frame(workers=True).empty
     with pytest.raises(ValueError, match=r"the history is empty.*call fit first"):
@@ -108,7 +108,7 @@ def test_an_empty_history_has_empty_frames_and_nothing_to_plot(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["plot.png", "plot.svg", "plot.pdf"])
-def test_plots_need_no_display_and_go_to_files(trainer, tmp_path, name):
+def test_plots_need_no_display_and_are_saved(trainer, tmp_path, name):
     before = "matplotlib.pyplot" in sys.modules
     figure = trainer.history.plot(tmp_path / name)
     assert (tmp_path / name).stat().st_size > 5000
@@ -122,14 +122,14 @@ def test_plots_need_no_display_and_go_to_files(trainer, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.docx"])
-def test_names_that_are_no_pictures_are_refused(trainer, tmp_path, name):
+def test_unsupported_image_suffixes_are_errors(trainer, tmp_path, name):
     with pytest.raises(ValueError, match=r"is no image file; give a name that ends in .png, .svg or .pdf"):
         trainer.history.plot(tmp_path / name)
     assert not list(tmp_path.glob("plot*"))
 
 
 @pytest.mark.parametrize("against", ["round", "epoch", "samples", "seconds"])
-def test_plots_of_what_else_a_history_may_hold(against):
+def test_plots_of_unusual_histories(against):
     records = [online_record(), online_record(1, math.nan), online_record(2, 1e-5, recall=[0.5, 0.25])]
     figure = History(records).plot(against=against)
     titles = {axes.get_title(): axes for axes in figure.axes}
@@ -142,7 +142,7 @@ def test_plots_of_what_else_a_history_may_hold(against):
 
 
 @given(histories())
-def test_axes_never_go_back_and_panels_have_a_point_a_record(history):
+def test_positions_never_decrease_and_panels_have_a_point_per_record(history):
     for against in ("round", "epoch", "samples", "seconds"):
         xs = positions(history + history, against)  # two runs in one file, whose rounds begin again at 0
         assert xs == sorted(xs)
@@ -156,18 +156,18 @@ def test_an_unknown_axis_is_an_error(trainer):
         trainer.history.plot(against="time")
 
 
-def test_of_several_runs_in_a_file_the_last_is_loaded(trainer, tmp_path):
+def test_the_last_of_several_runs_in_a_file_is_loaded(trainer, tmp_path):
     path = tmp_path / "history.jsonl"
     text = "".join(map(line_of, trainer.history))
     for before in (text, text + text[: text.index("\n") + 1]):
         path.write_text(before + text)
         repeated = before.count("\n")
-        with pytest.warns(UserWarning, match=f"has {repeated} rounds that later ones repeat") as told:
+        with pytest.warns(UserWarning, match=f"has {repeated} rounds that later ones repeat") as warned:
             assert History.load(path) == trainer.history
-        assert told[0].filename == __file__
+        assert warned[0].filename == __file__
 
 
-def test_of_a_run_that_was_restored_the_rounds_before_are_loaded_too(trainer, tmp_path):
+def test_rounds_before_a_restore_are_loaded(trainer, tmp_path):
     path = tmp_path / "history.jsonl"
     records = [dict(record, loss=loss) for loss in (1.0, 2.0) for record in trainer.history]
     count = len(trainer.history)
@@ -185,13 +185,13 @@ def test_figures_are_saved_to_open_files_too(trainer, tmp_path):
 
 @given(history=histories())
 @settings(max_examples=30)
-def test_what_is_saved_is_loaded(history, tmp_path_factory):
+def test_saved_histories_are_loaded_unchanged(history, tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "history.jsonl"
     History(history).save(path)
     assert str(History.load(path)) == str(History(history))  # NaN is no equal of itself
 
 
-def test_damaged_files_are_named(trainer, tmp_path):
+def test_errors_name_damaged_files(trainer, tmp_path):
     path = tmp_path / "history.jsonl"
     trainer.history.save(path)
     whole = path.read_bytes()
@@ -209,7 +209,7 @@ def test_damaged_files_are_named(trainer, tmp_path):
 @pytest.mark.parametrize(
     ("method", "module", "extra"), [("to_frame", "pandas", "pandas"), ("plot", "matplotlib", "plot")]
 )
-def test_what_is_not_installed_is_named_with_its_extra(trainer, monkeypatch, method, module, extra):
+def test_errors_name_missing_packages_and_extras(trainer, monkeypatch, method, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         ModuleNotFoundError, match=rf"{method} needs {module}: pip install 'compss_train\[{extra}\]'"
@@ -225,7 +225,7 @@ class Plots(Callback):
         assert len(trainer.history.to_frame()) == record["round"] + 1
 
 
-def test_callbacks_can_look_at_the_history():
+def test_callbacks_can_plot_the_history():
     x, y = classification()
     with DistributedTrainer(1, engine="serial", seed=0) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy")

@@ -18,7 +18,7 @@ def by_worker_and_fit(history):
 
 
 @given(histories(clocks=st.floats(-5, 5)))
-def test_intervals_never_overlap_and_cover_a_worker_whatever_the_clocks_say(history):
+def test_intervals_never_overlap_and_have_no_gaps_with_any_clocks(history):
     found = by_worker_and_fit(history)
     trained = {(own["worker"], record["fit_started"]) for record in history for own in record["workers"]}
     assert found.keys() == trained
@@ -57,7 +57,7 @@ def synchronous_runs(draw):
 
 
 @given(synchronous_runs())
-def test_synchronous_workers_wait_for_the_last_one_and_then_for_the_merge(run):
+def test_synchronous_workers_wait_for_the_last_worker_and_the_merge(run):
     history, expected = run
     found = worker_intervals(history)
     assert totals(found).keys() == expected.keys()
@@ -68,7 +68,7 @@ def test_synchronous_workers_wait_for_the_last_one_and_then_for_the_merge(run):
         assert spent == pytest.approx(summed, abs=1e-6)
 
 
-def test_a_worker_waits_while_others_train_a_round_that_has_nothing_for_it():
+def test_a_worker_waits_during_a_round_without_data_for_it():
     both = [{"worker": 0, "started": 1.0, "seconds": 1.0}, {"worker": 1, "started": 1.0, "seconds": 2.0}]
     one = [{"worker": 1, "started": 4.0, "seconds": 2.0}]
     again = [{"worker": 0, "started": 7.0, "seconds": 1.0}, {"worker": 1, "started": 7.5, "seconds": 2.0}]
@@ -88,7 +88,7 @@ def test_a_worker_waits_while_others_train_a_round_that_has_nothing_for_it():
 
 
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
-def test_workers_that_do_not_wait_for_each_other_merge_between_trainings(merge):
+def test_asynchronous_workers_merge_between_trainings(merge):
     entries = [[(0, 1.0, 1.0), (1, 1.5, 5.0)], [(0, 3.0, 1.0), (1, 7.0, 1.0)]]
     history = [
         {
@@ -99,8 +99,8 @@ def test_workers_that_do_not_wait_for_each_other_merge_between_trainings(merge):
         }
         for round_ in entries
     ]
-    told = [(i.position, i.kind, i.start, i.stop) for i in worker_intervals(history) if i.worker == 0]
-    assert told == [
+    waits = [(i.position, i.kind, i.start, i.stop) for i in worker_intervals(history) if i.worker == 0]
+    assert waits == [
         (0, "training", 1.0, 2.0),
         (0, "merging", 2.0, 3.0),
         (1, "training", 3.0, 4.0),
@@ -109,7 +109,7 @@ def test_workers_that_do_not_wait_for_each_other_merge_between_trainings(merge):
     ]
 
 
-def test_workers_wait_for_a_process_while_all_are_taken():
+def test_workers_wait_while_no_process_is_free():
     first = [(0, 0.0, 2.0), (1, 0.0, 2.5), (2, 2.1, 1.9)]  # on two processes
     second = [(0, 2.6, 2.0), (1, 4.1, 1.9)]
     history = [
@@ -130,7 +130,7 @@ def test_workers_wait_for_a_process_while_all_are_taken():
     assert gaps == pytest.approx(expected)
 
 
-def test_what_tells_no_times_has_no_intervals():
+def test_records_without_times_have_no_intervals():
     old = {"round": 0, "epoch": 1, "loss": 0.5, "workers": [{"worker": 0, "seconds": 1.0}]}
     assert worker_intervals([old, online_record()]) == []
     assert worker_intervals([]) == []

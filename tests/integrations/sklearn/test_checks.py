@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of estimators."""
+"""The estimator checks of scikit-learn."""
 
 import pytest
 import torch
@@ -33,6 +33,6 @@ def test_scikit_learns_checks(estimator, check):
 
 
 @pytest.mark.parametrize("make", [classifier, regressor])
-def test_in_a_single_batch_weights_are_repetitions(make):
+def test_weights_equal_repetitions_in_a_single_batch(make):
     one_batch = make(num_workers=1, batch_size=1000, dtype="float64")
     getattr(estimator_checks, WEIGHTS_AS_REPETITIONS)(type(one_batch).__name__, one_batch)

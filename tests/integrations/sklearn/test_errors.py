@@ -1,4 +1,4 @@
-"""Wrong parameters and data are errors before anything is trained, and fits that fail leave nothing behind."""
+"""Invalid parameters and data are errors before training, and failed fits leave nothing behind."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_not_fitted(method):
         getattr(classifier(), method)(X)
 
 
-def test_what_a_failed_fit_learnt_is_not_predicted_with():
+def test_a_failed_fit_leaves_the_estimator_unfitted():
     estimator = regressor().fit(X, X[:, 0])
     with pytest.raises(DivergedError):
         estimator.set_params(optimizer={"optimizer": "sgd", "lr": 1e30}).fit(X, X[:, :2])
@@ -83,7 +83,7 @@ def test_what_a_failed_fit_learnt_is_not_predicted_with():
         estimator.predict(X)
 
 
-def test_a_fit_that_cannot_begin_leaves_the_last_one():
+def test_invalid_data_leave_the_fitted_network():
     estimator = classifier().fit(X, Y)
     before = estimator.predict(X)
     with pytest.raises(ValueError, match="contains NaN"):

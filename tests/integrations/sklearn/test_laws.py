@@ -1,4 +1,4 @@
-"""What holds of every fit: an estimator trains as the trainer does, again alike, and goes on from there."""
+"""Laws of fits: an estimator trains as the trainer does, reproducibly, and continues with warm starts."""
 
 import pickle
 
@@ -41,7 +41,7 @@ def test_an_estimator_trains_as_the_trainer_does(options):
     assert [record["loss"] for record in ours.history_] == [record["loss"] for record in trainer.history]
 
 
-def test_the_default_network_begins_as_after_torchs_manual_seed():
+def test_initial_parameters_are_those_after_torch_manual_seed():
     torch.manual_seed(7)
     net = perceptron(6, 3, (20, 10))
     torch.manual_seed(1)
@@ -52,7 +52,7 @@ def test_the_default_network_begins_as_after_torchs_manual_seed():
     assert_same_bits(state_arrays(made.module_), state_arrays(given.module_))
 
 
-def test_the_seed_follows_scikit_learns_rules():
+def test_random_state_follows_the_rules_of_scikit_learn():
     def fitted(random_state):
         return classifier(random_state=random_state, num_epochs=1).fit(X, Y)
 
@@ -67,7 +67,7 @@ def test_the_seed_follows_scikit_learns_rules():
     assert_same_bits(state_arrays(first.module_), state_arrays(again.module_))
 
 
-def test_a_given_network_is_never_changed():
+def test_the_module_given_as_net_is_never_modified():
     net = mlp()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     estimator = classifier(net=net).fit(X, Y)
@@ -94,7 +94,7 @@ def test_a_pickled_estimator_predicts_the_same(estimator):
     assert again.n_iter_ == fitted.n_iter_ + 1
 
 
-def test_it_fits_on_worker_processes_and_keeps_none(shared_local):
+def test_fits_use_worker_processes_and_keep_none(shared_local):
     data = X.astype(np.float64), np.array(["red", "green", "blue"])[Y]
     processes = DistributedClassifier(engine=shared_local, threads=1, num_epochs=3, random_state=0)
     alike = clone(processes).fit(*data)
@@ -106,7 +106,7 @@ def test_it_fits_on_worker_processes_and_keeps_none(shared_local):
         pickle.dumps(alike)
 
 
-def test_partial_fits_and_warm_starts_go_on():
+def test_partial_fits_and_warm_starts_continue():
     started = classifier(num_epochs=2).fit(X, Y)
     on = clone(started).partial_fit(X, Y, classes=[2, 0, 1])
     on.partial_fit(X[:1], Y[:1]).partial_fit(X, Y)
@@ -136,7 +136,7 @@ def test_held_out_samples_are_evaluated_and_not_trained():
         ({}, "loss"),
     ],
 )
-def test_a_fit_stops_that_gets_no_better_and_keeps_its_best(options, monitored):
+def test_n_iter_no_change_stops_with_the_best_parameters(options, monitored):
     unsteady = {"optimizer": "sgd", "lr": 3.0}
     estimator = classifier(n_iter_no_change=3, num_epochs=1000, optimizer=unsteady, **options).fit(X, Y)
     losses = [record[monitored] for record in estimator.history_]
@@ -161,7 +161,7 @@ def test_a_fit_without_time_for_a_round_keeps_the_initial_parameters():
         (nn.NLLLoss(), nn.LogSoftmax(dim=1)),
     ],
 )
-def test_probabilities_are_those_that_the_loss_is_of(loss, last):
+def test_probabilities_follow_the_loss(loss, last):
     estimator = classifier(net=nn.Sequential(mlp(), last), loss=loss, optimizer=FAST_ADAM).fit(X, Y)
     logits = estimator.module_[0](torch.from_numpy(X)).detach()
     probabilities = estimator.predict_proba(X)
@@ -170,14 +170,14 @@ def test_probabilities_are_those_that_the_loss_is_of(loss, last):
     np.testing.assert_array_equal(estimator.predict(X), probabilities.argmax(axis=1))
 
 
-def test_the_decision_of_two_classes_is_a_number():
+def test_the_decision_function_of_two_classes_is_one_number():
     estimator = classifier().fit(X[Y < 2], np.array(["no", "yes"])[Y[Y < 2]])
     decision, probabilities = estimator.decision_function(X), estimator.predict_proba(X)
     np.testing.assert_allclose(1 / (1 + np.exp(-decision)), probabilities[:, 1], rtol=1e-4)
     np.testing.assert_array_equal(np.where(decision > 0, "yes", "no"), estimator.predict(X))
 
 
-def test_targets_come_back_in_their_shape_and_precision():
+def test_predictions_have_the_shape_and_precision_of_targets():
     one = X[:, 0]
     for y in (one, one[:, None], X[:, :3], X[:, :3].astype(np.float64)):
         predicted = regressor().fit(X, y).predict(X[:7])
@@ -186,7 +186,7 @@ def test_targets_come_back_in_their_shape_and_precision():
     assert regressor().fit(X, X[:, :3]).n_outputs_ == 3
 
 
-def test_images_go_through_a_network_of_ones_own():
+def test_images_with_a_custom_network():
     def convolutions(inputs, outputs):
         assert inputs == 1
         return nn.Sequential(nn.Conv2d(inputs, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, outputs))
@@ -205,13 +205,13 @@ def _scaled(batch):
     return batch.float() / 16
 
 
-def test_double_precision_where_it_is_asked_for():
+def test_double_precision():
     for options in ({"dtype": "float64"}, {"dtype": None}):
         estimator = regressor(**options).fit(X.astype(np.float64), X[:, 0])
         assert {parameter.dtype for parameter in estimator.module_.parameters()} == {torch.float64}
 
 
-def test_defaults_learn_what_scikit_learn_comes_with():
+def test_defaults_learn_data_sets_of_scikit_learn():
     x, x_test, y, y_test = train_test_split(*digits(1797), random_state=0)
     assert classifier(num_epochs=20).fit(x, y).score(x_test, y_test) > 0.93
     x, y = load_diabetes(return_X_y=True, scaled=False)

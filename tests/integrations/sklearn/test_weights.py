@@ -16,7 +16,7 @@ ROUNDING = sgd_error(np.float32, 5, 0.05, samples=32 + 100)
 WEIGHTS = np.random.default_rng(0).integers(0, 4, len(X))
 
 
-def test_weights_of_samples_are_the_trainers():
+def test_sample_weights_are_those_of_the_trainer():
     ours = classifier(net=mlp(), optimizer=FAST_ADAM, num_epochs=2).fit(X, Y, list(WEIGHTS))
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
     trainer.build(mlp(), FAST_ADAM, "cross_entropy")
@@ -34,7 +34,7 @@ def test_weights_of_samples_are_the_trainers():
         ("balanced", (len(Y) / (3 * np.bincount(Y)))[Y]),
     ],
 )
-def test_weights_of_classes_are_those_of_their_samples(class_weight, of_samples):
+def test_class_weights_equal_sample_weights(class_weight, of_samples):
     ours = classifier(class_weight=class_weight, optimizer=SGD).fit(X, NAMES)
     samples = classifier(optimizer=SGD).fit(X, NAMES, of_samples)
     assert_close(state_arrays(ours.module_), state_arrays(samples.module_), ROUNDING)
@@ -43,7 +43,7 @@ def test_weights_of_classes_are_those_of_their_samples(class_weight, of_samples)
     assert_close(state_arrays(in_blocks.module_), state_arrays(ours.module_), ROUNDING)
 
 
-def test_partial_fits_have_weights_too():
+def test_partial_fits_use_weights():
     def fitted(weights):
         return state_arrays(regressor(optimizer=SGD).partial_fit(X, X[:, 0], weights).module_)
 
@@ -53,7 +53,7 @@ def test_partial_fits_have_weights_too():
     assert np.abs(fitted(only_one)["0.bias"] - fitted(None)["0.bias"]).max() > 1e-4
 
 
-def test_held_out_samples_take_their_weights_with_them():
+def test_weights_of_held_out_samples_are_held_out():
     estimator = classifier(validation_fraction=0.5).fit(X, Y, WEIGHTS + 1)
     assert estimator.history_[0]["samples"] == 30
 

@@ -1,4 +1,4 @@
-"""Reading a report as a browser does: elements, tables, texts and values for the script."""
+"""Parsing of a report: elements, tables, texts and values for the script."""
 
 import json
 from html.parser import HTMLParser
@@ -55,5 +55,5 @@ def refuse(constant):
 
 
 def value_of(text):
-    """Return the number that a text tells."""
+    """Parse a formatted number."""
     return float(text.replace(",", ""))

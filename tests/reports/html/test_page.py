@@ -1,4 +1,4 @@
-"""The report as a page: everything of the history is in it, and nothing that could do harm or needs a network."""
+"""The page of a report has everything of the history, needs no network, and escapes all texts."""
 
 import json
 import math
@@ -31,11 +31,11 @@ def heading(name):
     return f"{name} (s)" if name in KINDS else name.replace("_per_second", "/s").replace("_", " ")
 
 
-def assert_tells(text, value):
-    """Assert that a cell tells a value, numbers to 3 significant digits at least."""
+def assert_shows(text, value):
+    """Assert that a cell shows a value, numbers with at least 3 significant digits."""
     if isinstance(value, list):
         for part, item in zip(text.split(", "), value, strict=True):
-            assert_tells(part, item)
+            assert_shows(part, item)
     elif isinstance(value, str):
         assert text == value
     elif math.isnan(value):
@@ -44,7 +44,7 @@ def assert_tells(text, value):
         assert value_of(text) == pytest.approx(value, rel=6e-3, abs=1e-9)
 
 
-def assert_tells_all(history, reader):
+def assert_all_numbers_shown(history, reader):
     rows = reader.rows(ROUNDS)
     assert len(rows) == len(history)
     for cells, record in zip(rows, round_rows(history), strict=True):
@@ -52,15 +52,15 @@ def assert_tells_all(history, reader):
             if name in ("ended", "fit_started"):
                 assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", cells[heading(name)])
             elif name not in KINDS or value > 1e-9:
-                assert_tells(cells[heading(name)], value)
+                assert_shows(cells[heading(name)], value)
 
 
 @settings(max_examples=25)
 @given(histories())
-def test_every_number_of_any_history_shows(history):
+def test_pages_show_every_number_of_any_history(history):
     reader = PageReader(page(history, CONFIGURATION))
     if history:
-        assert_tells_all(history, reader)
+        assert_all_numbers_shown(history, reader)
     else:
         assert "No round has ended yet." in reader.texts
 
@@ -90,11 +90,11 @@ def test_every_number_of_any_history_shows(history):
     ],
     ids=["steady", "online", "infinite", "extreme", "old"],
 )
-def test_histories_of_all_kinds_show(history):
-    assert_tells_all(history, PageReader(page(history, {})))
+def test_pages_show_histories_of_all_kinds(history):
+    assert_all_numbers_shown(history, PageReader(page(history, {})))
 
 
-def test_the_configuration_shows():
+def test_pages_show_the_configuration():
     texts = PageReader(page([], CONFIGURATION, "running")).texts
     assert {
         "Training of Net",
@@ -109,7 +109,7 @@ def test_the_configuration_shows():
     assert "1970-01-01 00:16:40 UTC" in texts
 
 
-def test_the_workers_table_sums_up_what_each_did():
+def test_the_table_of_workers_has_sums():
     history = steady_run(12, 3)
     rows = PageReader(page(history, {})).rows(0)
     for worker, cells in enumerate(rows):
@@ -118,7 +118,7 @@ def test_the_workers_table_sums_up_what_each_did():
         assert value_of(cells["training (s)"]) == pytest.approx(sum(each["seconds"] for each in own), rel=1e-3)
 
 
-def test_a_page_needs_nothing_else():
+def test_a_page_is_self_contained():
     text = page(steady_run(5, 2), CONFIGURATION, "running", refresh=True)
     reader = PageReader(text)
     assert "http://" not in text
@@ -136,7 +136,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
 
 
 @given(TEXTS, TEXTS)
-def test_texts_and_attributes_come_back_as_they_were(name, text):
+def test_texts_and_attributes_are_escaped(name, text):
     reader = PageReader(page([], {"fit": {name: text}}, text))
     assert {name, text} <= {*reader.texts}
     assert reader.attributes("span")[0] == {"class": f"status {text.partition(':')[0]}"}
@@ -145,7 +145,7 @@ def test_texts_and_attributes_come_back_as_they_were(name, text):
 HOSTILE = """</script></style><script>alert('1')</script><img src=x onerror="alert(2)">&lt;"'`"""
 
 
-def test_hostile_names_are_text():
+def test_malicious_names_are_escaped():
     history = [
         {**record, HOSTILE: 0.25, "recall" + HOSTILE: [0.5] * 12, "merge": HOSTILE} for record in steady_run(3, 2)
     ]
@@ -164,7 +164,7 @@ def test_hostile_names_are_text():
     assert not [name for _, attributes in hostile.elements for name in attributes if name.startswith("on")]
     assert {HOSTILE, f"on {HOSTILE}"} & {part for text in hostile.texts for part in text.split(" · ")} != set()
     assert HOSTILE in hostile.tables[ROUNDS][0]
-    assert HOSTILE in {curve["name"] for told in hostile.values for curve in told["curves"]}
+    assert HOSTILE in {curve["name"] for values in hostile.values for curve in values["curves"]}
 
 
 def drawn(reader, history, summary):
@@ -198,7 +198,7 @@ def area_of(attributes):
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-def test_lanes_are_as_long_as_what_they_show(merge):
+def test_lengths_of_strokes_are_the_seconds_of_intervals(merge):
     history = steady_run(20, 5, merge)
     shown = drawn(PageReader(page(history, {})), history, summary=False)
     for worker in range(5):
@@ -207,7 +207,7 @@ def test_lanes_are_as_long_as_what_they_show(merge):
             assert shown[f"worker {worker}"][kind] == pytest.approx(expected, abs=0.02)
 
 
-def test_lanes_of_many_workers_show_their_mean():
+def test_lanes_of_many_workers_show_their_mean_shares():
     history = steady_run(30, 130)
     found = worker_intervals(history)
     assert is_binned(found)
@@ -233,7 +233,7 @@ def test_reports_of_long_runs_stay_small(rounds, workers, most):
     assert len(rows) <= 401
 
 
-def test_a_report_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_reports_are_written_atomically(tmp_path, monkeypatch):
     path = tmp_path / "report.html"
     report.write(path, steady_run(2, 2))
     before = path.read_text()

@@ -16,7 +16,7 @@ FLOATS = st.floats(-1e307, 1e307)
 
 
 @given(st.lists(FLOATS | st.sampled_from([math.nan, math.inf]), max_size=5), st.booleans())
-def test_a_scale_holds_what_it_was_made_for(values, from_zero):
+def test_scales_contain_all_finite_values(values, from_zero):
     scale = padded_scale(values, 0.0, 100.0, from_zero=from_zero)
     assert all(-1e-6 <= scale(value) <= 100 + 1e-6 for value in values if abs(value) < LARGEST)
     ticks = scale.ticks()
@@ -26,7 +26,7 @@ def test_a_scale_holds_what_it_was_made_for(values, from_zero):
 
 
 @given(st.lists(st.floats(1e-240, 1e299), min_size=1, max_size=5))
-def test_a_logarithmic_scale_does_so_too(values):
+def test_logarithmic_scales_contain_all_values(values):
     scale = padded_scale(values, 0.0, 100.0, logarithmic=True)
     assert all(-1e-6 <= scale(value) <= 100 + 1e-6 for value in values)
     assume(max(values) >= 100 * min(values))
@@ -47,12 +47,12 @@ def test_numbers_have_four_significant_digits(value):
 
 
 @given(st.lists(FLOATS, min_size=1, max_size=6))
-def test_numbers_of_a_column_have_three_at_least(values):
-    tell = uniform_format(values)
-    assert all(value_of(tell(value)) == pytest.approx(value, rel=6e-3) for value in values)
+def test_numbers_of_a_column_have_three_significant_digits(values):
+    format_value = uniform_format(values)
+    assert all(value_of(format_value(value)) == pytest.approx(value, rel=6e-3) for value in values)
 
 
-def test_numbers_times_and_shares_as_people_read_them():
+def test_formats_of_numbers_times_and_shares():
     assert [number(v) for v in (0.12345, 12345, 12345.678, 0.0, 100.0, math.nan, 1e-7, True, "x", -0.5)] == [
         *("0.1235", "12,345", "12,346", "0", "100", "NaN", "1.000e-07", "True", "x", "-0.5")
     ]
@@ -64,7 +64,7 @@ def test_numbers_times_and_shares_as_people_read_them():
 
 
 @given(st.lists(FLOATS | st.just(math.nan), min_size=1, max_size=4), st.integers(1, 400))
-def test_thinned_curves_keep_their_extremes(values, times):
+def test_downsampled_curves_keep_their_extremes(values, times):
     ys = values * times
     curve = downsample(Curve("loss", [float(x) for x in range(len(ys))], ys))
     assert len(curve.xs) == len(curve.ys) <= MAX_POINTS + 1
@@ -76,12 +76,12 @@ def test_thinned_curves_keep_their_extremes(values, times):
     assert all(str(ys[int(x)]) == str(y) for x, y in zip(curve.xs, curve.ys, strict=True))
 
 
-def test_many_curves_become_three():
+def test_many_curves_are_summarized_by_three():
     xs = [0.0, 1.0]
     curves = [Curve(f"recall[{n}]", xs, [n, n + 10.0]) for n in range(MAX_CURVES + 2)]
     kept = Curve("val_recall[0]", xs, [1.0, 2.0])
-    told = limit_curves(Panel("recall", [*curves, kept])).curves
-    assert [(curve.name, curve.ys) for curve in told] == [
+    limited = limit_curves(Panel("recall", [*curves, kept])).curves
+    assert [(curve.name, curve.ys) for curve in limited] == [
         ("recall, median", [4.5, 14.5]),
         ("recall, lowest", [0.0, 10.0]),
         ("recall, highest", [9.0, 19.0]),
@@ -90,7 +90,7 @@ def test_many_curves_become_three():
 
 
 @given(st.integers(0, 3000), st.integers(1, 100))
-def test_every_few_items_and_the_last(count, most):
+def test_every_nth_item_and_the_last(count, most):
     kept, step = every_nth(list(range(count)), most)
     assert len(kept) <= most + 1
     assert kept[:-1] == list(range(0, count, step))[: len(kept) - 1]

@@ -30,7 +30,7 @@ def test_blocks_train_as_arrays_cut_alike_do():
     assert ours.n_features_in_ == 6
 
 
-def test_dislibs_tensors_are_taken():
+def test_dislib_tensors_are_accepted():
     dislib = [SimpleNamespace(tensors=[[block] for block in np.split(array, 3)]) for array in (X, Y)]
     ours = classifier().fit(*dislib)
     np.testing.assert_array_equal(ours.predict(dislib[0]), classifier().fit(*blocked(X, Y, 3)).predict(X))
@@ -60,19 +60,19 @@ def test_files_hold_samples_and_targets(tmp_path):
     assert regressor(shuffle="partial").fit(numbers).predict(numbers).shape == (60, 2)
 
 
-def test_classes_that_are_told_are_not_looked_for(tmp_path, monkeypatch):
+def test_given_classes_are_not_read_from_files(tmp_path, monkeypatch):
     files = files_of(tmp_path, x=X, y=Y)
     read = []
     original = type(files).part
     monkeypatch.setattr(type(files), "part", lambda *args: read.append(args[1]) or original(*args))
     classifier(shuffle="partial").partial_fit(files, classes=[0, 1, 2])
-    told = len(read)
+    limited = len(read)
     read.clear()
     classifier(shuffle="partial", num_epochs=1).fit(files)
-    assert len(read) == told + len(files.files)
+    assert len(read) == limited + len(files.files)
 
 
-def test_a_bad_file_is_skipped_when_labels_are_looked_for(tmp_path):
+def test_bad_files_are_skipped_when_labels_are_read(tmp_path):
     write_files(tmp_path, {"x": X, "y": Y}, rows=20)
     paths = sorted(tmp_path.glob("*.npz"))
     files = FileDataset(paths, on_bad_file="skip")
@@ -100,7 +100,7 @@ def test_a_bad_file_is_skipped_when_labels_are_looked_for(tmp_path):
         (ValueError, "take shuffle='partial'", lambda f: (files_of(f, x=X, y=Y), None)),
     ],
 )
-def test_what_does_not_go_together(error, message, pair, tmp_path):
+def test_incompatible_samples_and_targets_are_errors(error, message, pair, tmp_path):
     with pytest.raises(error, match=message):
         classifier().fit(*pair(tmp_path))
 

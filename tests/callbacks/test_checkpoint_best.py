@@ -1,4 +1,4 @@
-"""The best round: whose it is where several callbacks have one, and when they are told to watch something else."""
+"""The best round with several callbacks, and when the monitored field changes."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_the_best_checkpoint_is_the_best_of_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [1, 9])
-def test_of_two_folders_each_has_its_own_best(tmp_path, keep):
+def test_each_of_two_folders_has_its_own_best(tmp_path, keep):
     """Also where the best round of one is kept in the other, too."""
     lowest, highest = tmp_path / "lowest", tmp_path / "highest"
     trainer = train(
@@ -43,13 +43,13 @@ def test_of_two_folders_each_has_its_own_best(tmp_path, keep):
     trainer.restore(lowest.rename(tmp_path / "moved"), best=True)  # of either
 
 
-def test_without_a_best_of_checkpoint_there_is_none(tmp_path):
+def test_restoring_the_best_needs_a_checkpoint_with_best(tmp_path):
     trainer = train([EarlyStopping("loss"), Checkpoint(tmp_path)])
     with pytest.raises(ValueError, match="does not know which is the best"):
         trainer.restore(tmp_path, best=True)
 
 
-def test_a_resumed_fit_that_watches_another_number_knows_the_best_of_what_is_there(tmp_path):
+def test_a_resumed_fit_that_monitors_another_field_finds_its_best_round(tmp_path):
     train([EarlyStopping("loss"), Checkpoint(tmp_path, best="loss")], epochs=2)
     stopping = EarlyStopping("val_loss", mode="max", patience=9)
     checkpoint = Checkpoint(tmp_path, keep=1, best="val_loss", mode="max")
@@ -61,7 +61,7 @@ def test_a_resumed_fit_that_watches_another_number_knows_the_best_of_what_is_the
     assert stopping.best == max(losses[2], losses[3])
 
 
-def test_a_trainer_that_is_built_anew_has_had_no_fit(tmp_path):
+def test_build_resets_the_rounds(tmp_path):
     train([Checkpoint(tmp_path)])
     trainer = train([EarlyStopping("loss", mode="max", patience=1)], resume=tmp_path, epochs=6)
     assert (trainer.resumed_from, trainer.stopped) != (None, None)

@@ -1,4 +1,4 @@
-"""What files and folders of others, or of another run, callbacks leave as they are."""
+"""Existing files and folders of others or of another run are left unchanged; the order of callbacks."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def fitted(seed, *callbacks, epochs=2, trainer=None):
     return trainer
 
 
-def test_a_longer_run_does_not_take_the_checkpoints_of_a_shorter_one_for_its_own(tmp_path):
+def test_checkpoints_of_a_shorter_run_are_of_another_run(tmp_path):
     fitted(0, Checkpoint(tmp_path), epochs=2)
     other = fitted(1, epochs=4)
     with pytest.raises(FileExistsError, match="another run"):
@@ -25,13 +25,13 @@ def test_a_longer_run_does_not_take_the_checkpoints_of_a_shorter_one_for_its_own
     assert list(list_checkpoints(tmp_path)) == [0, 1]
 
 
-def test_a_second_fit_goes_on_in_the_folder_of_the_first(tmp_path):
+def test_a_second_fit_continues_in_the_folder_of_the_first(tmp_path):
     trainer = fitted(0, Checkpoint(tmp_path, keep=9))
     fitted(0, Checkpoint(tmp_path, keep=9), trainer=trainer)
     assert list(list_checkpoints(tmp_path)) == [0, 1, 2, 3]
 
 
-def test_a_fit_whose_checkpoints_are_refused_has_replaced_no_report(tmp_path):
+def test_an_error_of_the_checkpoint_folder_leaves_the_report(tmp_path):
     page = tmp_path / "report.html"
     fitted(0, Checkpoint(tmp_path / "checkpoints"), Report(page))
     before = page.read_bytes()
@@ -41,7 +41,7 @@ def test_a_fit_whose_checkpoints_are_refused_has_replaced_no_report(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["\n", ""])
-def test_a_file_of_something_else_is_not_added_to(tmp_path, end):
+def test_a_file_with_other_contents_is_not_appended_to(tmp_path, end):
     path = tmp_path / "notes"
     path.write_text(f"first line\nsecond line{end}")
     for callback in (JsonLines(path), Csv(path)):
@@ -59,23 +59,23 @@ def test_a_table_with_other_rounds_names_the_file(tmp_path):
         fitted(0, Csv(path))
 
 
-def test_a_callback_that_keeps_state_starts_first_and_is_told_of_rounds_last():
-    told = []
+def test_a_callback_that_keeps_state_starts_first_and_ends_rounds_last():
+    calls = []
 
     class Noting(Callback):
         def __init__(self, name, keeps):
             self.name, self.keeps_state = name, keeps
 
         def on_fit_start(self, trainer, total_samples):
-            told.append(("start", self.name))
+            calls.append(("start", self.name))
 
         def on_round_end(self, trainer, record):
-            told.append(("round", self.name))
+            calls.append(("round", self.name))
 
         def on_fit_end(self, trainer):
-            told.append(("end", self.name))
+            calls.append(("end", self.name))
 
     fitted(0, Noting("a", False), Noting("b", True), epochs=1)
-    assert told == [
+    assert calls == [
         (hook, name) for hook, names in (("start", "ba"), ("round", "ab"), ("end", "ba")) for name in names
     ]
