@@ -76,7 +76,7 @@ def simulate(parameters: Floats, grid: int = 64, steps: int = 100, substeps: int
     All values are scaled to the range from 0 to 1. ``substeps`` divides each time step: simulations become more
     accurate and more expensive.
     """
-    initial, *walls = scaled(np.asarray(parameters))
+    initial, *walls = scale(np.asarray(parameters))
     equation = _equation(grid, TIME_STEP / substeps)
     fields = equation.fields(np.full((grid, grid), initial), np.array(walls), substeps)
     for step in range(1, steps + 1):
@@ -84,24 +84,24 @@ def simulate(parameters: Floats, grid: int = 64, steps: int = 100, substeps: int
         yield x, next(fields).astype(np.float32)
 
 
-def scaled(kelvin: Floats) -> Floats:
+def scale(kelvin: Floats) -> Floats:
     """Scale temperatures to the range from 0 (coldest) to 1 (hottest)."""
     return (kelvin - COLDEST) / (HOTTEST - COLDEST)
 
 
-def in_kelvin(temperatures: NDArray[np.float32]) -> NDArray[np.float32]:
+def to_kelvin(temperatures: NDArray[np.float32]) -> NDArray[np.float32]:
     """Convert scaled temperatures to kelvin."""
     return COLDEST + (HOTTEST - COLDEST) * temperatures
 
 
-def draws(*seed: int) -> Iterator[Floats]:
+def random_parameters(*seed: int) -> Iterator[Floats]:
     """Iterate over random parameters of simulations, without end; other seeds give other parameters."""
     random = np.random.default_rng(seed)
     while True:
         yield random.uniform(COLDEST, HOTTEST, TEMPERATURES)
 
 
-def stacked(samples: Iterable[Sample]) -> Sample:
+def stack_samples(samples: Iterable[Sample]) -> Sample:
     """Stack samples into an array of x and one of y."""
     x, y = zip(*samples, strict=True)
     return np.stack(x), np.stack(y)

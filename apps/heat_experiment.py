@@ -45,7 +45,7 @@ class Experiment:
         """Make the network, and run the simulations for validation."""
         torch.manual_seed(options.seed)
         net = surrogate(options.grid)
-        inputs = itertools.islice(heat.draws(options.seed, VALIDATION), options.validation_simulations)
+        inputs = itertools.islice(heat.random_parameters(options.seed, VALIDATION), options.validation_simulations)
         refs = [engine.submit(all_samples, simulator(options), parameters) for parameters in inputs]
         x, y = map(np.concatenate, zip(*engine.fetch(refs), strict=True))
         engine.delete(refs)
@@ -70,7 +70,7 @@ def start_engine(options: argparse.Namespace, at_once: int) -> Engine:
 
 def all_samples(simulate: Callable[[heat.Floats], Iterable[heat.Sample]], parameters: heat.Floats) -> heat.Sample:
     """Run a simulation to its end."""
-    return heat.stacked(simulate(parameters))
+    return heat.stack_samples(simulate(parameters))
 
 
 def surrogate(grid: int) -> nn.Module:

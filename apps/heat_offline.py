@@ -70,7 +70,7 @@ def simulate_to_files(engine: Engine, options: argparse.Namespace) -> list[str]:
     folder = options.output.resolve() / OFFLINE
     for path in folder.glob("simulation-*/part-*.npz"):
         path.unlink()
-    inputs = itertools.islice(heat.draws(options.seed, TRAINING), options.offline_simulations)
+    inputs = itertools.islice(heat.random_parameters(options.seed, TRAINING), options.offline_simulations)
     refs = [
         engine.submit(simulate_to_file, simulator(options), parameters, folder / f"simulation-{number:06d}")
         for number, parameters in enumerate(inputs)
@@ -82,5 +82,5 @@ def simulate_to_files(engine: Engine, options: argparse.Namespace) -> list[str]:
 
 def simulate_to_file(simulate: Callable[[heat.Floats], Any], parameters: heat.Floats, folder: Path) -> list[str]:
     """Run one simulation and write its samples as a file."""
-    x, y = heat.stacked(simulate(parameters))
+    x, y = heat.stack_samples(simulate(parameters))
     return write_files(folder, {"x": x, "y": y}, rows=len(x))

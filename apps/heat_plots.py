@@ -76,8 +76,8 @@ class _Column:
 def _columns(truth: Fields, predictions: Mapping[str, Fields], steps: Sequence[int]) -> list[_Column]:
     """Return columns of the true fields, the predictions and their differences, with common color scales."""
     temperatures = {"cmap": "inferno", "vmin": heat.COLDEST, "vmax": heat.HOTTEST}
-    true = heat.in_kelvin(truth)
-    predicted = {name: heat.in_kelvin(fields) for name, fields in predictions.items()}
+    true = heat.to_kelvin(truth)
+    predicted = {name: heat.to_kelvin(fields) for name, fields in predictions.items()}
     shown = [step - 1 for step in steps]
     largest = max(float(np.abs((fields - true)[shown]).max()) for fields in predicted.values())
     differences = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}

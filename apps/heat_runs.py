@@ -15,7 +15,7 @@ ONLINE = ("FIFO", "FIRO", RESERVOIR)
 METHODS = (OFFLINE, *ONLINE)
 
 
-def tasks_at_once(options: argparse.Namespace) -> int:
+def concurrent_tasks(options: argparse.Namespace) -> int:
     """Return how many tasks have to run at the same time: only online training needs more than one."""
     online_too = set(options.methods) & set(ONLINE)
     return options.workers + options.simulators + 1 if online_too else 1  # one for validation
@@ -33,7 +33,7 @@ def online(method: str, experiment: Experiment) -> Run:
     with experiment.trainer() as trainer:
         trainer.fit_online(
             simulator(options),
-            heat.draws(options.seed, TRAINING),
+            heat.random_parameters(options.seed, TRAINING),
             buffer=buffer(method, options),
             batch_size=options.batch_size,
             num_simulators=options.simulators,

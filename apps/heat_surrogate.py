@@ -89,7 +89,7 @@ def main() -> int:
         buffer_plots.check_matplotlib()
         check(options)
         common.make_folder(options.output)
-        with start_engine(options, heat_runs.tasks_at_once(options)) as engine:
+        with start_engine(options, heat_runs.concurrent_tasks(options)) as engine:
             compare(Experiment.make(options, engine))
 
     return common.exit_code(parser, run)

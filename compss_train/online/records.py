@@ -31,7 +31,7 @@ class Progress:
     def __init__(
         self, num_workers: int, measures: Measures, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._measures = measures
+        self.measures = measures
         self._reports: list[list[Report]] = [[] for _ in range(num_workers)]
         self._held_back: list[list[Report]] = [[] for _ in range(num_workers)]
         self._skipped = [0] * num_workers
@@ -78,7 +78,7 @@ class Progress:
         return {
             "round": number,
             "epoch": epoch,
-            **self._measures.values(merged),
+            **self.measures.values(merged),
             **counts,
             "seconds": seconds,
             "samples_per_second": counts["samples"] / seconds,
@@ -108,7 +108,7 @@ class Progress:
 
     def _worker_fields(self, worker: int, reports: Sequence[Report]) -> dict[str, Any]:
         held = {"received": self._buffers[worker].get("put", 0), "buffer": self._buffers[worker].get("held", 0)}
-        return {"worker": worker, **_counts(reports), **held, **(self._measures.values(reports) if reports else {})}
+        return {"worker": worker, **_counts(reports), **held, **(self.measures.values(reports) if reports else {})}
 
 
 def _counts(reports: Sequence[Report]) -> dict[str, int]:
@@ -172,7 +172,6 @@ class Recorder:
         self,
         *,
         progress: Progress,
-        measures: Measures,
         evaluation: Evaluation | None,
         pull: Callable[[], Parameters],
         stopping: Stopping,
@@ -183,7 +182,7 @@ class Recorder:
         on_start: Callable[[int], None],
     ) -> None:
         self.progress = progress
-        self._measures, self._evaluation = measures, evaluation
+        self._evaluation = evaluation
         self._pull, self._stopping = pull, stopping
         self._first, self._epoch, self._interval = first, epoch, interval
         self._on_record, self._on_start = on_record, on_start
@@ -219,7 +218,7 @@ class Recorder:
         """Return the fields of the evaluation; ``None`` if the fit has to stop at once."""
         sums = evaluation.wait(self._stopping)
         evaluation.clear()
-        return None if sums is None else self._measures.values(sums, "val_")
+        return None if sums is None else self.progress.measures.values(sums, "val_")
 
     def _emit(self, record: Record) -> None:
         self._on_record(record)

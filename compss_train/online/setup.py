@@ -69,7 +69,6 @@ def online_fit(
             evaluation = _evaluation(session, validation, server.address, start.parameters, stopping)
         recorder = Recorder(
             progress=Progress(workers, start.measures),
-            measures=start.measures,
             evaluation=evaluation,
             pull=shared.pull,
             stopping=stopping,

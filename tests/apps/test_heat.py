@@ -1,4 +1,4 @@
-"""The solver of the heat equation against what is known of its solutions, and the samples that it makes."""
+"""The solver of the heat equation, compared with exact solutions, and its samples."""
 
 import itertools
 import sys
@@ -31,7 +31,7 @@ def nth(iterator, number):
 
 
 def laplacian(field, walls):
-    """The five-point stencil, written out, on a field with its walls around it."""
+    """Return the five-point stencil of a field surrounded by its walls."""
     padded = np.zeros(np.add(field.shape, 2))
     padded[:, 0], padded[:, -1], padded[0], padded[-1] = walls
     padded[1:-1, 1:-1] = field
@@ -58,7 +58,7 @@ def test_a_step_solves_the_equations_of_implicit_euler(heat, grid, time_step):
     )
 
 
-def test_in_the_end_the_field_is_harmonic(heat):
+def test_the_field_converges_to_a_harmonic_function(heat):
     grid = 20
     line = sparse.diags([np.ones(grid - 1), np.full(grid, -2.0), np.ones(grid - 1)], [-1, 0, 1])
     matrix = sparse.kron(line, sparse.eye(grid)) + sparse.kron(sparse.eye(grid), line)
@@ -68,13 +68,13 @@ def test_in_the_end_the_field_is_harmonic(heat):
     np.testing.assert_allclose(nth(heat.HeatEquation(grid, 1.0).fields(initial, WALLS), 30), harmonic, atol=1e-12)
 
 
-def test_the_centre_ends_at_the_mean_of_the_walls(heat):
+def test_the_centre_converges_to_the_mean_of_the_walls(heat):
     last = nth(heat.HeatEquation(21, 1.0).fields(np.zeros((21, 21)), WALLS), 30)
     assert last[10, 10] == pytest.approx(WALLS.mean(), abs=1e-12)
 
 
 @pytest.mark.parametrize(("k", "m"), [(1, 1), (2, 1), (3, 7), (15, 15)])
-def test_modes_decay_as_implicit_euler_has_it(heat, k, m):
+def test_modes_decay_at_the_rate_of_implicit_euler(heat, k, m):
     grid, time_step = 15, 0.003
     fields = heat.HeatEquation(grid, time_step).fields(mode(grid, k, m), COLD)
     for step, field in zip(range(1, 6), fields, strict=False):
@@ -102,41 +102,43 @@ def test_half_the_time_step_has_half_the_error(heat):
 
 
 @pytest.mark.parametrize("substeps", [1, 7])
-def test_no_temperature_leaves_the_range_of_the_walls_and_the_beginning(heat, substeps):
-    for parameters in itertools.islice(heat.draws(0), 20):
-        fields = heat.in_kelvin(heat.stacked(heat.simulate(parameters, 17, 30, substeps))[1])
+def test_temperatures_stay_in_the_range_of_walls_and_initial_field(heat, substeps):
+    for parameters in itertools.islice(heat.random_parameters(0), 20):
+        fields = heat.to_kelvin(heat.stack_samples(heat.simulate(parameters, 17, 30, substeps))[1])
         assert fields.min() >= parameters.min() - 1e-3
         assert fields.max() <= parameters.max() + 1e-3
 
 
-def test_substeps_are_steps_that_are_not_told(heat):
+def test_substeps_are_steps_between_samples(heat):
     equation, initial = heat.HeatEquation(8, 0.01), np.ones((8, 8))
     every = itertools.islice(equation.fields(initial, WALLS), 2, None, 3)
     for third, field in zip(equation.fields(initial, WALLS, substeps=3), itertools.islice(every, 5), strict=False):
         np.testing.assert_allclose(third, field, rtol=1e-12, atol=1e-14)
 
 
-def test_a_sample_is_temperatures_and_time_and_the_field(heat):
+def test_a_sample_has_temperatures_time_and_field(heat):
     parameters = np.array([100.0, 200.0, 300.0, 400.0, 500.0])
-    x, y = heat.stacked(heat.simulate(parameters, grid=16, steps=40))
+    x, y = heat.stack_samples(heat.simulate(parameters, grid=16, steps=40))
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((40, 6), np.float32, (40, 16, 16), np.float32)
     np.testing.assert_allclose(x[:, :5], np.tile([0, 0.25, 0.5, 0.75, 1], (40, 1)))
     np.testing.assert_allclose(x[:, 5], np.arange(1, 41) / 40, rtol=1e-6)
     west, east, south, north = (y[-1, 8, 0], y[-1, 8, -1], y[-1, 0, 8], y[-1, -1, 8])
     np.testing.assert_allclose([west, east, south, north], [0.25, 0.5, 0.75, 1], atol=0.08)  # one spacing inside
-    np.testing.assert_allclose(heat.in_kelvin(heat.scaled(parameters)), parameters)
+    np.testing.assert_allclose(heat.to_kelvin(heat.scale(parameters)), parameters)
 
 
-def test_simulations_can_be_run_again(heat):
-    parameters = next(heat.draws(5))
-    first, again = (heat.stacked(heat.simulate(parameters, 8, 4)) for _ in range(2))
+def test_repeated_simulations_are_equal(heat):
+    parameters = next(heat.random_parameters(5))
+    first, again = (heat.stack_samples(heat.simulate(parameters, 8, 4)) for _ in range(2))
     np.testing.assert_array_equal(first[1], again[1])
 
 
 def test_simulations_of_other_seeds_have_other_parameters(heat):
-    draws = np.array([list(itertools.islice(heat.draws(*seed), 200)) for seed in ((0, 0), (0, 1), (1, 0))])
+    draws = np.array(
+        [list(itertools.islice(heat.random_parameters(*seed), 200)) for seed in ((0, 0), (0, 1), (1, 0))]
+    )
     assert draws.shape == (3, 200, heat.TEMPERATURES)
     assert len(np.unique(draws)) == draws.size
     assert 100 <= draws.min() < 105
     assert 495 < draws.max() <= 500
-    np.testing.assert_array_equal(draws[1, :3], list(itertools.islice(heat.draws(0, 1), 3)))
+    np.testing.assert_array_equal(draws[1, :3], list(itertools.islice(heat.random_parameters(0, 1), 3)))

@@ -1,4 +1,4 @@
-"""The app that learns a surrogate of the heat equation: its methods, what it tells of them, and how it ends."""
+"""The app that learns a surrogate of the heat equation: its methods, reports and exit codes."""
 
 import json
 import runpy
@@ -61,7 +61,7 @@ def assert_is_a_picture(path):
 
 
 def rows(text):
-    """The table's cells by method."""
+    """Return the table's cells by method."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("method "))
     table = [line.split() for line in lines[start + 1 :]]
@@ -91,7 +91,7 @@ def test_all_methods_are_compared(forked_processes, app, tmp_path):
         assert_is_a_picture(tmp_path / f"{name}.png")
 
 
-def test_offline_training_reads_what_simulations_left(app, tmp_path):
+def test_offline_training_reads_the_files_of_simulations(app, tmp_path):
     done = app(*SMALL, *OFFLINE)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -109,7 +109,7 @@ def test_offline_training_reads_what_simulations_left(app, tmp_path):
         assert_is_a_picture(output / f"{name}.png")
 
 
-def test_batches_are_counted_where_rounds_have_several_epochs(app, tmp_path):
+def test_batches_are_counted_in_rounds_of_several_epochs(app, tmp_path):
     options = ("--workers", 2, "--batch-size", 7, "--merge-every", 11, "--batches", 40, "--output", tmp_path)
     assert app(*SMALL, *OFFLINE, *options).returncode == 0
     records = history(tmp_path, "offline")  # 30 samples a worker, 5 batches an epoch, 3 epochs a round
@@ -150,11 +150,11 @@ def test_simulations_of_a_second_run_replace_those_of_the_first(modules, tmp_pat
         (("--methods", "offline", "--engine", "steam"), ("steam", "local")),
     ],
 )
-def test_wrong_options_are_told(app, options, parts):
+def test_invalid_options_are_reported(app, options, parts):
     assert_wrong_option(app(*SMALL, *options), *parts)
 
 
-def test_what_fails_is_said_in_one_line(app, tmp_path, monkeypatch):
+def test_failures_are_reported_in_one_line(app, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert_one_line_error(app(*SMALL, *OFFLINE, "--output", tmp_path / "file"), "--output", "file")
     assert_one_line_error(app(*SMALL, *OFFLINE, "--lr", 1e30), "loss")
@@ -180,7 +180,7 @@ def record(second, loss, **others):
 
 @pytest.fixture
 def runs(modules):
-    """Two made-up runs: the reservoir is twice as fast."""
+    """Return two invented runs: the reservoir is twice as fast."""
     from heat_experiment import Run
 
     fields = np.linspace(0, 1, 5 * 6 * 6, dtype=np.float32).reshape(5, 6, 6)
@@ -192,7 +192,7 @@ def runs(modules):
     ]
 
 
-def test_losses_are_compared_after_as_many_batches_and_after_as_much_time(runs):
+def test_losses_are_compared_after_equal_batches_and_equal_time(runs):
     import heat_report
 
     report = heat_report.make(runs)
@@ -203,16 +203,16 @@ def test_losses_are_compared_after_as_many_batches_and_after_as_much_time(runs):
     assert reservoir["loss_at_equal_batches"] == reservoir["loss_at_equal_seconds"] == 0.1
     assert (offline["batches_per_second"], reservoir["batches_per_second"]) == (100, 200)
     assert reservoir["unique_samples"] == 370
-    told = heat_report.conclusion(report)
-    assert "2.00 times the batches/s" in told
-    assert "10% higher after 1,000 batches, 40% lower after 5.0 s" in told
+    conclusion = heat_report.conclusion(report)
+    assert "2.00 times the batches/s" in conclusion
+    assert "10% higher after 1,000 batches, 40% lower after 5.0 s" in conclusion
     assert rows(heat_report.table(report))["offline"] == [
         *("1,000", "10.0", "100.0", "10", "100"),
         *("9.09e-02", "1.67e-01"),
     ]
 
 
-def test_a_loss_that_was_not_measured_is_no_number(runs):
+def test_an_unmeasured_loss_is_no_number(runs):
     import heat_report
 
     runs[0].records[:] = [record(8, None), record(9, 0.5)]
@@ -223,7 +223,7 @@ def test_a_loss_that_was_not_measured_is_no_number(runs):
     assert heat_report.conclusion(heat_report.make(runs[:1])) is None
 
 
-def test_made_up_runs_can_be_drawn(runs, tmp_path):
+def test_invented_runs_can_be_drawn(runs, tmp_path):
     import heat_plots
 
     assert_is_a_picture(heat_plots.save_losses(runs, tmp_path / "loss.png"))
