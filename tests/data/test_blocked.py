@@ -1,11 +1,15 @@
+"""Blocked tensors: construction, shuffling, and fingerprints of their data."""
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
-from compss_train import BlockedTensor, SerialEngine
+from compss_train import BlockedTensor, SerialEngine, shuffle
 from compss_train.data.block import RemoteBlock, describe
+from compss_train.data.blocked import fingerprint
 from compss_train.training.data_source import BlockHandles
 
 
@@ -131,3 +135,57 @@ def test_an_engine_that_is_not_their_home_gets_remote_blocks_loaded():
     block = Elsewhere(np.ones((4, 2), np.float32))
     published = BlockHandles(engine := SerialEngine(), BlockedTensor([[block]]))
     assert engine.fetch(published.select([0])[0])[0] is block.block
+
+
+@given(samples=st.integers(1, 60), blocks=st.integers(1, 8), seed=st.integers(0, 99))
+def test_all_samples_stay_and_x_and_y_stay_paired(samples, blocks, seed):
+    blocks = min(blocks, samples)
+    x = np.arange(samples * 3, dtype=np.uint8 if samples < 80 else np.int64).reshape(samples, 3)
+    bx = BlockedTensor.from_array(x, (blocks, 1))
+    by = BlockedTensor.from_array(torch.arange(samples), (blocks, 1))
+    sx, sy = shuffle(bx, by, seed)
+    order = sy.collect().numpy()
+    assert sorted(order) == list(range(samples))
+    np.testing.assert_array_equal(sx.collect(), x[order])
+    assert (sx.sizes, sx.dtype, sx.shape, sy.dtype) == (bx.sizes, bx.dtype, bx.shape, by.dtype)
+
+
+def test_it_is_a_uniform_permutation_of_all_samples():
+    x = BlockedTensor.from_array(np.arange(9), (3, 1))
+    drawn = np.array([shuffle(x, seed=seed).collect() for seed in range(3000)])
+    for sample in range(9):
+        places = np.nonzero(drawn == sample)[1]
+        assert chisquare(np.bincount(places, minlength=9)).pvalue > 1e-4
+
+
+def test_x_and_y_must_be_cut_alike():
+    x = BlockedTensor.from_array(np.zeros(6), (3, 1))
+    with pytest.raises(ValueError, match=r"grid of \(3, 1\) blocks and y one of \(2, 1\)"):
+        shuffle(x, BlockedTensor.from_array(np.zeros(6), (2, 1)))
+    with pytest.raises(ValueError, match="block 0 has 2 samples in x and 3 in y"):
+        shuffle(x, BlockedTensor.from_array(np.zeros(7), (3, 1)))
+
+
+WHOLE = torch.arange(40, dtype=torch.int64).reshape(10, 4)
+COLUMN = [3, 7, 11, 15, 19, 23, 27, 31, 35, 39]
+
+
+def fingerprint_of(block):
+    return fingerprint([BlockedTensor([[block]])])
+
+
+@pytest.mark.parametrize("block", [WHOLE[:, 3], WHOLE.numpy()[:, 3], WHOLE.flip(1)[:, 0], np.array(COLUMN)])
+def test_layouts_and_kinds_of_the_same_values_have_the_same(block):
+    assert fingerprint_of(block) == fingerprint_of(torch.tensor(COLUMN))
+
+
+@pytest.mark.parametrize(("row", "seen"), [(0, True), (9, True), (4, False)])
+def test_the_ends_of_blocks_are_looked_at(row, seen):
+    other = WHOLE.clone()
+    other[row, 2] += 1
+    assert (fingerprint_of(other) != fingerprint_of(WHOLE)) == seen
+
+
+def test_blocks_without_width_and_in_bfloat16_have_one():
+    assert fingerprint_of(torch.ones(3, 0)) == fingerprint_of(np.ones((3, 0)))
+    assert fingerprint_of(torch.ones(3, 2).bfloat16()) != fingerprint_of(torch.zeros(3, 2).bfloat16())

@@ -13,7 +13,7 @@ from compss_train import BadFileError, FileDataset
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpyReader, NpzReader, TorchReader
-from tests.data.indexes import ALL, Opened, Other, opened
+from tests.data.recording_readers import ALL, Opened, Other, opened
 
 
 def test_files_are_opened_once_as_long_as_they_stay_the_same(files, index):

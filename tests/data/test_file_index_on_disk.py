@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compss_train import BadFileError, FileDataset
-from tests.data.indexes import ALL, Opened, opened
+from tests.data.recording_readers import ALL, Opened, opened
 
 
 def test_an_index_in_which_nothing_changes_is_not_written(files, index, tmp_path):

@@ -1,4 +1,7 @@
+"""Random orders are functions of seed and epoch; batches have equal sizes."""
+
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -6,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from compss_train.data.order import block_order, row_order, sample_order, split_points, worker_seed
+from compss_train.data.order import Batching, block_order, row_order, sample_order, split_points, worker_seed
 
 seeds = st.integers(0, 2**40)
 
@@ -57,3 +60,25 @@ def test_worker_seeds_are_distinct_and_worker_0_has_the_seed(seed):
     assert drawn[0] == seed
     assert len(set(drawn)) == 20
     assert all(0 <= s < 2**63 for s in drawn)
+
+
+def check_bounds(bounds, rows):
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == rows
+    assert all(stop == start for (_, stop), (start, _) in pairwise(bounds))
+    sizes = [stop - start for start, stop in bounds]
+    assert max(sizes) - min(sizes) <= 1
+    return sizes
+
+
+@given(rows=st.integers(1, 500), data=st.data())
+def test_a_number_of_batches_uses_every_sample(rows, data):
+    number = data.draw(st.integers(1, rows))
+    assert len(check_bounds(Batching(number=number).bounds(rows), rows)) == number
+
+
+@given(rows=st.integers(1, 500), size=st.integers(1, 600))
+def test_a_batch_size_is_the_most_and_no_batch_more_is_made_than_needed(rows, size):
+    sizes = check_bounds(Batching(size=size).bounds(rows), rows)
+    assert max(sizes) <= size
+    assert len(sizes) == -(-rows // size)

@@ -16,7 +16,7 @@ from compss_train.samplers import (
     DistributedSamplerViaLocallyShuffleV2,
     PartialShuffleSampler,
 )
-from tests.samplers.files import (
+from tests.samplers.numbered_files import (
     EPOCHS,
     REPLICAS,
     SIZES,

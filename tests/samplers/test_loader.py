@@ -15,7 +15,7 @@ from compss_train.data.files import FileDataset
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 from compss_train.samplers.loader import FileLoader, FileReads
-from tests.samplers.files import (
+from tests.samplers.numbered_files import (
     SIZES,
     CountingReader,
     assert_threads_end,
@@ -50,7 +50,7 @@ def wait_for(condition):
 
 
 @given(sizes=SIZES, file_buffer=BUFFERS, data=st.data())
-def test_it_gives_the_rows_of_each_stretch_in_turn(sizes, file_buffer, data):
+def test_it_yields_the_rows_of_each_range_in_turn(sizes, file_buffer, data):
     row_ranges = []
     for file in data.draw(st.permutations(range(len(sizes)))):
         start = data.draw(st.integers(0, sizes[file] - 1))

@@ -1,4 +1,4 @@
-"""Mixing: what is read in turn comes out in the order of a partial shuffle, from anywhere on, in little memory."""
+"""Chunks that are read sequentially come in the order of a partial shuffle, from any position, in little memory."""
 
 from contextlib import contextmanager
 from unittest import mock
@@ -13,7 +13,7 @@ from compss_train.buffers.samples import SampleBatch
 from compss_train.data.order import partial_shuffle_generator
 from compss_train.samplers.mixing import SlotStore, concatenate_rows, shuffled_batches
 from compss_train.samplers.pools import Pools, SlotPlan, partial_order
-from tests.samplers.files import SIZES, arrays_of, bounds_of, flat
+from tests.samplers.numbered_files import SIZES, arrays_of, bounds_of, flat
 
 pools = st.builds(Pools, st.integers(1, 15), st.sampled_from([1, 2]))
 epochs = {"seed": st.integers(0, 2**40), "epoch": st.integers(0, 9)}
@@ -71,7 +71,7 @@ def order_of(sizes, pools, seed=0, epoch=0):
 
 
 @given(**cases, run=runs)
-def test_samples_come_in_the_order_of_the_partial_shuffle_and_pieces_are_read_once(
+def test_samples_come_in_the_order_of_the_partial_shuffle_and_chunks_are_read_once(
     sizes, pools, seed, epoch, size, run
 ):
     chunks = Chunks(sizes)
@@ -104,7 +104,7 @@ def test_without_a_generator_the_order_stays_as_it_is(sizes, pools, size, start)
 
 
 @given(**cases, bad=st.sets(st.integers(0, 6)), run=runs)
-def test_missing_pieces_leave_gaps_and_all_else_as_it_was(sizes, pools, seed, epoch, size, bad, run):
+def test_missing_chunks_leave_gaps_and_all_else_as_it_was(sizes, pools, seed, epoch, size, bad, run):
     missing = {sample for chunk in bad if chunk < len(sizes) for sample in range(*bounds_of(sizes)[chunk])}
     order = order_of(sizes, pools, seed, epoch)
     for start in {0, min(size, sum(sizes)), sum(sizes) // 2}:

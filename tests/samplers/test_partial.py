@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from compss_train.buffers.storage import ColumnStorage
 from compss_train.data.files import FileDataset
 from compss_train.samplers import PartialShuffleSampler
-from tests.samplers.files import (
+from tests.samplers.numbered_files import (
     EPOCHS,
     REPLICAS,
     CountingReader,
@@ -29,10 +29,10 @@ from tests.samplers.files import (
     names_of,
     sampler_of,
     samples,
-    share_of,
+    samples_of_rank,
     write_files,
 )
-from tests.samplers.partial import cases, some
+from tests.samplers.sampler_cases import cases, some
 
 
 @given(**cases, num_replicas=REPLICAS, epoch=EPOCHS)
@@ -90,10 +90,10 @@ def test_two_iterations_at_a_time_do_not_disturb_each_other():
     assert not alone
 
 
-def test_seeds_and_epochs_differ_and_so_do_ranks_with_the_same_stretch():
+def test_seeds_and_epochs_differ_and_so_do_ranks_with_the_same_row_range():
     orders = [epoch_of(sampler_of([20] * 5, seed=seed), epoch) for seed in (0, 1) for epoch in (0, 1)]
     assert len(set(map(str, orders))) == 4
-    # The order within a share is each place's own.
+    # The order within a partition depends on its origin.
     shuffled = [sampler_of([50, 50], num_replicas=2, rank=rank) for rank in (0, 1)]
     shuffles = [np.argsort(flat(epoch_of(sampler))).tolist() for sampler in shuffled]
     assert shuffles[0] != shuffles[1]
@@ -119,7 +119,7 @@ def test_two_pools_carry_samples_further_than_one_and_a_pool_for_all_furthest():
 
     def distance(**options):
         sampler = sampler_of(sizes, **options)
-        place = {sample: number for number, sample in enumerate(share_of(sampler, sizes, 0)[1])}
+        place = {sample: number for number, sample in enumerate(samples_of_rank(sampler, sizes, 0)[1])}
         return np.mean([abs(place[sample] - number) for number, sample in enumerate(flat(epoch_of(sampler)))])
 
     one, two, full = distance(), distance(pools=2), distance(shuffle_buffer=2000)
@@ -153,9 +153,9 @@ def readers_of_ranks(sizes, num_replicas, epoch=0, **options):
 @given(**cases, num_replicas=REPLICAS, epoch=EPOCHS)
 @example(sizes=[10], options={"shuffle": False}, file_buffer=1, num_replicas=3, epoch=0)  # both its ends
 @some
-def test_a_rank_opens_each_file_of_its_share_once_an_epoch(sizes, options, file_buffer, num_replicas, epoch):
+def test_a_rank_opens_each_of_its_files_once_an_epoch(sizes, options, file_buffer, num_replicas, epoch):
     for sampler, reader in readers_of_ranks(sizes, num_replicas, epoch, file_buffer=file_buffer, **options):
-        files = {part.file for part in share_of(sampler, sizes, epoch)[0]}
+        files = {part.file for part in samples_of_rank(sampler, sizes, epoch)[0]}
         assert Counter(reader.opened) == Counter({names_of(sizes)[file] for file in files})
         assert sampler.reads.files == len(reader.opened)
 

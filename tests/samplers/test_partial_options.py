@@ -9,7 +9,7 @@ from compss_train.data.files import FileDataset
 from compss_train.data.readers import NpzReader
 from compss_train.exceptions import BadFileError
 from compss_train.samplers import PartialShuffleSampler
-from tests.samplers.files import (
+from tests.samplers.numbered_files import (
     EPOCHS,
     CountingReader,
     epoch_of,
@@ -17,10 +17,10 @@ from tests.samplers.files import (
     names_of,
     sampler_of,
     samples,
-    share_of,
+    samples_of_rank,
     write_files,
 )
-from tests.samplers.partial import some, until_error
+from tests.samplers.sampler_cases import some, until_error
 
 
 class Listing:
@@ -227,7 +227,7 @@ def test_a_file_that_is_not_like_the_first_is_named_by_whichever_ranks_read_it_a
         sampler = PartialShuffleSampler(FileDataset(names, reader), None, num_replicas, rank)
         assert read == names[:1]  # so that every rank knows what files must hold
         sampler.set_epoch(epoch)
-        files = {names[part.file] for part in share_of(sampler, sizes, epoch)[0]}
+        files = {names[part.file] for part in samples_of_rank(sampler, sizes, epoch)[0]}
         if odd not in files:
             assert len(list(sampler)) == len(sampler)
             continue

@@ -31,7 +31,7 @@ def test_it_goes_on_anywhere_with_exactly_what_is_left(samples, pool, pools, don
 def test_no_number_comes_before_the_pools_have_taken_it_in(samples, pool):
     places = np.arange(samples)
     assert (whole(samples, pool, pools=1) // pool == places // pool).all()
-    # The first pool's stretch and the one that numbers arrive from.
+    # The first pool's run and the one that numbers arrive from.
     assert (whole(samples, pool, pools=2) // pool <= places // pool + 1).all()
 
 
@@ -52,7 +52,7 @@ def test_two_pools_carry_numbers_further_than_one_and_a_full_shuffle_furthest():
         return np.abs(whole(20_000, pool, pools=pools) - places).mean()
 
     one, two, full = distance(500, 1), distance(500, 2), distance(20_000, 1)
-    assert one == pytest.approx(500 / 3, rel=0.05)  # of two uniform draws from a stretch
+    assert one == pytest.approx(500 / 3, rel=0.05)  # of two uniform draws from a run
     assert 2 * one < two < full
     assert full == pytest.approx(20_000 / 3, rel=0.05)
 

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
 from compss_train.samplers import PartialShuffleSampler
-from tests.samplers.files import EPOCHS, CountingReader, epoch_of, flat, names_of, sampler_of, samples, write_files
-from tests.samplers.partial import cases, some
+from tests.samplers.numbered_files import (
+    EPOCHS,
+    CountingReader,
+    epoch_of,
+    flat,
+    names_of,
+    sampler_of,
+    samples,
+    write_files,
+)
+from tests.samplers.sampler_cases import cases, some
 
 
 @given(**cases, num_replicas=st.integers(1, 3), epoch=EPOCHS)

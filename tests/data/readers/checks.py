@@ -1,4 +1,4 @@
-"""What tests of readers share: an error that names the file, and arrays to save and compare."""
+"""Checks of readers: an error that names the file, and arrays to save and compare."""
 
 import re
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compss_train.data.files import FileDataset
 from compss_train.exceptions import BadFileError
 from compss_train.samplers import PartialShuffleSampler
-from tests.samplers.files import (
+from tests.samplers.numbered_files import (
     OPTIONS,
     CountingReader,
     assert_threads_end,
@@ -20,10 +20,10 @@ from tests.samplers.files import (
     reading_threads,
     sampler_of,
     samples,
-    share_of,
+    samples_of_rank,
     write_files,
 )
-from tests.samplers.partial import BUFFERS, cases, some, until_error
+from tests.samplers.sampler_cases import BUFFERS, cases, some, until_error
 
 
 @given(
@@ -40,8 +40,8 @@ def test_a_file_that_breaks_is_an_error_once_its_rows_go_into_the_pools_and_no_e
     name = names_of(sizes)[bad]
     whole = epoch_of(sampler_of(sizes, **options))
     sampler = sampler_of(sizes, reader=CountingReader([name]), file_buffer=file_buffer, **options)
-    _, share = share_of(sampler, sizes, 0)
-    first = share.index(sum(sizes[:bad]))
+    _, samples_in_order = samples_of_rank(sampler, sizes, 0)
+    first = samples_in_order.index(sum(sizes[:bad]))
     size, number = (sampler.pools.size, sampler.pools.number) if sampler.shuffle else (sampler.batch_size, 1)
     drawn = max(0, first // size - number + 1) * size  # before the pools have room for it
     given_batches, error = until_error(sampler)
@@ -99,7 +99,7 @@ def test_bad_files_are_left_out_where_that_is_asked_for_and_all_else_is_as_it_wa
         return
     for _ in range(2):
         assert samples(sampler) == [batch for batch in wanted if batch]
-    files = {names_of(sizes)[part.file] for part in share_of(sampler, sizes, 0)[0]}
+    files = {names_of(sizes)[part.file] for part in samples_of_rank(sampler, sizes, 0)[0]}
     assert set(sampler.skipped) == names & files
     assert len(sampler) == len(whole)
     assert sampler.state_dict()["step"] == len(whole)

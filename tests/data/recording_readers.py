@@ -1,4 +1,4 @@
-"""What the tests of indexes share: which files are opened in spite of one."""
+"""Readers that record which files they describe, for tests of file indexes."""
 
 import os
 
@@ -9,7 +9,7 @@ ALL = ["0.npz", "1.npz", "2.npz"]
 
 
 class Opened(NpzReader):
-    """Remembers what it described."""
+    """Records the files that it described."""
 
     def __init__(self):
         self.files = []

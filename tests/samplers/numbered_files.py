@@ -102,22 +102,22 @@ def rows_of(row_range):
     return [*range(row_range.start, row_range.stop), *range(row_range.wrapped)]
 
 
-def share_of(sampler, sizes, epoch):
-    """Return a rank's samples in the order in which they are read."""
-    place = (sampler.num_replicas, sampler.rank, sampler.seed, epoch)
+def samples_of_rank(sampler, sizes, epoch):
+    """Return a rank's row ranges, and its samples in the order in which they are read."""
+    rank = (sampler.num_replicas, sampler.rank, sampler.seed, epoch)
     bounds = bounds_of(sizes)
-    row_ranges = rank_row_ranges(sizes, *place, shuffle=sampler.shuffle)
+    row_ranges = rank_row_ranges(sizes, *rank, shuffle=sampler.shuffle)
     return row_ranges, [bounds[part.file][0] + row for part in row_ranges for row in rows_of(part)]
 
 
 def expected_order(sampler, sizes, epoch):
     """Return a rank's samples in order, mixed one after another in plain lists."""
-    row_ranges, share = share_of(sampler, sizes, epoch)
+    row_ranges, samples_in_order = samples_of_rank(sampler, sizes, epoch)
     if not sampler.shuffle:
-        return share
+        return samples_in_order
     random = partial_shuffle_generator(sampler.seed, epoch, *row_ranges[0].origin)
     size = sampler.pools.size
-    runs = [share[first : first + size] for first in range(0, len(share), size)]
+    runs = [samples_in_order[first : first + size] for first in range(0, len(samples_in_order), size)]
     if sampler.pools.number == 1:
         return [run[place] for run in runs for place in random.permutation(len(run))]
     pool, *others = runs

@@ -1,3 +1,5 @@
+"""FIFO and FIRO return each sample once."""
+
 from collections import Counter
 from itertools import chain
 
@@ -8,7 +10,24 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from compss_train.buffers import FIRO, BufferFullError
-from tests.buffers.kinds import drain
+from tests.buffers.kinds import drain, make, numbers
+
+
+def test_samples_come_in_the_order_in_which_they_were_put():
+    fifo = make("FIFO", 4)
+    got = []
+    for number in range(0, 30, 3):
+        fifo.put_many([number, number + 1, number + 2])
+        got += [fifo.get(), *fifo.get_batch(2)]
+    assert got == list(range(30))
+
+
+def test_a_batch_waits_for_all_of_its_samples_until_reception_is_over():
+    fifo = make("FIFO", 4)
+    fifo.put_many([0, 1, 2])
+    assert numbers(fifo.get_batch(2)) == [0, 1]
+    fifo.signal_reception_over()
+    assert fifo.get_batch(3) == [2]
 
 
 def test_each_of_those_held_is_equally_likely_to_come_first_and_second():

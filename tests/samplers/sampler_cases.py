@@ -1,10 +1,10 @@
-"""What tests of the partial shuffle share: samplers of many sizes, and what they give."""
+"""Strategies for samplers of many sizes and options, and the batches before an error."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from compss_train.exceptions import BadFileError
-from tests.samplers.files import OPTIONS, SIZES
+from tests.samplers.numbered_files import OPTIONS, SIZES
 
 BUFFERS = st.sampled_from([1, 1, 2, 4])
 

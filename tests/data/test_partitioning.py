@@ -1,0 +1,213 @@
+"""Round plans: every sample is assigned once an epoch, also after a resume with other numbers of workers."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from compss_train.data.partitioning import Position, RoundPlan, renumber_samples, split_by_block, unique_samples
+
+SIZE_LISTS = st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple)
+
+
+def samples_of(block_pass, sizes) -> list[int]:
+    """The numbers of the samples in a block pass."""
+    if block_pass.samples is not None:
+        return block_pass.samples.tolist()
+    start = sum(sizes[: block_pass.block])
+    return list(range(start, start + sizes[block_pass.block]))
+
+
+@given(
+    sizes=SIZE_LISTS,
+    workers=st.integers(1, 15),
+    epochs=st.integers(1, 5),
+    every=st.integers(0, 6),
+    unit=st.sampled_from(["epochs", "blocks"]),
+    shuffle=st.sampled_from(["blocks", "total", None]),
+    seed=st.integers(0, 1000),
+)
+def test_every_sample_is_assigned_once_an_epoch(sizes, workers, epochs, every, unit, shuffle, seed):
+    plan = RoundPlan(sizes, workers, epochs, seed, shuffle, every, unit)
+    seen: Counter[tuple[int, int]] = Counter()
+    for round_ in plan.rounds():
+        assert len(round_.assignments) == workers
+        for assignment, count in zip(round_.assignments, round_.counts, strict=True):
+            assert count == sum(len(samples_of(block_pass, sizes)) for block_pass in assignment)
+            seen.update((block_pass.epoch, s) for block_pass in assignment for s in samples_of(block_pass, sizes))
+    assert seen == Counter({(epoch, s): 1 for epoch in range(epochs) for s in range(sum(sizes))})
+
+
+def test_blocks_are_assigned_round_robin_in_order():
+    (round_,) = RoundPlan((1,) * 7, 3, 1, 0, None).rounds()
+    assigned = [[block_pass.block for block_pass in assignment] for assignment in round_.assignments]
+    assert assigned == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_a_block_shuffle_moves_whole_blocks_to_other_workers():
+    plan = RoundPlan((5,) * 8, 2, 20, 3, "blocks")
+    assigned = [frozenset(v.block for v in round_.assignments[0]) for round_ in plan.rounds()]
+    assert all(len(blocks) == 4 for blocks in assigned)
+    assert len(set(assigned)) > 10
+
+
+def test_a_total_shuffle_mixes_samples_over_blocks():
+    (round_,) = RoundPlan((50,) * 4, 2, 1, 3, "total").rounds()
+    for assignment in round_.assignments:
+        for block_pass in assignment:
+            assert set(np.asarray(block_pass.samples) // 50) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("unit", "every", "epochs_of_rounds"),
+    [
+        ("epochs", 1, [1, 2, 3, 4, 5]),
+        ("epochs", 2, [2, 4, 5]),
+        ("epochs", 0, [5]),
+        ("epochs", 9, [5]),
+        ("blocks", 2, [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),
+        ("blocks", 0, [5]),
+    ],
+)
+def test_rounds_end_where_merging_says_so(unit, every, epochs_of_rounds):
+    plan = RoundPlan((4,) * 6, 2, 5, 0, "blocks", every, unit)
+    assert [round_.epoch for round_ in plan.rounds()] == epochs_of_rounds
+
+
+def test_a_fit_goes_on_counting_where_the_last_one_ended():
+    sizes = (3, 4, 5)
+    whole = list(RoundPlan(sizes, 2, 5, 7, "total").rounds())
+    parts = [
+        *RoundPlan(sizes, 2, 2, 7, "total").rounds(),
+        *RoundPlan(sizes, 2, 3, 7, "total", first_epoch=2, first_round=2).rounds(),
+    ]
+    assert [(r.number, r.epoch) for r in whole] == [(r.number, r.epoch) for r in parts]
+    for ours, theirs in zip(whole, parts, strict=True):
+        for mine, other in zip(ours.assignments, theirs.assignments, strict=True):
+            assert [samples_of(v, sizes) for v in mine] == [samples_of(v, sizes) for v in other]
+
+
+plans = st.builds(
+    RoundPlan,
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple),
+    num_workers=st.integers(1, 9),
+    num_epochs=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+    shuffle=st.sampled_from(["blocks", "total", "partial", None]),
+    merge_every=st.integers(0, 4),
+    merge_unit=st.sampled_from(["epochs", "blocks"]),
+    first_epoch=st.sampled_from([0, 0, 3]),
+    first_round=st.sampled_from([0, 0, 5]),
+)
+
+
+def fields_of(block_pass):
+    samples = None if block_pass.samples is None else block_pass.samples.tolist()
+    return block_pass.block, block_pass.epoch, block_pass.size, block_pass.first, samples
+
+
+def plain(round_):
+    assignments = [[fields_of(block_pass) for block_pass in assignment] for assignment in round_.assignments]
+    return round_.number, round_.epoch, round_.end_position, assignments
+
+
+def trained(round_, sizes) -> Counter[tuple[int, int]]:
+    """How often each sample of each epoch is in a round."""
+    starts = np.cumsum([0, *sizes])
+    seen: Counter[tuple[int, int]] = Counter()
+    for block_pass in (block_pass for assignment in round_.assignments for block_pass in assignment):
+        first = starts[block_pass.block] + block_pass.first
+        samples = range(first, first + block_pass.size) if block_pass.samples is None else block_pass.samples
+        seen.update((block_pass.epoch, int(sample)) for sample in samples)
+    return seen
+
+
+def once(sizes, epochs) -> Counter[tuple[int, int]]:
+    return Counter({(epoch, sample): 1 for epoch in epochs for sample in range(sum(sizes))})
+
+
+def resumed(plan, round_, **others):
+    return replace(plan, start=round_.end_position, first_round=round_.number + 1, **others)
+
+
+@given(plans)
+def test_from_where_a_round_ends_the_rest_follows(plan):
+    rounds = list(plan.rounds())
+    expected = [plain(round_) for round_ in rounds]
+    for k, round_ in enumerate(rounds, 1):
+        assert [plain(r) for r in resumed(plan, round_).rounds()] == expected[k:]
+    assert rounds[-1].end_position == Position(plan.first_epoch + plan.num_epochs)
+
+
+@given(plans, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=5))
+def test_with_other_numbers_of_workers_no_sample_is_lost_or_repeated(plan, changes):
+    """Each time a few rounds are trained, by as many workers as there are then."""
+    epochs = range(plan.first_epoch, plan.first_epoch + plan.num_epochs)
+    seen: Counter[tuple[int, int]] = Counter()
+    number = plan.first_round
+    for workers, rounds in [*changes, (3, None)]:
+        left = list(islice(plan.rounds(), rounds))
+        for round_ in left:
+            assert round_.number == number
+            assert len(round_.assignments) == plan.num_workers
+            seen += trained(round_, plan.sizes)
+            number += 1
+        if left:
+            plan = resumed(plan, left[-1], num_workers=workers)
+    assert seen == once(plan.sizes, epochs)
+    assert list(plan.rounds()) == [] or changes == []
+
+
+@given(plans, st.integers(0, 3), st.integers(1, 9))
+def test_the_samples_of_a_plan_are_those_of_its_rounds(plan, after, workers):
+    begun = list(islice(plan.rounds(), after))
+    if begun:
+        plan = resumed(plan, begun[-1], num_workers=workers)
+    assert plan.samples == sum(sum(round_.counts) for round_ in plan.rounds())
+
+
+@example(RoundPlan((4,) * 6, 2, 3, 0, "blocks", 1, "blocks"), 4, 1)  # in the middle of the second epoch
+@given(plans, st.integers(1, 12), st.integers(1, 6))
+def test_a_fit_that_is_to_be_longer_or_shorter_when_it_is_resumed(plan, after, num_epochs):
+    begun = list(islice(plan.rounds(), after))
+    other = resumed(plan, begun[-1], num_epochs=num_epochs)
+    seen = sum((trained(round_, plan.sizes) for round_ in [*begun, *other.rounds()]), Counter())
+    last = max(num_epochs, -(-sum(seen.values()) // sum(plan.sizes)))
+    epochs = range(plan.first_epoch, plan.first_epoch + last)
+    expected = once(plan.sizes, epochs)
+    # What has been begun of an epoch that is not wanted any more is not ended.
+    assert seen == expected if num_epochs >= plan.num_epochs else seen <= expected
+    assert other.samples == sum(sum(round_.counts) for round_ in other.rounds())
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
+def test_rounds_inside_an_epoch_are_cut_as_when_it_was_begun(shuffle):
+    plan = RoundPlan((4,) * 8, 2, 1, 0, shuffle, 1, "blocks")
+    first, *rest = plan.rounds()
+    assert first.end_position == Position(0, 2, 2)
+    other = list(resumed(plan, first, num_workers=3).rounds())
+    assert [round_.counts for round_ in rest] == [(4, 4)] * 3
+    assert [round_.counts for round_ in other] == [(4, 4, 4)] * 2
+    assert [round_.end_position for round_ in other] == [Position(0, 5, 2), Position(1)]
+
+
+BLOCK_SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
+
+
+@given(BLOCK_SIZES, st.integers(1, 4), st.integers(0, 5), st.integers(0, 2))
+def test_gathered_rows_hold_each_workers_samples_and_renumbered_passes_find_them(sizes, workers, seed, merge_every):
+    starts = np.cumsum([0, *sizes[:-1]])
+    values = [np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    plan = RoundPlan(sizes, workers, 3, seed, "total", merge_every)
+    for assignment in (assignment for round_ in plan.rounds() for assignment in round_.assignments if assignment):
+        samples = unique_samples(assignment)
+        rows = split_by_block(samples, starts)
+        gathered = np.concatenate([block[part] for block, part in zip(values, rows, strict=True)])
+        np.testing.assert_array_equal(gathered, samples)
+        for before, after in zip(assignment, renumber_samples(assignment, samples), strict=True):
+            np.testing.assert_array_equal(gathered[after.samples], before.samples)
+            assert (after.block, after.epoch, after.size) == (before.block, before.epoch, before.size)
