@@ -1,4 +1,4 @@
-"""The apps, started as their users do; the same command trains with plain python."""
+"""The apps under COMPSs, started like by users."""
 
 import re
 

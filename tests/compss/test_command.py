@@ -1,4 +1,4 @@
-"""The command line as an application of COMPSs: its script, as pip makes it, is what runcompss is given."""
+"""The command line as an application of COMPSs: runcompss runs the script that pip installs."""
 
 import json
 
@@ -73,7 +73,7 @@ def saved(folder):
     return {name: arrays[name] for name in sorted(arrays)}
 
 
-def test_a_run_file_trains_under_runcompss_as_it_does_elsewhere(run, script, folder, tmp_path):
+def test_a_run_file_gives_the_same_bits_under_runcompss(run, script, folder, tmp_path):
     ours = tmp_path / "ours"
     done = run(script, "fit", folder / "run.toml", "--output", ours, flags=(f"--pythonpath={folder}",))
     assert done.returncode == 0, done.output
@@ -84,7 +84,7 @@ def test_a_run_file_trains_under_runcompss_as_it_does_elsewhere(run, script, fol
     assert [record["round"] for record in records] == [0, 1]
 
 
-def test_modules_that_workers_do_not_find_end_it_with_the_flag_that_helps(run, script, folder):
+def test_modules_that_workers_do_not_find_are_an_error_that_names_the_flag(run, script, folder):
     lost = run(script, "fit", folder / "run.toml")
     assert lost.returncode == 1, lost.output
     assert f"runcompss --pythonpath={folder}" in lost.output

@@ -1,6 +1,6 @@
-"""dislib's own tests of distributed training pass when one import line is changed.
+"""dislib's tests of distributed training pass after one import line is changed.
 
-They are not part of this project: ``DISLIB_CHECKOUT`` names a checkout of dislib.
+They are not part of this project: ``DISLIB_CHECKOUT`` is the path of a checkout of dislib.
 """
 
 import os
@@ -15,7 +15,7 @@ OURS = "from compss_train.integrations.dislib import"
 @pytest.mark.timeout(200)
 def test_dislibs_own_tests_pass(run, tmp_path, monkeypatch):
     if (checkout := os.environ.get("DISLIB_CHECKOUT")) is None:
-        pytest.skip("DISLIB_CHECKOUT names no checkout of dislib")
+        pytest.skip("needs a checkout of dislib; set DISLIB_CHECKOUT to its path")
     source = Path(checkout, "tests", "test_distributed_pytorch.py").read_text()
     assert source.count(THEIRS) == 1
     changed = tmp_path / "test_distributed_pytorch.py"

@@ -1,4 +1,4 @@
-"""What goes wrong is told, at once, and ends the application with an exit code that says so."""
+"""Failures are reported immediately and end the application with an exit code."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ def test_an_exception_in_a_task_reaches_the_user_with_its_traceback(run, tmp_pat
 
 
 @pytest.mark.timeout(150)
-def test_a_worker_process_that_dies_ends_the_run_with_an_error_that_says_so(run, tmp_path):
+def test_a_worker_process_that_dies_ends_the_run_with_a_worker_lost_error(run, tmp_path):
     done = run("faulty.py", "die", tmp_path / "flag", seconds=120)
     assert done.returncode == 1, done.output
     assert "WorkerLostError: COMPSs lost a task" in done.output
@@ -33,6 +33,6 @@ def test_ctrl_c_ends_the_application(launch, tmp_path):
     assert "trained to the end" not in done.output
 
 
-def test_an_application_that_compss_gives_up_ends(run):
-    done = run("given_up.py", seconds=60)
+def test_an_application_that_compss_aborts_ends(run):
+    done = run("aborted.py", seconds=60)
     assert done.returncode not in (0, None), done.output

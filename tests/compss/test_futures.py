@@ -1,4 +1,4 @@
-"""Blocks that other tasks make are taken as they are: dislib's tensors."""
+"""Training on blocks that are futures of other tasks, as in dislib's tensors."""
 
 import json
 
@@ -11,8 +11,8 @@ def test_all_fits_train_on_blocks_that_are_futures(run, tmp_path):
     assert done.returncode == 0, done.output
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["known"] == {"shape": [4, 1], "sizes": [50] * 4, "dtype": "float32"}
-    assert max(result["fetched to know"]) < 1000  # no block came here to tell its size
+    assert max(result["read by from_dislib"]) < 1000  # no block was transferred to get its shape
     for fit, difference in result["differences"].items():
-        # Commutative workers add up in the order of their arrival, which is another one every time.
+        # Commutative updates are added in the order of arrival, which varies.
         assert difference == 0 if "_asynchronous" not in fit else difference < 0.1, fit
     assert result["collected"]

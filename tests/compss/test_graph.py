@@ -1,4 +1,4 @@
-"""What a fit asks of COMPSs: so many tasks of each name, and no parameters in the coordinator before the end."""
+"""The tasks of a fit: their numbers and names, and no parameters in the coordinator before the end."""
 
 import json
 import re
@@ -22,10 +22,10 @@ def fitted(run, tmp_path, *options):
     return json.loads(result.read_text()), done
 
 
-def test_a_fit_is_a_training_task_a_worker_and_epoch_and_a_tree_of_averages(run, tmp_path):
+def test_a_fit_has_a_training_task_per_worker_and_epoch_and_a_tree_of_averages(run, tmp_path):
     result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
-    # 20 versions are three partial sums and one mean; the evaluation has a task a worker; what workers measure is
-    # gathered once a round, and their sums of the evaluation once.
+    # 20 versions take three partial sums and one mean; the evaluation has one task per worker; the workers' metrics
+    # are gathered once per round, and the sums of the evaluation once.
     assert tasks(done) == {"train": 2 * 20, "average": 2 * 4, "evaluate": 20, "gather": 3}
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1

@@ -1,7 +1,7 @@
-"""A long run of many small tasks leaves nothing behind, in the coordinator and on the workers.
+"""Many small tasks do not accumulate memory or files, in the coordinator and on the workers.
 
-COMPSs itself keeps some kilobytes of records a task in its JVM, and two empty log files a task on the worker until
-the end; docs/compss.md has figures.
+COMPSs itself keeps some kilobytes per task in its JVM, and two empty log files per task on the worker until the
+end; see docs/compss.md.
 """
 
 import json
@@ -19,7 +19,7 @@ def sizes(run, tmp_path, workers, rounds, seconds):
 
 
 def check(measured, slack):
-    """Compare medians of rounds near the start and near the end, as what is in use varies within a round."""
+    """Compare medians of early and late rounds, since the values vary."""
 
     def typical(name, rounds):
         return median(entry[name] for entry in rounds)
@@ -28,7 +28,7 @@ def check(measured, slack):
     rounds = len(measured) - 9 - 4
     assert abs(typical("tracked", late) - typical("tracked", early)) <= 3  # objects that PyCOMPSs keeps here
     assert abs(typical("files here", late) - typical("files here", early)) <= 3
-    # COMPSs keeps the one value a round that comes here; a leak of ours would be as much again at least.
+    # COMPSs keeps one value per round, which the coordinator has read; a leak would at least double that.
     assert typical("values on workers", late) - typical("values on workers", early) <= rounds + slack
 
 

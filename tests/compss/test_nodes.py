@@ -1,4 +1,4 @@
-"""Two nodes: blocks and parameters move between them, and the result is that of one process."""
+"""Training on two nodes, which exchange blocks and parameters, gives the result of one process."""
 
 import json
 import re
@@ -10,8 +10,8 @@ INSIDE = Path(__file__).parent / "inside"
 OPTIONS = ("workers=4", "blocks=8", "num_epochs=3", "hidden=64", "shuffles=blocks,total")
 
 
-def where_tasks_ran(done):
-    """Return the nodes whose jobs ended, by COMPSs's own log."""
+def used_nodes(done):
+    """Return the nodes on which jobs ended, from COMPSs's log."""
     ended = re.findall(r"JOB_RESULT.*?file:///\S*/(127\.0\.0\.\d)/", (done.log / "runtime.log").read_text())
     return set(ended)
 
@@ -24,4 +24,4 @@ def test_two_nodes_train_to_the_same_bits_as_one_process(run, tmp_path):
     ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ours", "theirs"))
     assert ours["digest"] == theirs["digest"]
     assert ours["losses"] == theirs["losses"]
-    assert where_tasks_ran(done) == {"127.0.0.1", "127.0.0.2"}
+    assert used_nodes(done) == {"127.0.0.1", "127.0.0.2"}

@@ -1,4 +1,4 @@
-"""A fit on COMPSs that is killed, and one that SIGTERM ends, go on with the bits of one that is neither."""
+"""Fits that were killed or terminated resume with the bits of an uninterrupted fit."""
 
 import signal
 
@@ -11,7 +11,7 @@ from tests.helpers.models import assert_same_bits
 
 
 @pytest.mark.timeout(200)
-def test_killed_and_terminated_runs_go_on_bit_for_bit(run, tmp_path):
+def test_killed_and_terminated_fits_resume_bit_for_bit(run, tmp_path):
     killed = run("resumed.py", tmp_path, 2, signal.SIGKILL.value, seconds=60)
     assert killed.returncode != 0, killed.output
     # The signal comes before the checkpoint of its round.

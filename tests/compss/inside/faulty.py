@@ -1,4 +1,4 @@
-"""Trains networks that fail: the argument says how."""
+"""Trains networks that fail: faulty.py raise|die|wait FLAG_FILE."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from compss_train import DistributedTrainer
 
 
 class Faulty(nn.Module):
-    """A class of the main script, which reaches the workers all the same."""
+    """A network that is defined in the main script, and sent to the workers nevertheless."""
 
     def __init__(self, how, flag):
         super().__init__()

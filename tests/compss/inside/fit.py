@@ -1,7 +1,7 @@
-"""Trains a small network and writes what came of it: the arguments are a file for the result and ``fit``'s options.
+"""Trains a small network and writes the result: the arguments are the result's file and options of ``fit``.
 
-``fit.py result.json workers=3 blocks=6 hidden=16 num_epochs=2 merge=commutative``. Several ``shuffles`` with commas
-between them are as many fits, one after the other.
+``fit.py result.json workers=3 blocks=6 hidden=16 num_epochs=2 merge=commutative``. Several ``shuffles`` separated
+by commas run as many fits, one after the other.
 """
 
 import hashlib
@@ -36,8 +36,8 @@ def network(hidden):
     return nn.Sequential(nn.Linear(6, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
 
-def note_what_comes_here():
-    """Return a list that gets the size of every file that PyCOMPSs reads in this program."""
+def record_read_sizes():
+    """Return a list to which the size of every file that PyCOMPSs reads in this process is appended."""
     from pycompss.runtime.management import synchronization  # not installed where the serial engine's fit runs
 
     sizes = []
@@ -58,7 +58,7 @@ def digest(parameters):
 def main():
     chosen = {**OURS, **options()}
     own = {name: chosen.pop(name) for name in OURS}
-    fetched = [] if own["engine"] == "serial" else note_what_comes_here()
+    fetched = [] if own["engine"] == "serial" else record_read_sizes()
     trainer = DistributedTrainer(own["workers"], engine=own["engine"], seed=0, threads=1)
     trainer.build(network(own["hidden"]), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy")
     x, y = data(own["samples"], own["blocks"])

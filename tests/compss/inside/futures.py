@@ -1,4 +1,4 @@
-"""Trains on blocks that are futures of tasks, by all eight fits; writes what came of it to the file named."""
+"""Trains on blocks that are futures of tasks, by all eight fits; writes the results to a file."""
 
 import json
 import sys
@@ -9,22 +9,22 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
-from tests.compss.inside import making
-from tests.compss.inside.fit import note_what_comes_here
+from tests.compss.inside import block_tasks
+from tests.compss.inside.fit import record_read_sizes
 from tests.helpers.models import FITS
 
 
 def futures():
     """Return x and y of 4 blocks of 50: two that tasks return, two that a task puts into a collection."""
-    pairs = [making.made(start, start + 50) for start in (0, 50)]
+    pairs = [block_tasks.make_blocks(start, start + 50) for start in (0, 50)]
     xs, ys = [object(), object()], [object(), object()]
-    making.filled(xs, ys, 100, 50)
+    block_tasks.fill_blocks(xs, ys, 100, 50)
     grid = [*([x] for x, _ in pairs), *([x] for x in xs)], [*([y] for _, y in pairs), *([y] for y in ys)]
-    return tuple(map(making.Tensor, grid))
+    return tuple(map(block_tasks.Tensor, grid))
 
 
 def arrays():
-    x, y = making.rows(0, 200)
+    x, y = block_tasks.samples(0, 200)
     return BlockedTensor.from_array(x, (4, 1)), BlockedTensor.from_array(y, (4, 1))
 
 
@@ -51,15 +51,15 @@ def assert_close(ours, theirs):
 
 def main():
     x, y = futures()
-    fetched = note_what_comes_here()
+    fetched = record_read_sizes()
     blocked = BlockedTensor.from_dislib(x)
     known = {"shape": blocked.shape, "sizes": blocked.sizes, "dtype": str(blocked.dtype)}
     before = list(fetched)
     differences = {fit: compared(fit, x, y) for fit in FITS}
     collected = blocked.collect()
     again = blocked.collect()
-    same = bool((collected == making.rows(0, 200)[0]).all() and (again == collected).all())
-    result = {"known": known, "differences": differences, "fetched to know": before, "collected": same}
+    same = bool((collected == block_tasks.samples(0, 200)[0]).all() and (again == collected).all())
+    result = {"known": known, "differences": differences, "read by from_dislib": before, "collected": same}
     Path(sys.argv[1]).write_text(json.dumps(result))
 
 

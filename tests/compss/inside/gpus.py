@@ -1,4 +1,4 @@
-"""Asks for GPUs that the configuration declares and the machine need not have; writes what each task was told."""
+"""Uses GPUs that are declared, though the machine may have none; writes the GPU or error of each task."""
 
 import json
 import os
@@ -13,7 +13,7 @@ def bound():
     return os.environ["COMPSS_BINDED_GPUS"]
 
 
-def told(engine):
+def gpus_or_errors(engine):
     refs = [engine.submit(bound, resources=Resources(gpus=1)) for _ in range(3)]
     for ref in refs:
         try:
@@ -22,7 +22,7 @@ def told(engine):
             yield str(error)
 
 
-def refused():
+def error_of_too_many_gpus():
     trainer = DistributedTrainer(2)
     try:
         import torch
@@ -33,7 +33,7 @@ def refused():
     return None
 
 
-def units():
+def error_of_too_many_units():
     try:
         CompssEngine().submit(bound, resources=Resources(cpus=99))
     except ValueError as error:
@@ -43,5 +43,9 @@ def units():
 
 if __name__ == "__main__":
     with CompssEngine() as engine:
-        result = {"told": list(told(engine)), "refused": refused(), "units": units()}
+        result = {
+            "gpus": list(gpus_or_errors(engine)),
+            "too many GPUs": error_of_too_many_gpus(),
+            "too many units": error_of_too_many_units(),
+        }
     Path(sys.argv[1]).write_text(json.dumps(result))

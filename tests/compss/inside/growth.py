@@ -1,4 +1,4 @@
-"""Trains a tiny network by many logical workers and notes what the coordinator and the working folders hold.
+"""Trains a tiny network with many workers and records the memory and files of coordinator and workers.
 
 ``growth.py result.json workers rounds``
 """
@@ -21,18 +21,18 @@ from compss_train.engines.compss.resources import runtime_options
 
 
 def working_folders():
-    """Return the folders that workers keep their files in, from the project that COMPSs was started with."""
+    """Return the folders of the workers' files, from the project file of the application."""
     project = Path(runtime_options()["compss.project.file"])
     return re.findall(r"<WorkingDir>(.*?)</WorkingDir>", project.read_text())
 
 
 def values(folders):
-    """Count the files that hold values of tasks: COMPSs names them so. It also keeps two empty logs a task."""
+    """Count the files of tasks' values, by their suffix; COMPSs also keeps two empty logs per task."""
     return sum(name.endswith(".IT") for folder in folders for _, _, names in os.walk(folder) for name in names)
 
 
 class Sizes(Callback):
-    """Notes after each round what there is."""
+    """Records memory and files after each round."""
 
     def __init__(self):
         self.rounds = []

@@ -1,4 +1,4 @@
-"""A fit that goes on from its checkpoints: resumed.py FOLDER [ROUND SIGNAL], which ends it in that round."""
+"""A fit that resumes from its checkpoints: resumed.py FOLDER [ROUND SIGNAL]; the signal ends it in that round."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from compss_train.model import parameters
 from tests.helpers.models import ADAM, awkward_net, blocked, classification
 
 
-class Signalled(Callback):
-    """Sends this process a signal."""
+class SendSignal(Callback):
+    """Sends a signal to this process in a round."""
 
     def __init__(self, number: int, signal: int) -> None:
         self.number = number
@@ -33,7 +33,7 @@ def fit(folder: Path, engine, callbacks):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    callbacks = [Signalled(*map(int, sys.argv[2:]))] if len(sys.argv) > 2 else []
+    callbacks = [SendSignal(*map(int, sys.argv[2:]))] if len(sys.argv) > 2 else []
     trained, trainer = fit(folder / "checkpoints", "auto", callbacks)
     print("resumed from", trainer.resumed_from, "on", trainer.configuration["trainer"]["engine"])
     parameters.save(folder / "trained.npz", trained)

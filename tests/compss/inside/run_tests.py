@@ -1,7 +1,7 @@
 """Runs tests on the COMPSs engine, inside an application of COMPSs; the arguments are pytest's.
 
-The application runs with python -O, where pytest still checks the assertions of modules that it rewrites; that it
-does is seen first by a test that must fail.
+The application runs with python -O, where pytest still checks the assertions of modules that it rewrites. A test
+that must fail verifies this first.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 OPTIONS = [
-    # The JVM in this process uses the signals that faulthandler would take from it.
+    # faulthandler would replace the handlers of signals that the JVM in this process uses.
     *("-p", "no:faulthandler", "-p", "no:cacheprovider"),
     *("-W", "ignore::pytest.PytestConfigWarning", "--engines", "compss"),
 ]

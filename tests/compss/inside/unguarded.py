@@ -10,8 +10,8 @@ from compss_train.callbacks import Callback
 from tests.helpers.models import SGD, classification
 
 
-class Noting(Callback):
-    """Writes down what it is told of."""
+class EventLog(Callback):
+    """Writes the events of a fit to the file."""
 
     def on_fit_start(self, trainer, total_samples):
         note("fit")
@@ -31,4 +31,4 @@ def note(what):
 note("script")
 trainer = DistributedTrainer(2, seed=0)
 trainer.build(nn.Linear(6, 3), SGD, "cross_entropy")
-trainer.fit(*classification(), num_epochs=2, batch_size=10, progress=False, callbacks=[Noting()])
+trainer.fit(*classification(), num_epochs=2, batch_size=10, progress=False, callbacks=[EventLog()])

@@ -1,4 +1,4 @@
-"""Tasks of another library that make blocks, as dislib's do: returned, and into a collection of placeholders."""
+"""Tasks of another library that make blocks as dislib does: returned, or put into a collection of placeholders."""
 
 import numpy as np
 from pycompss.api.parameter import COLLECTION_OUT
@@ -6,30 +6,30 @@ from pycompss.api.task import task
 
 
 class Tensor:
-    """What this project knows of a dislib tensor: a grid of blocks."""
+    """A grid of blocks, as in dislib's tensors."""
 
     def __init__(self, tensors):
         self.tensors = tensors
 
 
-def rows(start, stop):
-    """Return samples and their classes, the same ones for the same numbers."""
+def samples(start, stop):
+    """Return samples and their classes; they depend on the numbers only."""
     x = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)[start:stop]
     return x, (x.sum(1) > 0).astype(np.int64)
 
 
 @task(returns=2)
-def made(start, stop):
-    return rows(start, stop)
+def make_blocks(start, stop):
+    return samples(start, stop)
 
 
 @task(xs=COLLECTION_OUT, ys=COLLECTION_OUT)
-def filled(xs, ys, start, size):
+def fill_blocks(xs, ys, start, size):
     for number in range(len(xs)):
         first = start + number * size
-        xs[number], ys[number] = rows(first, first + size)
+        xs[number], ys[number] = samples(first, first + size)
 
 
 @task(returns=1)
-def broken():
+def fail():
     raise RuntimeError("a task of another library")

@@ -1,4 +1,4 @@
-"""Laws that hold inside an application, on the real runtime."""
+"""Properties of fits inside an application, on the real runtime."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def test_the_bits_are_those_of_the_serial_engine_in_every_synchronous_mode(shuff
 
 
 @pytest.mark.parametrize("buffer", [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)])
-def test_so_they_are_where_samples_pass_through_a_queue(buffer):
+def test_the_bits_are_those_of_the_serial_engine_with_queues_as_buffers(buffer):
     for shuffle, mode in itertools.product(["blocks", "total"], MODES[:3:2]):
         options = {"num_epochs": 2, "shuffle": shuffle, "buffer": buffer, **mode}
         assert_same_bits(fitted("auto", 3, **options)[0], fitted(SerialEngine(), 3, **options)[0])
@@ -51,7 +51,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_so_they_are_where_workers_read_files(folder, monkeypatch):
+def test_the_bits_are_those_of_the_serial_engine_with_files(folder, monkeypatch):
     monkeypatch.chdir(folder)
     files = FileDataset("*.npz")
     for mode in MODES:
@@ -68,7 +68,7 @@ def test_so_they_are_where_workers_read_files(folder, monkeypatch):
         assert measured == expected
 
 
-def test_workers_leave_out_files_that_cannot_be_read_or_name_them(folder):
+def test_corrupt_files_are_skipped_or_named(folder):
     files = {choice: FileDataset(f"{folder}/*.npz", on_bad_file=choice) for choice in ("skip", "raise")}
     content = bytearray((folder / "3.npz").read_bytes())
     content[300] ^= 255
@@ -92,7 +92,7 @@ def test_one_merge_of_commutative_workers_is_the_average_of_synchronous_ones():
     assert_close(commutative, fitted("auto", 3, **options)[0], sum_error(np.float32, 2 * 3, largest(commutative)))
 
 
-def test_one_worker_that_meets_a_server_is_a_plain_loop():
+def test_one_worker_merging_at_a_server_trains_as_a_plain_loop():
     for mode in MODES[::3]:
         served, plain = (
             fitted("auto", 1, num_epochs=2, merge=merge, **mode)[0] for merge in ("parameter_server", "synchronous")
@@ -100,7 +100,7 @@ def test_one_worker_that_meets_a_server_is_a_plain_loop():
         assert_same_bits(served, plain)
 
 
-def test_one_merge_of_workers_that_meet_a_server_is_the_average_of_synchronous_ones():
+def test_one_merge_at_a_server_is_the_average_of_synchronous_workers():
     options = {"num_epochs": 1, "shuffle": None}
     served, _ = fitted("auto", 3, merge="parameter_server", **options)
     assert_close(served, fitted("auto", 3, **options)[0], sum_error(np.float32, 2 * 3, largest(served)))

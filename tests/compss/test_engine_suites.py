@@ -1,4 +1,4 @@
-"""The tests that run on every engine, and the laws of the core, in applications of COMPSs."""
+"""Tests of every engine and properties of fits, run inside an application of COMPSs."""
 
 import re
 
@@ -8,7 +8,9 @@ from tests.compss.conftest import INSIDE
 from tests.helpers.documents import ROOT
 
 # All of tests/trainer/test_trainer.py and tests/training/merging/test_merging.py pass, too, in seven minutes.
-TRAINER = (
+CONFORMANCE = ROOT / "tests/engines/test_conformance.py"
+TRAINER = ROOT / "tests/trainer/test_trainer.py"
+TRAINER_TESTS = (
     "test_every_fit_learns",
     "test_a_second_fit_goes_on_as_if_there_had_been_one",
     "test_evaluate_and_predict_agree_with_the_model",
@@ -24,7 +26,12 @@ def passed(done):
 
 
 @pytest.mark.timeout(200)
-def test_the_laws_hold_and_the_tests_for_every_engine_pass(run):
-    trainer = ROOT / "tests" / "trainer" / "test_trainer.py"
-    tests = [ROOT / "tests/engines/test_conformance.py", INSIDE / "laws.py", *(f"{trainer}::{n}" for n in TRAINER)]
+def test_the_tests_for_every_engine_pass(run):
+    tests = [CONFORMANCE, INSIDE / "fit_properties.py", *(f"{TRAINER}::{name}" for name in TRAINER_TESTS)]
     assert passed(run("run_tests.py", *tests, seconds=180)) > 50
+
+
+def test_the_tests_that_are_run_inside_exist():
+    defined = re.findall(r"^def (test_\w+)", TRAINER.read_text(), re.MULTILINE)
+    assert set(TRAINER_TESTS) <= set(defined)
+    assert CONFORMANCE.exists()

@@ -21,13 +21,13 @@ def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
         machine.check_gpus(3, 1)
 
 
-def test_threads_are_shared_and_never_none(monkeypatch):
+def test_threads_are_shared_and_at_least_one(monkeypatch):
     monkeypatch.setattr("compss_train.engines.machine.cpu_count", lambda: 8)
     assert [SerialEngine.thread_share(workers) for workers in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
     assert cores() == 8
 
 
-def test_threads_are_put_back():
+def test_threads_are_restored():
     before = torch.get_num_threads()
 
     def fail():
