@@ -113,7 +113,7 @@ def open_stream(
                 raise
             if time.monotonic() > deadline:
                 raise ConnectionRefusedError(
-                    f"nobody listens at tcp://{address.host}:{address.port}; start fit_online(..., address=) first"
+                    f"no fit listens at tcp://{address.host}:{address.port}; start fit_online(..., address=) first"
                 ) from error
             sleep(_RETRY_SECONDS)
 

@@ -86,7 +86,7 @@ def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
     assert [each.header for each in events] == [*({"n": number} for number in range(5)), None]
     assert [int(each.arrays[0]) for each in events[:-1]] == list(range(5))
     assert {each.client for each in events} == {first.client}
-    first.client.send({"nobody": "hears it"})
+    first.client.send({"ignored": "disconnected"})
     assert server.next(0) is None
 
 

@@ -157,7 +157,7 @@ INVALID = {
     "port": (ValueError, r"give tcp://HOST:PORT", {"senders": 1, "address": "tcp://127.0.0.1:65536"}),
     "no inputs": (ValueError, "inputs= is empty", {"inputs": []}),
     "inputs": (TypeError, "inputs=5: give a list or an iterator", {"inputs": 5}),
-    "nobody": (ValueError, "simulate=None with senders=0", {"simulate": None, "num_simulators": 0}),
+    "no source": (ValueError, "simulate=None with senders=0", {"simulate": None, "num_simulators": 0}),
     "no simulators": (ValueError, "num_simulators=0", {"num_simulators": 0}),
     "no simulate": (ValueError, "simulate=None with num_simulators=1", {"simulate": None}),
     "batch size": (ValueError, "batch_size", {"batch_size": 0}),

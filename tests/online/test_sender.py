@@ -72,7 +72,7 @@ def test_a_missing_fit_raises_after_the_timeout():
     port = free_port()
     with (
         no_open_connections(),
-        pytest.raises(ConnectionRefusedError, match=f"nobody listens at tcp://{HERE}:{port}; start"),
+        pytest.raises(ConnectionRefusedError, match=f"no fit listens at tcp://{HERE}:{port}; start"),
     ):
         SampleSender(f"tcp://{HERE}:{port}", TOKEN, timeout=0)
 
