@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever reads them while they are written."""
+"""Writing files atomically: readers see the complete old or the complete new file."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a name in the same folder, with the same suffix, of a file that then takes the place of ``path``.
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path in the same folder, with the same suffix, and rename it to ``path`` after the block.
 
-    Where the block raises, what was written is removed and ``path`` is as it was.
+    If the block raises, the temporary file is removed and ``path`` stays as it was.
     """
     path = Path(path)
-    unfinished = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
-        yield unfinished
-        os.replace(unfinished, path)
+        yield temporary
+        os.replace(temporary, path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name, and rename it when it is complete."""
-    with replacing(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8", newline="")
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, and rename it when it is complete."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
 
 
-def is_no_file(path: Path) -> bool:
-    """Tell whether something is there that is neither a file nor a folder, such as ``/dev/null``."""
+def is_special_file(path: Path) -> bool:
+    """Return whether the path exists and is neither a file nor a folder, such as ``/dev/null``."""
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def check_writable(path: Path) -> None:
-    """Make the file, empty, and its folders, unless it is there; raise ``OSError`` where it cannot be written.
+    """Create an empty file and its folders, unless it exists; raise ``OSError`` if it cannot be written.
 
-    What is there and is no file is refused: another would be put in the place of ``/dev/null``, say.
+    Special files such as ``/dev/null`` are refused, because an atomic write would replace them.
     """
-    if is_no_file(path):
-        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
+    if is_special_file(path):
+        raise FileExistsError(errno.EEXIST, "it exists and is not a regular file; give another path", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):
         pass

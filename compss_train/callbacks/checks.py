@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from compss_train._utils.files import is_no_file
+from compss_train._utils.files import is_special_file
 from compss_train._utils.validation import suggestion, warn_user
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.callback import Callback
@@ -44,7 +44,7 @@ def _check_paths(callbacks: Iterable[Callback]) -> None:
     owners: dict[Path, Callback] = {}
     for callback in callbacks:
         path = callback.writes_to()
-        if path is None or is_no_file(Path(path)):
+        if path is None or is_special_file(Path(path)):
             continue
         other = owners.setdefault(Path(path).resolve(), callback)
         if other is not callback:

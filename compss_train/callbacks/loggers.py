@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-from compss_train._utils.files import check_writable, write_whole
+from compss_train._utils.files import check_writable, write_atomic
 from compss_train.reports.history import line_of
 from compss_train.reports.records import flatten
 from compss_train.training.callback import Callback, TrainerProtocol
@@ -157,7 +157,7 @@ class Csv(_HistoryFile):
         if self._columns:
             writer.writeheader()
         writer.writerows(rows)
-        write_whole(self.path, text.getvalue())
+        write_atomic(self.path, text.getvalue())
 
     def _writer(self, file: TextIO) -> csv.DictWriter[str]:
         return csv.DictWriter(file, self._columns, lineterminator="\n")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compss_train._utils.files import replacing
+from compss_train._utils.files import atomic_path
 from compss_train._utils.optional_imports import import_optional
 from compss_train.model import parameters
 
@@ -54,7 +54,7 @@ def export(
         raise ValueError(f"cannot export to {path.name!r}; use a name that ends in {', '.join(FORMATS)}")
     write = _onnx_writer(net, example, transform) if path.suffix == ONNX else partial(_write_parameters, net)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as unfinished:
+    with atomic_path(path) as unfinished:
         write(unfinished)
 
 

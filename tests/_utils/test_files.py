@@ -1,12 +1,12 @@
 import pytest
 
-from compss_train._utils.files import replacing
+from compss_train._utils.files import atomic_path
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path):
     path = tmp_path / "file.txt"
     for text in ("first", "second"):
-        with replacing(path) as temporary:
+        with atomic_path(path) as temporary:
             assert temporary.suffix == ".txt"
             temporary.write_text(text)
             assert not path.exists() or path.read_text() == "first"
@@ -17,7 +17,7 @@ def test_a_file_is_replaced_when_it_is_complete(tmp_path):
 def test_what_was_there_stays_where_writing_fails(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("before")
-    with pytest.raises(UnicodeEncodeError), replacing(path) as temporary:
+    with pytest.raises(UnicodeEncodeError), atomic_path(path) as temporary:
         temporary.write_text("half\ud800", encoding="utf-8")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

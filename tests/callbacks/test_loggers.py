@@ -272,6 +272,6 @@ def test_tensorboard_names_its_extra(monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", [JsonLines, Csv])
 def test_special_files_are_not_replaced(trainer, kind, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileExistsError, match=r"it is there and is no file: .*pipe"):
+    with pytest.raises(FileExistsError, match=r"it exists and is not a regular file; give another path: .*pipe"):
         fit(trainer, kind(tmp_path / "pipe"))
     assert (tmp_path / "pipe").is_fifo()

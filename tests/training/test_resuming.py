@@ -236,8 +236,8 @@ def test_what_a_trainer_has_trained_before_does_not_matter(tmp_path):
 @pytest.mark.parametrize(
     ("now", "told"),
     [
-        (1, "the optimizers and random numbers of workers 1 to 2 are left behind"),
-        (2, "the optimizers and random numbers of worker 2 are left behind"),
+        (1, "the optimizers and random numbers of workers 1 to 2 are dropped"),
+        (2, "the optimizers and random numbers of worker 2 are dropped"),
         (5, "the optimizers and random numbers of workers 3 to 4 are new"),
     ],
 )

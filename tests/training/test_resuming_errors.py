@@ -72,7 +72,7 @@ class Renamed(nn.Module):
 NETWORKS = {
     "wider": (
         lambda: mlp(6, 4),
-        "it has no '2.weight'; it has no '2.bias'; it has '1.weight', and the network none; .* and 3 more",
+        "it has no '2.weight'; it has no '2.bias'; it has '1.weight', which the network lacks; .* and 3 more",
     ),
     "other shape": (
         lambda: nn.Sequential(nn.Linear(6, 16), *list(awkward_net())[1:4], nn.Linear(16, 4, bias=False)),
@@ -96,7 +96,7 @@ def test_another_network(folder, name):
 
 
 def test_another_optimizer(folder):
-    message = "round-000002 has the states of Adam, and the optimizer is SGD; build with the same one"
+    message = "round-000002 has the states of Adam, but the optimizer is SGD; build with the same optimizer"
     assert_refused(refusing(optimizer=SGD), ValueError, message, resume=folder)
     with pytest.raises(ValueError, match=message):
         refusing(optimizer=SGD).restore(folder)
@@ -170,7 +170,7 @@ def test_what_changes_no_number_may_be_another(tmp_path):
         ((X[:50], Y[:50], 7), "its data are 57 samples in 7 blocks, and these 50 samples in 7 blocks"),
         (
             (X, Y, 6),
-            "its data are 57 samples in 7 blocks, and these 57 samples in 6 blocks .cut them into 7, as by",
+            "its data are 57 samples in 7 blocks, and these 57 samples in 6 blocks .split them into 7, as by",
         ),
         ((X, Y, [10, 7, 8, 8, 8, 8, 8]), "block 0 had 9 samples, and has 10; block 1 had 8 samples, and has 7"),
     ],

@@ -80,9 +80,9 @@ def _run_predict(options: argparse.Namespace) -> int:
 def _save_predictions(target: Path, output: NDArray[Any]) -> None:
     import numpy as np
 
-    from compss_train._utils.files import replacing
+    from compss_train._utils.files import atomic_path
 
-    with replacing(target) as path:
+    with atomic_path(target) as path:
         if target.suffix == ".npy":
             np.save(path, output)
         else:

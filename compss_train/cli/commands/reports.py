@@ -40,7 +40,7 @@ def _add_plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_plot(options: argparse.Namespace) -> int:
     """Draw the plot and print its path."""
-    from compss_train._utils.files import replacing
+    from compss_train._utils.files import atomic_path
     from compss_train.cli.run_files.run_folder import read_history
     from compss_train.reports.history import check_name
 
@@ -49,7 +49,7 @@ def _run_plot(options: argparse.Namespace) -> int:
     check_parent_folder(output)
     figure = history.plot(against=options.against)
     check_name(figure, output)  # before matplotlib would complain about the temporary file
-    with replacing(output) as temporary:
+    with atomic_path(output) as temporary:
         figure.savefig(temporary)
     print(f"{len(history)} rounds drawn in {output}")
     return 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils.files import replacing, write_whole
+from compss_train._utils.files import atomic_path, write_atomic
 from compss_train._utils.locking import FolderLock
 from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks
@@ -189,7 +189,7 @@ def train(run: TrainingRun) -> DistributedTrainer:
 
 
 def _save_parameters(folder: RunFolder, trainer: DistributedTrainer) -> None:
-    with replacing(folder.parameters) as path:
+    with atomic_path(folder.parameters) as path:
         parameters.save(path, trainer.get_parameters())
 
 
@@ -240,5 +240,5 @@ def _clear(folder: RunFolder) -> None:
 
 
 def _write_configuration(run: TrainingRun, trainer: TrainerProtocol) -> None:
-    write_whole(run.folder.run_file, run.file.dumps(trainer.seed))
-    write_whole(run.folder.configuration, json.dumps(trainer.configuration, indent=1))
+    write_atomic(run.folder.run_file, run.file.dumps(trainer.seed))
+    write_atomic(run.folder.configuration, json.dumps(trainer.configuration, indent=1))

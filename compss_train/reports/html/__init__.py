@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils.files import write_whole
+from compss_train._utils.files import write_atomic
 from compss_train.reports.html.page import load_template, page
 from compss_train.reports.records import Record
 
@@ -48,4 +48,4 @@ def write(
     Raises ``OSError`` if the file cannot be written; its folder must exist. Raises ``ModuleNotFoundError`` without
     the extra ``report``.
     """
-    write_whole(Path(path), page(history, configuration or {}, status, refresh=refresh))
+    write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh))

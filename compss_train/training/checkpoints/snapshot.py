@@ -1,4 +1,4 @@
-"""Snapshot: a trainer at one moment, and the same as the tree of plain values that a checkpoint holds."""
+"""``Snapshot``: the state of a trainer, and its conversion to the plain values of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from compss_train.training.worker import WorkerState
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """How far a fit has come, and what its rounds depend on."""
+    """The progress of a fit, and the values that its rounds depend on."""
 
     options: dict[str, Any]
-    """Of the fit, as ``FitOptions.described`` gives them."""
+    """The options of the fit, as ``FitOptions.described`` returns them."""
     sizes: tuple[int, ...]
-    """Samples of each block or file."""
+    """The number of samples of each block or file."""
     first_epoch: int
-    """Of the fit, counted over all fits of the trainer."""
+    """The first epoch of the fit, counted over all fits of the trainer."""
     reached: Position
     fingerprint: int | None = None
-    """Of the data, where they were at hand."""
+    """The fingerprint of the data, if they were available."""
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """All of a trainer that is not given to it anew by the program that resumes it."""
+    """The state of a trainer, without what the program that resumes it provides again."""
 
     parameters: Parameters
     """The global parameters."""
     workers: tuple[WorkerState, ...]
-    """Each worker's optimizer and random state."""
+    """The optimizer and random state of each worker."""
     epoch: int
-    """Epochs begun, of all fits."""
+    """The number of started epochs of all fits."""
     history: list[dict[str, Any]]
     setting: dict[str, Any]
-    """What the trainer and its network are, to compare with those that resume."""
+    """The settings of the trainer and its network, to compare with those that resume."""
     progress: Progress | None
-    """Of the ``fit`` that is running; ``None`` between fits, and in an online one."""
+    """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``."""
     callbacks: dict[str, Any]
-    """The state of each callback that has one."""
+    """The state of each callback with a state."""
     schedule: dict[str, Any]
-    """The state of the learning rate's schedule, as far as it does not follow from the epoch."""
+    """The state of the learning-rate schedule that does not follow from the epoch."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this as plain values."""
+        """Return the snapshot as plain values."""
         progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}
-        return {**vars(self), "workers": [_of_worker(state) for state in self.workers], "progress": progress}
+        return {**vars(self), "workers": [_worker_to_dict(state) for state in self.workers], "progress": progress}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Snapshot:
-        """Return what ``content`` described."""
+        """Return the snapshot from its plain values."""
         saved = content["progress"]
         progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})
-        workers = tuple(_to_worker(state) for state in content["workers"])
+        workers = tuple(_worker_from_dict(state) for state in content["workers"])
         return cls(**{**content, "workers": workers, "progress": progress})
 
 
@@ -68,7 +68,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-def _of_worker(state: WorkerState) -> dict[str, Any]:
+def _worker_to_dict(state: WorkerState) -> dict[str, Any]:
     if isinstance(state.random, int):
         return {"optimizer": state.optimizer, "random": state.random}
     version, numbers, gauss = state.random.python
@@ -76,7 +76,7 @@ def _of_worker(state: WorkerState) -> dict[str, Any]:
     return {"optimizer": state.optimizer, "random": {**_fields(state.random), "python": python}}
 
 
-def _to_worker(saved: Mapping[str, Any]) -> WorkerState:
+def _worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
     random = saved["random"]
     if isinstance(random, int):
         return WorkerState(saved["optimizer"], random)
