@@ -32,7 +32,7 @@ def floor(x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
 
 def schedule(x: BlockedTensor, how: Shuffle) -> list[tuple[WorkerAssignment, ...]]:
     """Return the shares of an epoch's rounds."""
-    return [round_.assignments for round_ in RoundPlan(x.sizes, WORKERS, 1, SEED, how).rounds()]
+    return [round_.assignments for round_ in RoundPlan(x.sizes, WORKERS, 1, SEED, shuffle=how).rounds()]
 
 
 def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:

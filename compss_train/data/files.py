@@ -191,7 +191,15 @@ class FileDataset:
         layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
         paths = {number: self._paths[self.files[number]] for number in numbers}
         sizes = {number: self.files_len[self.files[number]] for number in numbers}
-        return FilePart(self.reader, paths, sizes, keys, layout, self._reference, self.on_bad_file == "skip")
+        return FilePart(
+            reader=self.reader,
+            files=paths,
+            sizes=sizes,
+            keys=keys,
+            layout=layout,
+            reference=self._reference,
+            skip=self.on_bad_file == "skip",
+        )
 
     def training_keys(self, *, targets: bool = True) -> tuple[str, ...]:
         """Return the names of the arrays to train on: x, and y unless there are no targets.

@@ -9,7 +9,7 @@ shuffle: as many samples as n blocks have on average), or the whole fit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -87,6 +87,7 @@ class RoundPlan:
     num_workers: int
     num_epochs: int
     seed: int
+    _: KW_ONLY
     shuffle: Shuffle = "blocks"
     merge_every: int = 1
     merge_unit: MergeUnit = "epochs"

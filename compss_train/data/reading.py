@@ -60,7 +60,7 @@ def _reason(file: str, error: Exception) -> str:
     return f"cannot be read: {type(error).__name__}: {error}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FilePart:
     """Some files of a ``FileDataset``, by number: everything that a task needs to read them."""
 

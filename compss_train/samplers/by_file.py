@@ -39,8 +39,20 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
         debug: bool = False,
         files_len: Mapping[str, int] | None = None,
     ) -> None:
-        options = (shuffle, shuffle_buffer, total_size, batch_size, file_buffer, debug, files_len)
-        super().__init__(dataset, reader, num_replicas, rank, *options, pools=self._pools)
+        super().__init__(
+            dataset,
+            reader,
+            num_replicas,
+            rank,
+            shuffle=shuffle,
+            shuffle_buffer=shuffle_buffer,
+            total_size=total_size,
+            batch_size=batch_size,
+            file_buffer=file_buffer,
+            debug=debug,
+            files_len=files_len,
+            pools=self._pools,
+        )
 
     def __len__(self) -> int:
         """Return the number of samples of this rank."""

@@ -120,7 +120,7 @@ def test_each_sample_is_got_at_least_once_and_unseen_ones_are_never_evicted(
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_put_that_finds_no_room_in_time_tells_how_many_were_stored(kind):
+def test_a_put_without_room_in_time_reports_how_many_were_stored(kind):
     buffer = make(kind, 3)
     buffer.put(sample(buffer, 0))
     for options in ({"block": False}, {"timeout": 0}, {"timeout": 0.001}):

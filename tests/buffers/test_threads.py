@@ -23,7 +23,7 @@ def _threads_take_turns_often():
     sys.setswitchinterval(interval)
 
 
-class RoundPlan:
+class ThreadSchedule:
     """Producers, consumers, and one more thread that ends reception at a random moment."""
 
     def __init__(self, kind, seed):
@@ -97,7 +97,7 @@ class RoundPlan:
 @pytest.mark.parametrize("kind", ALL)
 def test_every_sample_that_was_put_is_got_and_no_thread_stays_blocked(kind, seeds):
     for seed in seeds:
-        schedule = RoundPlan(kind, seed)
+        schedule = ThreadSchedule(kind, seed)
         buffer, (put, got) = schedule.buffer, schedule.results()
         times = Counter(got)
         assert len(set(put)) == len(put) == buffer.samples_put

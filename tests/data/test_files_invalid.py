@@ -84,7 +84,7 @@ def test_nothing_is_skipped_where_all_is_well(folder):
         assert FileDataset("*.npz", on_bad_file="skip").skipped == {}
 
 
-def test_files_that_are_all_bad_are_an_error_that_tells_of_one(folder):
+def test_files_that_are_all_invalid_are_an_error_that_names_one(folder):
     for name in FILES:
         spoil(name)
     lengths = dict.fromkeys(FILES, 3)

@@ -32,7 +32,7 @@ def samples_of(block_pass, sizes) -> list[int]:
     seed=st.integers(0, 1000),
 )
 def test_every_sample_is_assigned_once_an_epoch(sizes, workers, epochs, every, unit, shuffle, seed):
-    plan = RoundPlan(sizes, workers, epochs, seed, shuffle, every, unit)
+    plan = RoundPlan(sizes, workers, epochs, seed, shuffle=shuffle, merge_every=every, merge_unit=unit)
     seen: Counter[tuple[int, int]] = Counter()
     for round_ in plan.rounds():
         assert len(round_.assignments) == workers
@@ -43,20 +43,20 @@ def test_every_sample_is_assigned_once_an_epoch(sizes, workers, epochs, every, u
 
 
 def test_blocks_are_assigned_round_robin_in_order():
-    (round_,) = RoundPlan((1,) * 7, 3, 1, 0, None).rounds()
+    (round_,) = RoundPlan((1,) * 7, 3, 1, 0, shuffle=None).rounds()
     assigned = [[block_pass.block for block_pass in assignment] for assignment in round_.assignments]
     assert assigned == [[0, 3, 6], [1, 4], [2, 5]]
 
 
 def test_a_block_shuffle_moves_whole_blocks_to_other_workers():
-    plan = RoundPlan((5,) * 8, 2, 20, 3, "blocks")
+    plan = RoundPlan((5,) * 8, 2, 20, 3, shuffle="blocks")
     assigned = [frozenset(v.block for v in round_.assignments[0]) for round_ in plan.rounds()]
     assert all(len(blocks) == 4 for blocks in assigned)
     assert len(set(assigned)) > 10
 
 
 def test_a_total_shuffle_mixes_samples_over_blocks():
-    (round_,) = RoundPlan((50,) * 4, 2, 1, 3, "total").rounds()
+    (round_,) = RoundPlan((50,) * 4, 2, 1, 3, shuffle="total").rounds()
     for assignment in round_.assignments:
         for block_pass in assignment:
             assert set(np.asarray(block_pass.samples) // 50) == {0, 1, 2, 3}
@@ -74,16 +74,16 @@ def test_a_total_shuffle_mixes_samples_over_blocks():
     ],
 )
 def test_rounds_end_where_merging_says_so(unit, every, epochs_of_rounds):
-    plan = RoundPlan((4,) * 6, 2, 5, 0, "blocks", every, unit)
+    plan = RoundPlan((4,) * 6, 2, 5, 0, shuffle="blocks", merge_every=every, merge_unit=unit)
     assert [round_.epoch for round_ in plan.rounds()] == epochs_of_rounds
 
 
 def test_a_fit_goes_on_counting_where_the_last_one_ended():
     sizes = (3, 4, 5)
-    whole = list(RoundPlan(sizes, 2, 5, 7, "total").rounds())
+    whole = list(RoundPlan(sizes, 2, 5, 7, shuffle="total").rounds())
     parts = [
-        *RoundPlan(sizes, 2, 2, 7, "total").rounds(),
-        *RoundPlan(sizes, 2, 3, 7, "total", first_epoch=2, first_round=2).rounds(),
+        *RoundPlan(sizes, 2, 2, 7, shuffle="total").rounds(),
+        *RoundPlan(sizes, 2, 3, 7, shuffle="total", first_epoch=2, first_round=2).rounds(),
     ]
     assert [(r.number, r.epoch) for r in whole] == [(r.number, r.epoch) for r in parts]
     for ours, theirs in zip(whole, parts, strict=True):
@@ -170,7 +170,8 @@ def test_the_samples_of_a_plan_are_those_of_its_rounds(plan, after, workers):
     assert plan.samples == sum(sum(round_.counts) for round_ in plan.rounds())
 
 
-@example(RoundPlan((4,) * 6, 2, 3, 0, "blocks", 1, "blocks"), 4, 1)  # in the middle of the second epoch
+# The example resumes in the middle of the second epoch.
+@example(RoundPlan((4,) * 6, 2, 3, 0, shuffle="blocks", merge_every=1, merge_unit="blocks"), 4, 1)
 @given(plans, st.integers(1, 12), st.integers(1, 6))
 def test_a_fit_that_is_to_be_longer_or_shorter_when_it_is_resumed(plan, after, num_epochs):
     begun = list(islice(plan.rounds(), after))
@@ -186,7 +187,7 @@ def test_a_fit_that_is_to_be_longer_or_shorter_when_it_is_resumed(plan, after, n
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
 def test_rounds_inside_an_epoch_are_cut_as_when_it_was_begun(shuffle):
-    plan = RoundPlan((4,) * 8, 2, 1, 0, shuffle, 1, "blocks")
+    plan = RoundPlan((4,) * 8, 2, 1, 0, shuffle=shuffle, merge_every=1, merge_unit="blocks")
     first, *rest = plan.rounds()
     assert first.end_position == Position(0, 2, 2)
     other = list(resumed(plan, first, num_workers=3).rounds())
@@ -202,7 +203,7 @@ BLOCK_SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
 def test_gathered_rows_hold_each_workers_samples_and_renumbered_passes_find_them(sizes, workers, seed, merge_every):
     starts = np.cumsum([0, *sizes[:-1]])
     values = [np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-    plan = RoundPlan(sizes, workers, 3, seed, "total", merge_every)
+    plan = RoundPlan(sizes, workers, 3, seed, shuffle="total", merge_every=merge_every)
     for assignment in (assignment for round_ in plan.rounds() for assignment in round_.assignments if assignment):
         samples = unique_samples(assignment)
         rows = split_by_block(samples, starts)

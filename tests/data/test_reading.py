@@ -191,7 +191,12 @@ def test_a_file_of_another_layout_is_an_error_where_the_layout_is_known(file, pa
 
 def test_a_part_of_a_users_reader_is_checked_as_well():
     part = FilePart(
-        CustomReader(lambda f, get_data=False: ({"x": X}, 6)), {0: "a://b"}, {0: 5}, None, None, "a://b"
+        reader=CustomReader(lambda f, get_data=False: ({"x": X}, 6)),
+        files={0: "a://b"},
+        sizes={0: 5},
+        keys=None,
+        layout=None,
+        reference="a://b",
     )
     with pytest.raises(BadFileError, match="a://b has 6 samples, but 5 were expected"):
         part.read(RowRange(0, 0, 5))

@@ -247,7 +247,7 @@ def test_the_first_file_that_can_be_read_says_what_the_others_must_hold():
     assert set(sampler.skipped) == set(names[:2])
 
 
-def test_making_a_sampler_reads_no_file_of_which_the_header_tells_what_is_in_it(tmp_path, monkeypatch):
+def test_making_a_sampler_reads_no_file_whose_header_has_its_layout(tmp_path, monkeypatch):
     dataset = FileDataset(write_files(tmp_path, [3, 4]))
     monkeypatch.setattr(NpzReader, "read", lambda *args: pytest.fail("it was read"))
     PartialShuffleSampler(dataset)

@@ -22,7 +22,7 @@ def test_counting_does_not_see_the_data(tmp_path, form):
     assert form.reader.describe(path) == before
 
 
-def test_a_checksum_tells_of_data_in_an_npz_that_changed(tmp_path):
+def test_a_checksum_detects_changed_data_in_an_npz(tmp_path):
     np.savez(tmp_path / "f.npz", x=(array := filled((3_000, 3))), y=np.arange(3_000))
     overwritten(path := str(tmp_path / "f.npz"), array)
     dataset = FileDataset([path])
@@ -32,7 +32,7 @@ def test_a_checksum_tells_of_data_in_an_npz_that_changed(tmp_path):
     same(read_file(path, keys=["y"])["y"], np.arange(3_000))
 
 
-def test_a_checksum_tells_of_data_in_a_compressed_npz_that_changed(tmp_path):
+def test_a_checksum_detects_changed_data_in_a_compressed_npz(tmp_path):
     array = np.random.default_rng(0).integers(0, 2**62, 20_000)
     np.savez_compressed(path := str(tmp_path / "f.npz"), x=array)
     with open(path, "r+b") as file:

@@ -174,7 +174,7 @@ def test_get_data_is_passed_by_name(tmp_path):
 
 @pytest.mark.parametrize("suffix", READERS)
 @pytest.mark.parametrize("change", [str, str.upper, lambda suffix: f".backup{suffix}"])
-def test_the_end_of_a_name_tells_the_reader(suffix, change):
+def test_the_suffix_selects_the_reader(suffix, change):
     assert type(as_reader(None, [f"a/b{change(suffix)}", f"c{suffix}"])) is READERS[suffix]
 
 

@@ -23,7 +23,7 @@ def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, work
     y = BlockedTensor.from_array(torch.arange(samples).to(torch.bfloat16), (blocks, 1))
     starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
     seen = []
-    for round_ in RoundPlan(x.sizes, workers, 1, 4, shuffle).rounds():
+    for round_ in RoundPlan(x.sizes, workers, 1, 4, shuffle=shuffle).rounds():
         for share in round_.assignments:
             options = FitOptions(num_epochs=1, batch_size=size, shuffle_block_data=shuffle_seed is not None)
             shard = Shard(options=options, assignment=share, blocks=tuple(range(blocks)), starts=starts, seed=4)

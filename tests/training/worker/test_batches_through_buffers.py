@@ -33,7 +33,7 @@ def data(samples, blocks, as_arrays=False):
 
 def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=1):
     starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
-    for round_ in RoundPlan(x.sizes, workers, epochs, 4, shuffle, merge_every=epochs).rounds():
+    for round_ in RoundPlan(x.sizes, workers, epochs, 4, shuffle=shuffle, merge_every=epochs).rounds():
         for share in round_.assignments:
             numbers = tuple(range(len(x.sizes)))
             options = FitOptions(
