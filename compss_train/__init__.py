@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compss_train._utils.lazy import lazy_names, register_converter
+from compss_train._utils.imports import lazy_names, register_converter
 from compss_train._utils.version import __version__ as __version__
 
 __all__ = [

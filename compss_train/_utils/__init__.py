@@ -1,1 +1,1 @@
-"""Helpers of all rooms: validation, optional imports, files, closing. Knows nothing of training."""
+"""Helpers of all packages: validation, imports, files, locks and closing."""

@@ -1,3 +1,3 @@
-"""The version of this package; a module of its own, as rooms may not import the package that holds them."""
+"""The version of this package, in a module that every layer may import."""
 
 __version__ = "0.1.0"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compss_train._utils.optional_imports import import_optional
+from compss_train._utils.imports import import_optional
 from compss_train.reports.records import measured_numbers
 from compss_train.training.callback import Callback, TrainerProtocol
 

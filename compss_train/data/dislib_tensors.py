@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compss_train._utils.lazy import converter
+from compss_train._utils.imports import converter
 from compss_train.data.block import AnyBlock, DType, RemoteBlock
 
 

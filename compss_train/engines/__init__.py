@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compss_train._utils.lazy import lazy_names
+from compss_train._utils.imports import lazy_names
 
 __all__ = ["ENGINES", "CompssEngine", "Engine", "LocalEngine", "Ref", "Resources", "SerialEngine", "engine_class"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from compss_train._utils.files import atomic_path
-from compss_train._utils.optional_imports import import_optional
+from compss_train._utils.imports import import_optional
 from compss_train.model import parameters
 
 Transform = Callable[[Tensor], Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from compss_train._utils.optional_imports import import_optional
+from compss_train._utils.imports import import_optional
 from compss_train.cli.commands.base import Command
 
 SHELLS = ("bash", "zsh", "tcsh")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from compss_train._utils.optional_imports import import_optional
+from compss_train._utils.imports import import_optional
 from compss_train.data.layout import Description
 from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
 

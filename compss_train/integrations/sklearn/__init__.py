@@ -2,7 +2,7 @@
 
 # ruff: noqa: E402  the check comes before the modules that import scikit-learn
 
-from compss_train._utils.optional_imports import import_optional
+from compss_train._utils.imports import import_optional
 
 import_optional("sklearn", extra="sklearn", needed_by="compss_train.integrations.sklearn", package="scikit-learn")
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
-from compss_train._utils.optional_imports import import_optional
+from compss_train._utils.imports import import_optional
 from compss_train.reports.curves import panels, positions
 from compss_train.reports.html.charts import (
     BOTTOM,

@@ -1,4 +1,4 @@
-"""Lazy imports: the public names of packages, and functions that convert values.
+"""Lazy and optional imports: public names of packages, converters of values, and packages of extras.
 
 The command ``compss-train doctor`` works without torch, so the packages that it imports must not import torch.
 """
@@ -41,18 +41,31 @@ def lazy_names(
 
 
 _converters: dict[str, str] = {}
-# Filled once, where the root package is imported, which comes before any room: only the root knows all rooms.
+# Filled once by the root package, which is imported before all others and is the only one that may know them all.
 
 
 def register_converter(package: str, function: str) -> None:
-    """Name the function (``"module:name"``) that converts values whose types are in this package.
+    """Register the function (``"module:name"``) that converts values whose types are defined in ``package``.
 
-    A room that meets such values may lie below the room that can convert them, and must not import it.
+    The package that receives such values may be in a lower layer than the converter, and must not import it.
     """
     _converters[package] = function
 
 
 def converter(package: str) -> Callable[..., Any]:
-    """Return the function registered for values of a package, imported now."""
+    """Import and return the function registered for values of ``package``."""
     function: Callable[..., Any] = pkgutil.resolve_name(_converters[package])
     return function
+
+
+def import_optional(module: str, *, extra: str, needed_by: str, package: str | None = None) -> Any:
+    """Import and return a module of an optional package, which ``extra`` installs.
+
+    ``needed_by`` names the feature that needs it, ``package`` the package if the module is called otherwise. Raises
+    ``ModuleNotFoundError`` with the command that installs the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        hint = f"{needed_by} needs {package or error.name}: pip install 'compss_train[{extra}]'"
+        raise ModuleNotFoundError(hint, name=error.name) from error
