@@ -1,4 +1,4 @@
-"""What ``compss_rounds`` measures; each function runs in an application of its own."""
+"""Measurements of ``compss_rounds``; each function runs in a separate application."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.engines import Engine, engine_class
 
 SAMPLES = 2
-"""Of a worker in a round."""
+"""Samples per worker and round."""
 WIDTH = 250
 WARM_UP = (0.1, 4)
 TASKS = 40
 
 Case = tuple[float, int]
-"""Megabytes of parameters, and workers."""
+"""Megabytes of parameters, and number of workers."""
 
 
 class Lookup(nn.Module):
-    """A table of any size of which a batch reads, and with a sparse gradient changes, a row a sample."""
+    """A table of any size; with sparse gradients a batch reads and changes one row per sample."""
 
     def __init__(self, megabytes: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Lookup(nn.Module):
 
 
 def rounds(engine: str, cases: list[Case], number: int) -> list[list[float]]:
-    """Return the seconds of every round but the first, case by case, with workers that have been started."""
+    """Return the seconds of every round but the first, for each case, with workers that were started before."""
     _rounds(engine, WARM_UP, 2)
     return [_rounds(engine, case, number + 1)[1:] for case in cases]
 
@@ -56,10 +56,10 @@ def _rounds(engine: str, case: Case, number: int) -> list[float]:
 
 
 def rounds_and_parts(cases: list[Case], number: int) -> dict[str, object]:
-    """Return the rounds on the compss engine, and what their parts cost in the same application.
+    """Return the times of rounds on the compss engine, and of their parts in the same application.
 
-    Seconds of an empty task: waited for one at a time, in a row of tasks that each take the one before, and among
-    many that COMPSs may run at the same time. Seconds to write a file of a case's parameters, and to read it.
+    The parts are the seconds of an empty task: fetched one at a time, in a chain of dependent tasks, and among many
+    independent tasks; and the seconds to write and to read a file of each case's parameters.
     """
     measured = rounds("compss", cases, number)
     with engine_class("compss").start(1, 1) as engine:

@@ -1,4 +1,4 @@
-"""Pushes and pulls of a served parameter server, against bare ZeroMQ that moves and adds up the same bytes."""
+"""Pushes and pulls of a served parameter server, compared with bare ZeroMQ that moves and adds the same bytes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from compss_train.parameter_server import LocalParameterServer, ParameterServer,
 
 BARE, SERVED, LOCAL = "bare ZeroMQ", "served", "local"
 SMALL = 16
-"""Numbers in a small array."""
+"""Number of elements of a small array."""
 
 Arrays = list[NDArray[np.float32]]
 
 
 def bare_server(pipe: Any) -> None:
-    """Add what is pushed to what is held, and send back what is asked for; trusts everybody, loses nothing."""
+    """Add pushed arrays to those of their keys and answer pulls, without authentication or reconnection."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     pipe.send(socket.bind_to_random_port("tcp://127.0.0.1"))
-    held: dict[bytes, NDArray[np.float32]] = {}
+    arrays: dict[bytes, NDArray[np.float32]] = {}
     while True:
         client, call, *frames = socket.recv_multipart(copy=False)
         key = call.bytes
@@ -36,14 +36,14 @@ def bare_server(pipe: Any) -> None:
             break
         if frames:
             pushed = np.frombuffer(frames[0].buffer, np.float32)
-            held[key] = np.add(held[key], pushed, out=held[key]) if key in held else pushed.copy()
+            arrays[key] = np.add(arrays[key], pushed, out=arrays[key]) if key in arrays else pushed.copy()
             socket.send_multipart([client, b""])
         else:
-            socket.send_multipart([client, held[key]], copy=False)
+            socket.send_multipart([client, arrays[key]], copy=False)
     context.destroy(1000)
 
 
-def our_server(pipe: Any) -> None:
+def parameter_server(pipe: Any) -> None:
     with serve() as serving:
         pipe.send((serving.address, serving.token))
         pipe.recv()
@@ -51,7 +51,7 @@ def our_server(pipe: Any) -> None:
 
 @contextmanager
 def started(server: Callable[[Any], None]) -> Iterator[tuple[Any, Any]]:
-    """Run a server in a process, and give what it says first, and the pipe to it."""
+    """Run a server in a process; yield the first object that it sends, and the pipe to it."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=server, args=(theirs,))
     process.start()
@@ -75,12 +75,12 @@ def bare() -> Iterator[zmq.Socket[bytes]]:
 
 @contextmanager
 def served() -> Iterator[ParameterServer]:
-    with started(our_server) as ((address, token), _), connect(address, token) as client:
+    with started(parameter_server) as ((address, token), _), connect(address, token) as client:
         yield client
 
 
 def move_bare(socket: zmq.Socket[bytes], arrays: Arrays, weights: Arrays) -> None:
-    """Push all, wait for the answers, pull one after the other."""
+    """Push all arrays, wait for the answers, then pull one after the other."""
     keys = [b"%d" % number for number in range(1, len(arrays) + 1)]
     for key, array in zip(keys, arrays, strict=True):
         socket.send_multipart([key, array], copy=False)
@@ -105,7 +105,7 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def operations(server: ParameterServer, keys: int, count: int) -> float:
-    """Return pushes a second of small arrays, until all are executed."""
+    """Return the executed pushes of small arrays per second."""
     arrays = [np.ones(SMALL, np.float32)] * keys
     pushes = [(f"{keys}/{number % keys}", arrays[:1]) for number in range(count)]
 
@@ -135,7 +135,7 @@ def run_large(megabytes: int, keys: int, repetitions: int) -> dict[str, list[flo
             LOCAL: lambda: move(local, arrays, weights),
         }
         for contestant in contestants.values():
-            contestant()  # in which memory is new
+            contestant()  # warm-up: allocates memory
         results: dict[str, list[float]] = {label: [] for label in contestants}
         for _ in range(repetitions):
             for label, contestant in contestants.items():
@@ -160,7 +160,7 @@ def report_small(few: int, many: int, count: int, repetitions: int) -> None:
         for label, server in ((SERVED, remote), (LOCAL, local)):
             for keys in (few, many):
                 init(server, keys, SMALL)
-                operations(server, keys, count)  # learns what keys hold
+                operations(server, keys, count)  # warm-up: the client requests the keys' dtypes and shapes
             for keys in (few, many):
                 rates = [operations(server, keys, count) for _ in range(repetitions)]
                 rows.append([label, f"{keys:,}", spread(rates, ",.0f")])

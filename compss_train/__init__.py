@@ -77,5 +77,5 @@ if TYPE_CHECKING:
 else:  # a type checker that saw this would take any name for one of the package's
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
-# The data room meets blocks that are futures; only the COMPSs engine, a room above it, has tasks look at them.
+# The data room gets blocks that are futures; tasks of the COMPSs engine, a room above it, determine their shapes.
 register_converter("pycompss", "compss_train.engines.compss.engine:future_blocks")

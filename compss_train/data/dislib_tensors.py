@@ -10,9 +10,10 @@ from compss_train.data.block import AnyBlock, DType, RemoteBlock
 
 
 def is_future(value: object) -> bool:
-    """Return whether PyCOMPSs put this object in the place of a value that a task makes.
+    """Return whether an object is a placeholder of PyCOMPSs for a value that a task computes.
 
-    That is one of its own classes for what tasks return, and a bare ``object()`` in a COLLECTION_OUT.
+    Placeholders are of PyCOMPSs's classes for results of tasks, and bare ``object()`` instances in a
+    COLLECTION_OUT.
     """
     return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
 
@@ -20,7 +21,7 @@ def is_future(value: object) -> bool:
 def blocks_of(tensor: Any) -> list[list[object]]:
     """Return the grid of blocks of a dislib ``Tensor``; futures of PyCOMPSs become remote blocks.
 
-    Raises ``TypeError`` for an object without such a grid.
+    Raises ``TypeError`` for an object without a grid of blocks.
     """
     grid = getattr(tensor, "tensors", None)
     if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
@@ -34,10 +35,10 @@ def blocks_of(tensor: Any) -> list[list[object]]:
 
 
 def make_tensor(grid: Sequence[Sequence[AnyBlock]], dtype: DType, number_samples: int, owner: object) -> Any:
-    """Return a dislib ``Tensor`` of these blocks; it keeps ``owner`` alive, who deletes them.
+    """Return a dislib ``Tensor`` of these blocks; it keeps ``owner``, which deletes the blocks, alive.
 
-    dislib takes the first block's shape for that of all; its own training drops what a block has beyond a whole
-    number of batches. Raises ``ImportError`` without dislib.
+    dislib assumes that all blocks have the first block's shape; its own training drops the samples of a block
+    beyond a whole number of batches. Raises ``ImportError`` without dislib.
     """
     try:
         from dislib.data.tensor import Tensor

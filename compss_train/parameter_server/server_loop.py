@@ -27,7 +27,7 @@ _MAX_BATCH = 32  # calls that are executed before pushes are answered, in one me
 _STOP_MILLISECONDS = 50  # maximum delay until a stop is noticed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Request:
     """A call of a client, as received."""
 
@@ -46,10 +46,16 @@ class _Request:
 
 
 def _request(header: dict[str, Any], arrays: list[ReceivedArray]) -> _Request:
-    priority, number, count = (int(header[name]) for name in ("priority", "number", "count"))
-    # The header has the client's identity, since ZeroMQ changes it for messages of a connection that was replaced.
-    client = str(header["client"]).encode()
-    return _Request(client, str(header["call"]), str(header["key"]), priority, number, count, arrays)
+    return _Request(
+        # From the header, since ZeroMQ changes the identity in messages of a connection that was replaced.
+        client=str(header["client"]).encode(),
+        call=str(header["call"]),
+        key=str(header["key"]),
+        priority=int(header["priority"]),
+        number=int(header["number"]),
+        count=int(header["count"]),
+        arrays=arrays,
+    )
 
 
 @dataclass

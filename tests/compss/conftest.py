@@ -61,7 +61,7 @@ class Application:
         return Done(returncode, self.output.read_text(), logs[-1] if logs else self.folder)
 
     def kill(self) -> None:
-        """End what is left of it: the script ends COMPSs's processes when it is told to."""
+        """End the application: the script ends COMPSs's processes when it gets SIGTERM."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(30)
