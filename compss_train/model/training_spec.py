@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -108,3 +108,33 @@ class ModelReplica:
         if self.training_spec.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+
+    @contextlib.contextmanager
+    def annotate_errors(
+        self, x: torch.Tensor, y: torch.Tensor | None = None, *, own_target: bool = False
+    ) -> Iterator[None]:
+        """Add notes on a batch and the network to an exception that leaves the block."""
+        try:
+            yield
+        except Exception as error:
+            for note in self._notes(error, x, y, own_target=own_target):
+                error.add_note(note)
+            raise
+
+    def _notes(
+        self, error: Exception, x: torch.Tensor, y: torch.Tensor | None, *, own_target: bool
+    ) -> Iterator[str]:
+        own = str(x.dtype).removeprefix("torch.")
+        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in self.training_spec.net.parameters()})
+        convert = "" if own in dtypes else " If that is what is wrong, convert x, or batches by build(transform=)."
+        yield (
+            f"While a batch of x with shape {tuple(x.shape)} and dtype {own} went through a network with "
+            f"{', '.join(dtypes)} parameters.{convert}"
+        )
+        if own_target:
+            yield "There is no y, so that x is its own target."
+        if str(error).startswith("Target ") and y is not None and y.numel() and not y.is_floating_point():
+            yield (
+                f"The targets of the batch go from {int(y.min())} to {int(y.max())}: classes are numbered from 0, "
+                "and the network needs an output for each."
+            )

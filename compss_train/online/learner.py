@@ -8,12 +8,12 @@ from typing import Any
 
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.parameter_server import ParameterServer
 from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.metric_accumulator import MetricAccumulator, annotate_errors
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.server_exchange import Exchange
 from compss_train.training.worker.train import WorkerState, optimizer_of, to_cpu
@@ -62,7 +62,7 @@ class OnlineLearner:
 
     def learn(self, batch: Batch) -> None:
         """Train on one batch."""
-        with annotate_errors(batch.x, self._replica, batch.y, own_target=batch.y is None):
+        with self._replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
             learnt = self._stepper.learn(batch, self._accumulator)
         self._skipped = 0 if learnt else self._skipped + 1
         if self._skipped == MAX_SKIPPED:

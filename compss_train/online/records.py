@@ -13,8 +13,8 @@ from compss_train.engines import Ref
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.online.connection import Address
-from compss_train.training.inference import Inference, skipped_batches
 from compss_train.training.stopping import TICK, Stopping
+from compss_train.training.task_submission import Inference, skipped_batches
 
 Record = dict[str, Any]
 Sums = dict[str, Any]

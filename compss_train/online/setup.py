@@ -19,10 +19,10 @@ from compss_train.online.sender import host_and_port
 from compss_train.online.stream_router import new_key
 from compss_train.online.workers import CheckpointStore
 from compss_train.training.data_source import DataSource
-from compss_train.training.inference import EVALUATION_BATCH, Inference
 from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
+from compss_train.training.task_submission import EVALUATION_BATCH, Inference
 from compss_train.training.worker.server_exchange import ServerAddress
 
 

@@ -40,8 +40,8 @@ from compss_train.training.build_arguments import BuildArguments, check_network,
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.description import described_build, described_machine, versions
 from compss_train.training.fit_state import ActiveFit
-from compss_train.training.inference import EVALUATION_BATCH, Inference, warn_of_skipped_files
 from compss_train.training.session import Session
+from compss_train.training.task_submission import EVALUATION_BATCH, Inference, warn_of_skipped_files
 from compss_train.training.worker import WorkerState
 
 

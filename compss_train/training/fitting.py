@@ -18,12 +18,12 @@ from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
-from compss_train.training.inference import EVALUATION_BATCH
 from compss_train.training.merging import make_merge
 from compss_train.training.resuming import Checkpoint, ResumableTrainer
 from compss_train.training.rounds import Record, RoundRunner
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
+from compss_train.training.task_submission import EVALUATION_BATCH
 from compss_train.training.worker import Shard, WorkerState, train
 
 

@@ -17,10 +17,16 @@ from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit_state import FitProgress
-from compss_train.training.inference import Inference, skipped_batches, warn_of_skipped_files
 from compss_train.training.merging import Merge, SubmittedRound
 from compss_train.training.stopping import TICK, Stopping
-from compss_train.training.task_submission import States, WorkerGroup, fetch_states
+from compss_train.training.task_submission import (
+    Inference,
+    States,
+    WorkerGroup,
+    fetch_states,
+    skipped_batches,
+    warn_of_skipped_files,
+)
 from compss_train.training.worker import WorkerState
 
 Record = dict[str, Any]

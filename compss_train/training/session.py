@@ -13,8 +13,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.inference import Inference
-from compss_train.training.task_submission import WorkerGroup
+from compss_train.training.task_submission import Inference, WorkerGroup
 from compss_train.training.worker import WorkerState
 
 

@@ -4,6 +4,6 @@ Workers accumulate a state for each metric, and the coordinator computes values 
 their order: the value over all samples, not the mean of the workers' values.
 """
 
-from compss_train.model.metrics.measures import Measures, MetricSpec, resolve_metrics
+from compss_train.model.metrics.measures import Measures, MetricAccumulator, MetricSpec, resolve_metrics
 
-__all__ = ["Measures", "MetricSpec", "resolve_metrics"]
+__all__ = ["Measures", "MetricAccumulator", "MetricSpec", "resolve_metrics"]

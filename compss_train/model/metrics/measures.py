@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from compss_train.model.losses import resolve_function
-from compss_train.model.metrics.batch_mean import METRICS, BatchMean, Metric, RunningMetric, Value, mean
+from compss_train.model.metrics.batch_mean import (
+    METRICS,
+    BatchMean,
+    Metric,
+    RunningMetric,
+    Value,
+    WeightedSum,
+    mean,
+)
 from compss_train.model.metrics.torchmetrics import TorchMetric
 from compss_train.reports.records import BOOKKEEPING
 
@@ -70,6 +78,43 @@ class RunningMetrics:
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
+
+
+class MetricAccumulator:
+    """Sums of losses over samples, and the states of metrics."""
+
+    def __init__(self, measures: Measures) -> None:
+        self._samples = 0
+        self._batches = 0
+        self._skipped = 0
+        self._loss = WeightedSum()
+        self._metrics = measures.start()
+
+    def add(self, samples: int, loss: torch.Tensor, output: torch.Tensor, target: torch.Tensor) -> None:
+        """Add a batch, whose loss is the mean over its samples."""
+        self._samples += samples
+        self._batches += 1
+        self._loss.add(loss, samples)
+        if self._metrics:
+            with torch.no_grad():
+                detached = output.detach() if isinstance(output, torch.Tensor) else output
+                self._metrics.update(detached, target, samples)
+
+    def skip(self) -> None:
+        """Count a batch that was not trained on."""
+        self._skipped += 1
+
+    @property
+    def loss(self) -> float:
+        """The sum of the losses of all samples."""
+        return self._loss.total()
+
+    def sums(self) -> dict[str, Any]:
+        """Return counts, ``skipped_batches`` if any, the sum of losses, and the states of ``metrics`` by name."""
+        counts = {"samples": self._samples, "batches": self._batches}
+        if self._skipped:
+            counts["skipped_batches"] = self._skipped
+        return {**counts, "loss": self.loss, "metrics": self._metrics.states()}
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
+from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.training.worker.batches import Batch, batches
-from compss_train.training.worker.metric_accumulator import MetricAccumulator, annotate_errors
 from compss_train.training.worker.source import source_of, unshuffled
 
 
@@ -40,7 +40,7 @@ def evaluate(
 
 
 def _measure(replica: ModelReplica, batch: Batch, accumulator: MetricAccumulator) -> None:
-    with annotate_errors(batch.x, replica, batch.y, own_target=batch.y is None):
+    with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
         with replica.autocast():
             output, target = replica.forward(batch.x, batch.y)
             loss = replica.training_spec.loss(output, target)
@@ -66,7 +66,7 @@ def predict(
 
 
 def _output(replica: ModelReplica, batch: torch.Tensor) -> NDArray[np.generic]:
-    with annotate_errors(batch, replica), replica.autocast():
+    with replica.annotate_errors(batch), replica.autocast():
         output, _ = replica.forward(batch, None)
     if not isinstance(output, torch.Tensor):
         raise TypeError(

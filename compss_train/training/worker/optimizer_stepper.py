@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from compss_train.model.lr_schedules import Hyperparameters
+from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.training_spec import ModelReplica
 from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.metric_accumulator import MetricAccumulator
 
 
 class OptimizerStepper:

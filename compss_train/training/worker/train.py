@@ -15,11 +15,11 @@ from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import epochs
-from compss_train.training.worker.metric_accumulator import MetricAccumulator, annotate_errors
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.source import Shard, source_of
 
@@ -73,7 +73,7 @@ def train(
             if epoch in shard.hyperparameters:
                 stepper.set_hyperparameters(shard.hyperparameters[epoch])
             for batch in epoch_batches:
-                with annotate_errors(batch.x, replica, batch.y, own_target=batch.y is None):
+                with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                     stepper.learn(batch, accumulator)
             stepper.finish()
         sums = {**accumulator.sums(), **source.measured()}

@@ -11,10 +11,9 @@ from torch import nn
 from compss_train import DistributedTrainer, DivergedError
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.losses import cross_entropy
-from compss_train.model.metrics import Measures
+from compss_train.model.metrics import Measures, MetricAccumulator
 from compss_train.model.training_spec import StepOptions, TrainingSpec
 from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.metric_accumulator import MetricAccumulator
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from tests.helpers.models import (
     ADAM,
