@@ -1,6 +1,6 @@
-"""Training the Fashion-MNIST MLP with a checkpoint every other round: what a round with one takes longer.
+"""Train the Fashion-MNIST MLP with a checkpoint every other round: how much longer a round with one takes.
 
-Neighbours in one fit are compared, as whole fits differ by more than what is to be found.
+Neighbouring rounds of one fit are compared, because whole fits differ by more than the effect to measure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIMIZERS = {
 
 
 def seconds_of_rounds(samples: int, rounds: int, optimizer: str, folder: str) -> list[float]:
-    """Return how long each round takes; checkpoints are written beside those of even numbers, but for the first."""
+    """Return the seconds of each round; checkpoints are written during those of even numbers, except the first."""
     images = load_images(samples)
     x, y = BlockedTensor.from_array(images.x, BLOCKS), BlockedTensor.from_array(images.y, BLOCKS)
     with DistributedTrainer(WORKERS, engine="local", seed=0, threads=1) as trainer:
@@ -34,34 +34,41 @@ def seconds_of_rounds(samples: int, rounds: int, optimizer: str, folder: str) ->
         return [record["seconds"] for record in trainer.history]
 
 
-def ratios(seconds: list[float]) -> Iterator[float]:
-    """Compare each round that has a checkpoint written beside it with the mean of those before and after."""
+def round_ratios(seconds: list[float]) -> Iterator[float]:
+    """Yield the ratio of each round with a checkpoint to the mean of the rounds before and after it."""
     for number in range(2, len(seconds) - 1, 2):
         yield seconds[number] / mean([seconds[number - 1], seconds[number + 1]])
 
 
 def measure(options: argparse.Namespace, optimizer: str) -> list[str]:
     """Return a row of the table."""
-    seconds, found = [], []
+    seconds, ratios = [], []
     for _ in range(options.repetitions):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            taken = seconds_of_rounds(options.samples, options.epochs, optimizer, folder)
+            round_seconds = seconds_of_rounds(options.samples, options.epochs, optimizer, folder)
             size = sum(path.stat().st_size for path in next(Path(folder).glob("round-*")).iterdir())
-        seconds += taken
-        found += ratios(taken)
-    low, median, high = quantiles(found, n=4)
-    beside = f"{median:.3f} ({low:.3f} to {high:.3f})"
-    return [optimizer, f"{size / 1e6:.1f}", spread(seconds), str(len(found)), beside, f"{mean(found):.3f}"]
+        seconds += round_seconds
+        ratios += round_ratios(round_seconds)
+    low, median, high = quantiles(ratios, n=4)
+    with_checkpoint = f"{median:.3f} ({low:.3f} to {high:.3f})"
+    return [
+        optimizer,
+        f"{size / 1e6:.1f}",
+        spread(seconds),
+        str(len(ratios)),
+        with_checkpoint,
+        f"{mean(ratios):.3f}",
+    ]
 
 
 def main() -> None:
     """Measure, and print a table."""
     options = parser(__doc__, repetitions=2, epochs=32)
     options.add_argument("--samples", type=int, default=60_000, help="training images")
-    options.add_argument("--folder", type=Path, help="where they are written (the temporary folder)")
-    chosen = options.parse_args()
-    if chosen.quick:
-        chosen.samples, chosen.epochs = 2_000, 8
+    options.add_argument("--folder", type=Path, help="folder of the checkpoints (default: the temporary folder)")
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.samples, arguments.epochs = 2_000, 8
     print(image_source())
     columns = [
         "optimizer",
@@ -71,8 +78,8 @@ def main() -> None:
         "with / without: median (quartiles)",
         "mean (<= 1.02)",
     ]
-    title = f"MLP, {WORKERS} workers, rounds of {chosen.samples:,} images"
-    print_table(title, columns, [measure(chosen, optimizer) for optimizer in OPTIMIZERS])
+    title = f"MLP, {WORKERS} workers, rounds of {arguments.samples:,} images"
+    print_table(title, columns, [measure(arguments, optimizer) for optimizer in OPTIMIZERS])
 
 
 if __name__ == "__main__":

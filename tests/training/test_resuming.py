@@ -342,7 +342,7 @@ def test_a_longer_fit_whose_last_round_was_cut_short_is_told_of(tmp_path, every,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(trainer_of(), resume=tmp_path, merge_every=every, num_epochs=5)
-    assert [str(one.message).endswith(f"the workers merged {told}") for one in caught] == [True] * (
+    assert [str(one.message).endswith(f"its last merge was {told} epochs") for one in caught] == [True] * (
         told is not None
     )
 
