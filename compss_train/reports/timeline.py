@@ -27,7 +27,7 @@ Kind = Literal["training", "merging", "waiting"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """A period in which a worker had one kind of activity."""
 
@@ -134,7 +134,7 @@ class _Fit:
         for number, following in zip(own, [*own[1:], None], strict=True):
             position = self._positions[number]
             stop = max(now, self._trainings[number][worker][1])
-            yield Interval(worker, position, "training", now, stop)
+            yield Interval(worker=worker, position=position, kind="training", start=now, stop=stop)
             for interval in self._between(worker, number, following, stop):
                 yield interval
                 stop = interval.stop
@@ -145,7 +145,7 @@ class _Fit:
         limit = float("inf") if following is None else max(now, self._trainings[following][worker][0])
         for kind, until, position in self._marks(worker, number, following):
             if (stop := min(until, limit)) > now:
-                yield Interval(worker, position, kind, now, stop)
+                yield Interval(worker=worker, position=position, kind=kind, start=now, stop=stop)
                 now = stop
 
     def _marks(self, worker: int, number: int, following: int | None) -> Iterator[_Mark]:

@@ -86,7 +86,8 @@ def shares_chart(title: str, xs: Sequence[float], seconds: Sequence[Mapping[str,
     """Return a chart of stacked steps with the share of each kind in ``seconds``, which has a dict for each x."""
     size = -(-len(xs) // MAX_STEPS)
     sums = [_sum(seconds[first : first + size]) for first in range(0, len(xs), size)]
-    x, y = Scale(xs[0], xs[-1] + 1, LEFT, WIDTH - RIGHT), Scale(0, 100, HEIGHT - BOTTOM, TOP)
+    x = Scale(low=xs[0], high=xs[-1] + 1, start=LEFT, stop=WIDTH - RIGHT)
+    y = Scale(low=0, high=100, start=HEIGHT - BOTTOM, stop=TOP)
     edges = [*xs[::size], xs[-1] + 1]
     kinds = list(seconds[0])
     stacks = {kind: [_percentage(each, kinds[: index + 1]) for each in sums] for index, kind in enumerate(kinds)}

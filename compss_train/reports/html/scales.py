@@ -14,7 +14,7 @@ LARGEST, SMALLEST = 1e300, 1e-250
 """Limits of magnitudes, as arithmetic overflows beyond them: larger values are not drawn, smaller ones are 0."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """A linear or logarithmic scale from ``low`` at pixel ``start`` to ``high`` at pixel ``stop``."""
 
@@ -41,15 +41,17 @@ def padded_scale(
     drawn = [value if abs(value) > SMALLEST else 0.0 for value in values if abs(value) < LARGEST]
     low, high = min(drawn, default=1.0), max(drawn, default=1.0)
     if logarithmic and low > 0:
-        return Scale(low / 1.15, high * 1.15, start, stop, True)
+        return Scale(low=low / 1.15, high=high * 1.15, start=start, stop=stop, logarithmic=True)
     spread = high - low
     margin = 0.05 * (spread if spread > 1e-12 * max(abs(low), abs(high)) else abs(high) or 1.0)
-    return Scale(0.0 if from_zero and low >= 0 else low - margin, high + margin, start, stop)
+    bottom = 0.0 if from_zero and low >= 0 else low - margin
+    return Scale(low=bottom, high=high + margin, start=start, stop=stop)
 
 
 def exact_scale(low: float, high: float, start: float, stop: float) -> Scale:
     """Return a linear scale without margins; a single value is in its middle."""
-    return Scale(low, high, start, stop) if high > low else Scale(low - 0.5, low + 0.5, start, stop)
+    low, high = (low, high) if high > low else (low - 0.5, low + 0.5)
+    return Scale(low=low, high=high, start=start, stop=stop)
 
 
 def _steps(low: float, high: float, most: int) -> list[float]:

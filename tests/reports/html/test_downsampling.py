@@ -1,0 +1,45 @@
+"""Downsampling of curves and tables."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.reports.curves import Curve, Panel
+from compss_train.reports.html.downsampling import MAX_CURVES, MAX_POINTS, downsample, every_nth, limit_curves
+
+FLOATS = st.floats(-1e307, 1e307)
+
+
+@given(st.lists(FLOATS | st.just(math.nan), min_size=1, max_size=4), st.integers(1, 400))
+def test_downsampled_curves_keep_their_extremes(values, times):
+    ys = values * times
+    curve = downsample(Curve("loss", [float(x) for x in range(len(ys))], ys))
+    assert len(curve.xs) == len(curve.ys) <= MAX_POINTS + 1
+    known = [y for y in ys if not math.isnan(y)]
+    if known:
+        kept = [y for y in curve.ys if not math.isnan(y)]
+        assert (min(kept), max(kept)) == (min(known), max(known))
+    assert curve.xs == sorted(curve.xs)
+    assert all(str(ys[int(x)]) == str(y) for x, y in zip(curve.xs, curve.ys, strict=True))
+
+
+def test_many_curves_are_summarized_by_three():
+    xs = [0.0, 1.0]
+    curves = [Curve(f"recall[{n}]", xs, [n, n + 10.0]) for n in range(MAX_CURVES + 2)]
+    kept = Curve("val_recall[0]", xs, [1.0, 2.0])
+    limited = limit_curves(Panel("recall", [*curves, kept])).curves
+    assert [(curve.name, curve.ys) for curve in limited] == [
+        ("recall, median", [4.5, 14.5]),
+        ("recall, lowest", [0.0, 10.0]),
+        ("recall, highest", [9.0, 19.0]),
+        ("val_recall[0]", [1.0, 2.0]),
+    ]
+
+
+@given(st.integers(0, 3000), st.integers(1, 100))
+def test_every_nth_item_and_the_last(count, most):
+    kept, step = every_nth(list(range(count)), most)
+    assert len(kept) <= most + 1
+    assert kept[:-1] == list(range(0, count, step))[: len(kept) - 1]
+    assert kept[-1:] == ([count - 1] if count else [])
