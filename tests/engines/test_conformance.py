@@ -93,7 +93,7 @@ def test_a_chain_of_tasks_runs_in_order(engine):
     assert fetch(engine, value) == sum(range(50))
 
 
-def test_references_that_are_hidden_are_errors(engine):
+def test_nested_references_are_errors(engine):
     ref = engine.publish(1)
     for hidden in ([[ref]], (ref, 1), {"key": ref}, [(1, ref)], [{"key": [ref]}]):
         with pytest.raises(TypeError, match="a reference is hidden in a"):
@@ -124,7 +124,7 @@ def test_commutative_updates_lose_nothing(engine):
     assert max(float(value[0]) for value in after) == 210
 
 
-def test_readers_of_a_commuted_value_see_the_updates_before_them_only(engine):
+def test_readers_of_a_commuted_value_see_earlier_updates_only(engine):
     target = engine.publish(1)
     engine.commute(target, tasks.plus, 10)
     early = engine.submit(tasks.add, target, 0)
@@ -134,7 +134,7 @@ def test_readers_of_a_commuted_value_see_the_updates_before_them_only(engine):
     assert engine.peek(target) == 111
 
 
-def test_readers_wait_for_all_updates_before_them_in_whatever_order_they_run(engine, tmp_path):
+def test_readers_wait_for_all_earlier_updates_in_any_order(engine, tmp_path):
     if not engine.asynchronous:
         pytest.skip("updates run at once, in the order of submission")
     target, gate = engine.publish(1), tmp_path / "gate"
@@ -155,7 +155,7 @@ def test_tasks_do_not_see_each_others_changes_of_arguments(engine):
     assert not fetch(engine, array).any()
 
 
-def test_an_exception_comes_from_whatever_depends_on_the_task(engine):
+def test_an_exception_is_raised_by_all_dependent_values(engine):
     def run():
         failed = engine.submit(tasks.fail, "broken here")
         return engine.fetch([engine.submit(tasks.add, 1), engine.submit(tasks.add, failed, 1)])
@@ -197,7 +197,7 @@ def test_a_task_has_the_threads_it_asks_for(engine):
     assert engine.fetch(refs) == cpus
 
 
-def test_deleted_values_are_there_for_tasks_submitted_before(engine):
+def test_deleted_values_are_available_to_tasks_submitted_before(engine):
     if isinstance(engine, SerialEngine):
         pytest.skip("tasks of the serial engine have run by then")
     array = engine.publish(np.ones(20_000))

@@ -50,7 +50,7 @@ def wait_until(condition, seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
-def test_values_are_files_once_and_small_ones_none(local):
+def test_large_values_are_files_and_small_ones_inline(local):
     before = files(local)
     big = local.publish(np.ones(100_000))
     local.publish(np.ones(3))
@@ -71,7 +71,7 @@ def test_commutative_updates_leave_no_files(local):
     wait_until(lambda: not files(local) - before)
 
 
-def test_a_memory_mapped_array_travels_as_a_path(local, tmp_path):
+def test_a_memory_mapped_array_is_sent_as_a_path(local, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(200_000).reshape(1000, 200))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     before = files(local)
@@ -80,7 +80,7 @@ def test_a_memory_mapped_array_travels_as_a_path(local, tmp_path):
     np.testing.assert_array_equal(local.fetch([local.submit(tasks.total, [part])])[0], mapped[100:110])
 
 
-def test_private_changes_of_a_memory_map_travel_with_it(local, tmp_path):
+def test_private_changes_of_a_memory_map_are_sent(local, tmp_path):
     np.save(tmp_path / "x.npy", np.zeros(100))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
     mapped += 5
@@ -122,7 +122,7 @@ def test_folders_are_removed_once():
     assert not any(map(os.path.exists, paths))
 
 
-def test_urgent_tasks_overtake_waiting_ones(local, tmp_path):
+def test_tasks_with_priority_overtake_waiting_ones(local, tmp_path):
     order, gate, other = tmp_path / "order", tmp_path / "gate", tmp_path / "other"
     blockers = [local.submit(tasks.wait_for, held, 0) for held in (gate, other)]
     late = [local.submit(tasks.note, n, order) for n in range(3)]
@@ -218,7 +218,7 @@ def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victim
     assert not set(killed) & set(workers(shared_local))
 
 
-def test_a_process_killed_while_it_starts_is_replaced_and_imports_what_tasks_use_before_the_first_one():
+def test_a_process_killed_while_it_starts_is_replaced_and_preloads_modules():
     def imported():  # sent by value: nothing of this module is imported for it
         import sys
 
@@ -292,7 +292,7 @@ def test_workers_leave_ctrl_c_to_the_coordinator(local):
         assert blocked_or_ignored >> (signal.SIGINT - 1) & 1
 
 
-def test_what_a_failed_task_has_stored_is_removed(local):
+def test_stored_results_of_a_failed_task_are_removed(local):
     before = files(local)
     with pytest.raises(TypeError, match="pickle"):
         local.fetch(local.submit(tasks.good_and_bad, returns=2))
@@ -323,7 +323,7 @@ def test_a_forked_child_does_not_end_the_engine(local):
     assert local.fetch([local.submit(tasks.add, 1)]) == [1]
 
 
-def test_shutdown_ends_running_tasks_and_whoever_waits(tmp_path):
+def test_shutdown_ends_running_tasks_and_waiting_calls(tmp_path):
     engine = LocalEngine(processes=1)
     paths, processes = list(engine._folders.paths), workers(engine)
     ref = engine.submit(tasks.wait_for, tmp_path / "never", 0)
@@ -334,7 +334,7 @@ def test_shutdown_ends_running_tasks_and_whoever_waits(tmp_path):
     wait_until(lambda: not any(map(psutil.pid_exists, processes)))
 
 
-def test_a_forgotten_engine_ends_its_processes():
+def test_an_engine_that_is_garbage_collected_ends_its_processes():
     engine = LocalEngine(processes=1)
     paths, processes = list(engine._folders.paths), workers(engine)
     del engine
@@ -365,7 +365,7 @@ def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
         engine.shutdown(kill=True)
 
 
-def test_a_single_element_travels_whatever_its_strides(shared_local):
+def test_a_single_element_with_any_strides_is_encoded(shared_local):
     column = torch.arange(8).reshape(2, 4)[:1, 1]
     assert column.is_contiguous()
     assert column.stride() == (4,)

@@ -1,4 +1,4 @@
-"""The interface of dislib: programs for dislib run and get the results that they expect."""
+"""Tests of dislib's interface and of the conversion of its tensors."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def serial(monkeypatch):
 
 
 class Tensor:
-    """A dislib tensor as its users make it: a grid of blocks."""
+    """A grid of blocks, as in dislib's tensors."""
 
     def __init__(self, array, rows):
         self.tensors = [list(array.tensor_split(rows))] if rows == 1 else [[b] for b in array.tensor_split(rows)]
@@ -114,7 +114,7 @@ def test_other_objects_than_tensors_are_errors():
 
 def test_conversion_to_and_from_dislib(monkeypatch):
     module = ModuleType("dislib.data.tensor")
-    module.Tensor = lambda **given: SimpleNamespace(**given)
+    module.Tensor = lambda **attributes: SimpleNamespace(**attributes)
     for name in ("dislib", "dislib.data"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "dislib.data.tensor", module)

@@ -90,13 +90,13 @@ def test_a_pull_sees_all_pushes_before_it(server, form):
         assert value.tolist() == [3.0 + sum(range(number + 1)), 4.0]
 
 
-def test_new_arrays_are_of_the_kind_that_was_given():
+def test_new_arrays_have_the_types_of_the_initial_ones():
     with LocalParameterServer() as server:
         server.init("w", [np.ones(2), torch.ones(2)])
         assert [type(value) for value in server.pull("w")] == [np.ndarray, torch.Tensor]
 
 
-def test_no_push_is_lost_whoever_makes_it(server):
+def test_no_push_of_any_thread_is_lost(server):
     keys, pushes = "abc", 200
     for key in keys:
         server.init(key, [np.zeros(7)])
@@ -149,7 +149,7 @@ def test_a_higher_priority_overtakes_a_backlog(gated):
     assert gate.steps == [0.0, 9.0, 1.0, 2.0, 3.0]
 
 
-def test_what_was_pushed_to_a_key_before_keeps_its_place(gated):
+def test_earlier_pushes_of_a_key_keep_their_order(gated):
     server, gate = gated
     server.push("b", [torch.full((1,), 1.0)], priority=0)
     server.push("c", [torch.full((1,), 5.0)], priority=1)
@@ -197,7 +197,7 @@ def test_a_key_may_hold_several_arrays(server):
         server.push("layer", [np.ones((2, 2))])
 
 
-def test_what_is_given_and_taken_is_nobody_elses(server):
+def test_pushed_and_pulled_arrays_are_copies(server):
     value, grad = np.zeros(2), np.ones(2)
     server.init("w", [value])
     server.push("w", [grad])
@@ -233,7 +233,7 @@ def test_wrong_calls_are_errors_that_change_nothing(server):
     assert server.pull("w")[0].tolist() == [0.0] * 3
 
 
-def test_nothing_works_after_close_which_executes_what_waits(gated):
+def test_close_executes_waiting_calls_and_later_calls_are_errors(gated):
     server, gate = gated
     server.push("b", [torch.ones(1)])
     gate.opened.set()
@@ -249,7 +249,7 @@ def test_nothing_works_after_close_which_executes_what_waits(gated):
             call()
 
 
-def test_a_pull_into_what_cannot_be_written_is_only_the_callers_error(server):
+def test_a_pull_into_a_read_only_array_is_an_error_of_the_caller_alone(server):
     server.init("w", [np.zeros(3)])
     frozen = np.zeros(3)
     frozen.flags.writeable = False
@@ -274,7 +274,7 @@ def test_an_optimizer_that_fails_is_an_error_at_the_next_call_of_the_key():
 
 
 @pytest.mark.parametrize("make", [LocalParameterServer])
-def test_who_pushes_more_than_may_wait_waits(gated):
+def test_a_push_blocks_while_too_many_bytes_wait(gated):
     server, gate = gated
     server._queue._limit = 8  # two numbers, one of which the gate holds
     server.push("b", [torch.ones(1)])
@@ -287,7 +287,7 @@ def test_who_pushes_more_than_may_wait_waits(gated):
     thread.join(20)
 
 
-def test_a_server_that_nobody_has_any_more_ends_its_thread():
+def test_a_server_that_is_garbage_collected_ends_its_thread():
     server = LocalParameterServer()
     thread, gone = server._thread, weakref.ref(server)
     del server

@@ -50,7 +50,7 @@ def pusher(serving, *arguments, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, **options)
 
 
-def test_processes_push_and_one_that_is_killed_takes_nothing_of_others_along(serving, client):
+def test_pushes_of_other_processes_survive_a_killed_process(serving, client):
     client.init("w", [np.zeros(5)])
     with pusher(serving, 0.5, 300, "stay") as killed, pusher(serving, 2, 300) as other:
         assert float(killed.stdout.readline()) >= 150
@@ -177,7 +177,7 @@ def test_without_zeromq_the_error_says_what_to_install(monkeypatch):
         package.server  # noqa: B018
 
 
-def test_a_server_that_ends_is_an_error_for_who_waits(serving):
+def test_a_server_that_ends_is_an_error_for_waiting_clients(serving):
     client = connect(serving.address, serving.token, timeout=0.5)
     client.init("w", [np.zeros(2)])
     serving.close()
@@ -186,12 +186,12 @@ def test_a_server_that_ends_is_an_error_for_who_waits(serving):
     client.close()
 
 
-def test_an_address_that_is_taken_is_an_error(serving):
+def test_an_address_in_use_is_an_error(serving):
     with pytest.raises(OSError, match="cannot listen at"):
         serve(serving.address)
 
 
-def test_another_client_learns_what_a_key_holds(serving, client):
+def test_another_client_gets_the_specs_of_a_key(serving, client):
     client.init("w", [torch.zeros(2, 3, dtype=torch.bfloat16)])
     with connect(serving.address, serving.token) as other:
         with pytest.raises(ValueError, match=r"'w' holds an array of torch.bfloat16 \(2, 3\)"):
@@ -248,7 +248,7 @@ def test_a_task_that_is_killed_and_run_again_under_its_name_counts_once(serving,
         assert [client.pull(key)[0].tolist() for key in ("w", "own")] == [[s] * 3 for s in sums(3000)]
 
 
-def test_a_rerun_counts_once_whatever_the_first_one_knew(serving, client):
+def test_repeated_calls_of_a_named_client_count_once(serving, client):
     client.init("w", [np.zeros(2)])
     for new in range(1, 4):
         with connect(serving.address, serving.token, name="task") as task:
@@ -262,7 +262,7 @@ def test_a_rerun_counts_once_whatever_the_first_one_knew(serving, client):
     assert client.pull("w")[0].tolist() == [16.0, 16.0]
 
 
-def test_a_second_client_of_a_name_takes_over_what_waits(serving, client):
+def test_a_second_client_of_a_name_takes_over_waiting_calls(serving, client):
     gate = threading.Event()
     client.init("w", [np.zeros(1)])
     client.init("v", [np.zeros(1)])

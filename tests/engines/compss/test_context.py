@@ -49,7 +49,7 @@ def test_more_gpus_than_declared_are_an_error_before_any_task(as_main_program, m
         CompssEngine.check_gpus(3, 1)
 
 
-def test_without_pycompss_the_engine_says_what_is_missing(monkeypatch):
+def test_without_pycompss_the_engine_is_an_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycompss.api.api", None)
     with pytest.raises(ImportError, match=r"needs PyCOMPSs.*runcompss.*engine='local'"):
         CompssEngine()

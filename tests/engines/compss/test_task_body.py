@@ -62,7 +62,7 @@ def test_nothing_leaves_a_task(kind):
     assert isinstance(run_task(1, 1, call(leave), []).load(), Failure)
 
 
-def test_what_cannot_be_loaded_or_serialized_is_a_failure():
+def test_arguments_and_results_that_cannot_be_serialized_are_failures():
     unloadable = run_task(1, 1, call(tasks.add, tasks.Unloadable()), [])
     assert isinstance(unloadable.load().exception(), ImportError)
     unpackable = run_task(2, 1, call(tasks.good_and_bad), [])
