@@ -1,4 +1,4 @@
-"""Buffers of every kind, and samples that carry a number."""
+"""Buffers of every kind, numbered samples, and threads."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ def numbers(got):
 
 
 def put_some(buffer, wanted):
-    """Put what has room at once; return how many that were."""
+    """Put as many samples as fit without waiting; return how many."""
     try:
         buffer.put_many(samples(buffer, wanted), block=False)
     except BufferFullError as error:
@@ -55,7 +55,7 @@ def put_some(buffer, wanted):
 
 
 def drain(get):
-    """Return what ``get`` returns until nothing is left."""
+    """Return the results of ``get`` until the buffer is drained."""
     got = []
     while True:
         try:
@@ -80,7 +80,7 @@ class Thread(threading.Thread):
             self._raised = error
 
     def result(self):
-        """Return or raise it; a thread that does not end is a failure."""
+        """Return the result or raise the exception; fail if the thread does not end."""
         self.join(DEADLINE)
         assert not self.is_alive(), "the thread is blocked"
         if self._raised is not None:
@@ -89,7 +89,7 @@ class Thread(threading.Thread):
 
 
 def until(reached):
-    """Return once ``reached()`` is true."""
+    """Wait until ``reached()`` is true."""
     end = time.monotonic() + DEADLINE
     while not reached():
         assert time.monotonic() < end, "it never came to that"
@@ -97,12 +97,12 @@ def until(reached):
 
 
 def until_waiting(condition):
-    """Return once a thread waits for ``condition``."""
+    """Wait until a thread waits for ``condition``."""
     until(lambda: condition._waiters)
 
 
 class Hold:
-    """Stands for a method: holds its next call until ``release``, then lets it through or raises ``error``."""
+    """Replaces a method: blocks its next call until ``release``, then executes it or raises ``error``."""
 
     def __init__(self, owner, name, error=None):
         self._owner, self._name, self._error = owner, name, error

@@ -1,4 +1,4 @@
-"""What holds for every buffer of single samples, whatever the order of puts and gets: against a model of sets."""
+"""Properties of every buffer of single samples for any order of puts and gets, against a model of sets."""
 
 import queue
 from collections import Counter
@@ -15,7 +15,7 @@ operations = st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(1, 
 
 
 class Model:
-    """What a buffer should hold: how many, and which were never got."""
+    """A model of a buffer: the samples held, and those never got."""
 
     def __init__(self, kind, capacity, threshold):
         self.kind, self.capacity, self.threshold = kind, capacity, threshold
@@ -170,7 +170,7 @@ def test_batches_of_no_size_are_refused(kind, size):
 
 
 @pytest.mark.parametrize(("kind", "most"), [("FIFO", 5), ("FIRO", 3), ("BatchReservoir", 5)])
-def test_a_batch_that_can_never_be_had_is_refused_at_once(kind, most):
+def test_a_batch_that_can_never_be_available_is_refused_at_once(kind, most):
     buffer = make(kind, 5, threshold=2)
     with pytest.raises(ValueError, match=f"{most} samples at once"):
         buffer.get_batch(most + 1)

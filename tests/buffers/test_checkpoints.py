@@ -1,3 +1,5 @@
+"""A buffer that loads a state continues with the same draws."""
+
 import pickle
 import queue
 
@@ -14,7 +16,7 @@ operations = st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(1, 
 
 
 def go_on(buffer, todo, number):
-    """Do the operations that can be done at once, numbering samples from ``number``; return all that came of it."""
+    """Do the operations that need not wait, with samples numbered from ``number``; return all results."""
     came = []
     for what, size in todo:
         if what == "put":
@@ -38,7 +40,7 @@ def finish(buffer):
 @settings(max_examples=40)
 @pytest.mark.parametrize("kind", ALL)
 @given(before=operations, after=operations, threshold=st.integers(0, 2), seed=st.integers(0, 9), over=st.booleans())
-def test_a_buffer_goes_on_from_a_checkpoint_with_the_same_draws(kind, before, after, threshold, seed, over):
+def test_a_buffer_continues_from_a_checkpoint_with_the_same_draws(kind, before, after, threshold, seed, over):
     buffer, other = make(kind, 6, threshold, seed=seed), make(kind, 6, threshold, seed=None)
     go_on(buffer, before, 0)
     go_on(other, [("put", 3), ("get", 2), ("put", 2)], 800)
@@ -65,7 +67,7 @@ def test_objects_are_in_the_checkpoint(kind, value):
 
 
 @pytest.mark.parametrize("got", range(13))
-def test_passes_go_on_from_a_checkpoint(got):
+def test_passes_continue_from_a_checkpoint(got):
     buffer, other = (FIRO(5, 0, pseudo_epochs=3, seed=seed) for seed in (1, 2))
     buffer.put_many(list(range(4)))
     if got:

@@ -1,3 +1,5 @@
+"""make_buffer: parameters of each type, and errors that name them."""
+
 import pytest
 
 from compss_train.buffers import FIFO, FIRO, BatchReservoir, BufferType, Reservoir, SimPairedReservoir, make_buffer
@@ -43,14 +45,14 @@ def test_parameters_have_the_positions_of_the_interface_that_they_follow():
     assert make_buffer(9, BufferType.FIRO, 2, 3)._remaining_passes == 3
 
 
-def test_what_a_type_has_no_use_for_is_ignored():
+def test_parameters_that_a_type_does_not_use_are_ignored():
     everything = NEEDED[BufferType.BatchReservoir] | NEEDED[BufferType.SimPairedReservoir] | {"pseudo_epochs": 2}
     for kind in BufferType:
         assert type(make_buffer(9, kind, **everything)) is CLASSES[kind.value]
 
 
 @pytest.mark.parametrize("kind", ["LIFO", "", 0, None, FIFO])
-def test_another_type_is_refused_with_those_that_there_are(kind):
+def test_another_type_is_refused_with_a_list_of_types(kind):
     with pytest.raises(ValueError, match=r"choose one of BufferType\.FIFO, .*BufferType\.SimPairedReservoir"):
         make_buffer(9, kind)
 

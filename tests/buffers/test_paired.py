@@ -1,3 +1,5 @@
+"""The simulation-paired reservoir: pairs, eviction, statistics and invalid samples."""
+
 import queue
 from collections import Counter, defaultdict
 from itertools import cycle
@@ -19,7 +21,7 @@ operations = st.lists(
 
 
 def step(simulation, number, data=None):
-    """Return a time step whose data tell which one it is."""
+    """Return a time step whose data identify it."""
     return TimeStep(simulation, number, torch.tensor(simulation * 100 + number) if data is None else data)
 
 
@@ -28,7 +30,7 @@ def reservoir(capacity, threshold=0, sweep_size=1000, steps=STEPS, seed=0, **opt
 
 
 def held_in(buffer):
-    """Return the keys of what is held, and which of them are unseen."""
+    """Return the keys of the samples held, and the unseen ones among them."""
     samples = buffer._samples
     positions, simulations = (
         samples.held_positions().tolist(),
@@ -39,7 +41,7 @@ def held_in(buffer):
 
 
 def keys(pairs):
-    """Return the (simulation, step) of both samples of each pair, after a check that data belong to them."""
+    """Return the (simulation, step) of both samples of each pair, after checking that the data belong to them."""
     both = []
     for part in pairs:
         np.testing.assert_array_equal(part.data.numpy(), part.simulation * 100 + part.step)
@@ -56,7 +58,7 @@ def partnered(held):
 
 
 def can_evict(held, unseen, nexts):
-    """Tell whether a seen sample may go: no partner of the only unseen one, nor of those still to come."""
+    """Return whether a seen sample can be evicted: it is no partner of the only unseen sample, or of later ones."""
     seen = Counter(simulation for simulation, _ in held - unseen)
     if not partnered(held):
         return bool(seen)  # no get could make room
@@ -156,7 +158,7 @@ def test_a_stream_of_simulations_that_run_side_by_side_never_gets_stuck(sims, st
 
 
 def uneven(seed):
-    """Return a reservoir with simulations of which some have many steps held and others few."""
+    """Return a reservoir that holds many steps of some simulations and few of others."""
     buffer = reservoir(200, steps=30, seed=seed)
     counts = (2, 3, 5, 8, 12, 20, 30)
     for simulation, count in enumerate(counts):
@@ -214,7 +216,7 @@ def test_every_pair_of_a_simulation_comes():
     assert len(set(zip(first.step.tolist(), second.step.tolist(), strict=True))) == 10
 
 
-def test_a_get_gives_two_time_steps_and_a_batch_two_stacks():
+def test_a_get_returns_two_time_steps_and_a_batch_two_stacks():
     buffer = reservoir(4)
     buffer.put_many(TimeStep(np.array([1, 1]), torch.tensor([2, 5]), {"x": torch.tensor([[1.0], [2.0]])}))
     first, second = buffer.get()
@@ -256,7 +258,7 @@ def test_a_sample_that_waits_for_a_partner_goes_where_no_pair_is_held_and_so_no_
 @pytest.mark.parametrize(
     "again", [[step(0, 1)], [step(5, 0), step(0, 1)], [step(5, 0), step(5, 1), step(5, 0)]], ids=str
 )
-def test_a_time_step_that_is_there_already_is_refused_and_changes_nothing(again):
+def test_a_time_step_that_is_held_already_is_refused_without_changes(again):
     buffer = reservoir(6)
     buffer.put_many([step(0, 0), step(0, 1)])
     before = held_in(buffer), buffer.simulation_uses(), buffer.samples_put
@@ -302,7 +304,7 @@ def test_more_simulations_than_this_buffers_share_find_their_place():
     assert len(numbers(buffer.get_batch(100))) == 40
 
 
-def test_simulations_without_samples_give_their_rows_up_but_keep_their_counts():
+def test_rows_of_simulations_without_samples_are_reused_and_counts_are_kept():
     buffer = reservoir(6, sweep_size=10_000, steps=4)
     for simulation in range(300):
         for number in range(4):

@@ -55,7 +55,7 @@ def test_a_sample_that_has_just_come_is_as_likely_as_one_that_waited():
 
 @settings(max_examples=60)
 @given(samples=st.integers(1, 12), passes=st.integers(1, 4), size=st.integers(1, 12), seed=st.integers(0, 99))
-def test_pseudo_epochs_give_every_sample_that_many_times_in_passes(samples, passes, size, seed):
+def test_pseudo_epochs_return_every_sample_that_many_times_in_passes(samples, passes, size, seed):
     buffer = FIRO(12, 0, pseudo_epochs=passes, seed=seed)
     for number in range(samples):
         buffer.put(number)

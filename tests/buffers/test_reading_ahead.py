@@ -1,4 +1,4 @@
-"""The loading pipeline: order, bounds, exceptions, and threads that end."""
+"""Reading ahead: order, bounds, exceptions, and the end of threads."""
 
 import gc
 import threading

@@ -1,3 +1,5 @@
+"""Reservoirs: uniform draws, repetitions, eviction and memory."""
+
 import gc
 import queue
 import weakref
@@ -49,7 +51,7 @@ def test_a_batch_of_a_reservoir_consists_of_independent_draws():
     assert chisquare([pairs[i, j] for i in range(4) for j in range(4)]).pvalue > 1e-4
 
 
-def test_a_batch_reservoir_gives_batches_of_different_samples():
+def test_a_batch_reservoir_returns_batches_of_different_samples():
     buffer = BatchReservoir(5, 0, 2, seed=2)
     buffer.put_many(list(range(5)))
     pairs = Counter(tuple(buffer.get()) for _ in range(8000))

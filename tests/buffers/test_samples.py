@@ -1,4 +1,4 @@
-"""What was put comes back as it was, whatever its form; what does not fit is refused."""
+"""Samples of any structure are returned unchanged; samples that differ are rejected."""
 
 import pickle
 from collections import namedtuple

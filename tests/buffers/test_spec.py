@@ -1,3 +1,5 @@
+"""Buffer specifications: valid and invalid parameters, and limits."""
+
 import itertools
 
 import pytest
@@ -71,7 +73,7 @@ def test_limits_keep_what_pairs_need():
         spec.check(401)
 
 
-def test_batches_that_can_never_be_had_are_an_error():
+def test_batches_that_can_never_be_available_are_an_error():
     BufferSpec("firo", 10, 4).check(6)
     BufferSpec("reservoir", 10, 9).check(10)
     for spec, batch in ((BufferSpec("firo", 10, 4), 7), (BufferSpec("batchreservoir", 10, 4), 11)):

@@ -1,3 +1,5 @@
+"""A slot partition agrees with a model of two sets."""
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

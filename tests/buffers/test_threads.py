@@ -1,4 +1,4 @@
-"""Random schedules of several producers and consumers: nothing is lost, and no thread stays blocked."""
+"""Random schedules of several producers and consumers: no sample is lost, and no thread stays blocked."""
 
 import queue
 import sys

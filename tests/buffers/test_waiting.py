@@ -1,4 +1,4 @@
-"""Threads that wait for each other: every order of events is forced, none is a matter of luck."""
+"""Threads that wait for each other; every order of events is forced."""
 
 import queue
 
@@ -40,7 +40,7 @@ def test_a_get_waits_for_the_threshold_to_be_passed(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_put_waits_while_all_that_is_held_is_unseen_and_goes_on_once_one_was_got(kind):
+def test_a_put_waits_while_all_samples_are_unseen_and_continues_after_a_get(kind):
     buffer = make(kind, 4, batch_size=1)
     fill(buffer)
     putter = Thread(buffer.put, sample(buffer, 4))
@@ -200,7 +200,7 @@ def test_the_histogram_counts_samples_that_a_get_is_still_copying(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_checkpoint_is_not_loaded_while_a_put_goes_on(kind):
+def test_a_checkpoint_is_not_loaded_during_a_put(kind):
     buffer = make(kind, 3)
     write = Hold(buffer._store, "write")
     putter = Thread(buffer.put, sample(buffer, 0))
@@ -215,7 +215,7 @@ def test_a_checkpoint_is_not_loaded_while_a_put_goes_on(kind):
     assert (len(buffer), buffer.samples_put) == (0, 0)
 
 
-def test_a_checkpoint_that_is_loaded_while_a_get_goes_on_is_refused_or_whole():
+def test_a_checkpoint_loaded_during_a_get_is_refused_or_complete():
     # The get frees, when it ends, a slot that may by then hold one of the samples loaded.
     buffer = make("FIFO", 2)
     buffer.put_many(samples(buffer, [7, 8]))

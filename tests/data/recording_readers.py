@@ -24,7 +24,7 @@ class Other(Opened):
 
 
 def opened(files, index, keys=None, kind=Opened):
-    """Return what a dataset had to open."""
+    """Return the files that a new data set opens."""
     reader = kind()
     dataset = FileDataset(files, reader, keys=keys, index=index)
     fresh = FileDataset(files, keys=keys)

@@ -1,4 +1,4 @@
-"""What an index remembers of files: as long as they stay the same, each is opened once."""
+"""File indexes: each file is opened once as long as it does not change."""
 
 import functools
 import os
@@ -169,7 +169,7 @@ def test_files_len_opens_one_file_and_remembers_it(files, index):
         assert reader.files == expected
 
 
-def test_bad_files_are_looked_at_again_and_good_ones_remembered(files, index):
+def test_invalid_files_are_opened_again_and_valid_ones_remembered(files, index):
     opened(files, index)
     good = Path(files[1]).read_bytes()
     with open(files[1], "wb") as file:

@@ -1,4 +1,4 @@
-"""The file of an index: written whole or not at all, replaced where it is odd, and nothing else is overwritten."""
+"""The file of an index: written atomically, replaced if invalid; other files are never overwritten."""
 
 import json
 import os
@@ -174,7 +174,7 @@ def test_an_index_has_the_rights_that_any_new_file_has(files, index, tmp_path):
     assert index.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_an_index_that_could_not_be_put_in_its_place_leaves_no_other_file(files, index, tmp_path, monkeypatch):
+def test_an_index_that_could_not_be_replaced_leaves_no_other_file(files, index, tmp_path, monkeypatch):
     def replace(written, target):
         raise OSError("no")
 

@@ -1,4 +1,4 @@
-"""Data sets of files: by which names, of how many samples, and in parts."""
+"""File data sets: names, numbers of samples, and parts."""
 
 import os
 import pickle
@@ -97,7 +97,7 @@ def test_a_pattern_in_a_list_is_an_error_that_says_what_to_give(folder, pattern)
 
 
 @pytest.mark.parametrize("other", ["0.npz", Path("0.npz"), "./0.npz", "a/../0.npz", os.path.abspath])
-def test_a_file_that_comes_twice_by_whatever_names_is_an_error_that_gives_its_path(folder, other):
+def test_a_file_that_occurs_twice_under_any_names_is_an_error_with_its_path(folder, other):
     (folder / "a").mkdir()
     path = re.escape(str(folder / "0.npz"))
     with pytest.raises(ValueError, match=f"^{path} occurs more than once; name each file once"):

@@ -1,4 +1,4 @@
-"""Files that are bad or do not fit together: errors that name them, or left out with a warning."""
+"""Invalid or inconsistent files: errors that name them, or skipped with a warning."""
 
 import re
 import warnings

@@ -1,4 +1,4 @@
-"""The arrays of files that are read, and those of them that are trained on."""
+"""The arrays of files that are read, and those that are used for training."""
 
 import os
 import re

@@ -1,3 +1,5 @@
+"""Layouts: fields, lengths and agreement of files."""
+
 import numpy as np
 import pytest
 import torch

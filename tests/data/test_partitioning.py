@@ -15,7 +15,7 @@ SIZE_LISTS = st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple)
 
 
 def samples_of(block_pass, sizes) -> list[int]:
-    """The numbers of the samples in a block pass."""
+    """Return the numbers of the samples in a block pass."""
     if block_pass.samples is not None:
         return block_pass.samples.tolist()
     start = sum(sizes[: block_pass.block])
@@ -78,7 +78,7 @@ def test_rounds_end_where_merging_says_so(unit, every, epochs_of_rounds):
     assert [round_.epoch for round_ in plan.rounds()] == epochs_of_rounds
 
 
-def test_a_fit_goes_on_counting_where_the_last_one_ended():
+def test_a_fit_continues_counting_where_the_last_one_ended():
     sizes = (3, 4, 5)
     whole = list(RoundPlan(sizes, 2, 5, 7, shuffle="total").rounds())
     parts = [
@@ -116,7 +116,7 @@ def plain(round_):
 
 
 def trained(round_, sizes) -> Counter[tuple[int, int]]:
-    """How often each sample of each epoch is in a round."""
+    """Return how often each sample of each epoch is in a round."""
     starts = np.cumsum([0, *sizes])
     seen: Counter[tuple[int, int]] = Counter()
     for block_pass in (block_pass for assignment in round_.assignments for block_pass in assignment):
@@ -145,7 +145,7 @@ def test_from_where_a_round_ends_the_rest_follows(plan):
 
 @given(plans, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=5))
 def test_with_other_numbers_of_workers_no_sample_is_lost_or_repeated(plan, changes):
-    """Each time a few rounds are trained, by as many workers as there are then."""
+    """Each step trains a few rounds, with another number of workers."""
     epochs = range(plan.first_epoch, plan.first_epoch + plan.num_epochs)
     seen: Counter[tuple[int, int]] = Counter()
     number = plan.first_round

@@ -1,3 +1,5 @@
+"""Reading parts of data sets: errors that name the file, and checks of what was read."""
+
 import errno
 import os
 import pickle
@@ -97,7 +99,7 @@ def test_no_file_is_skipped_for_errors_of_the_machine(file, number, reading):
     assert caught.value.__notes__ == [f"while reading {file}"]
 
 
-def test_what_a_reader_says_of_a_file_goes_on_where_its_name_ends(file):
+def test_the_message_of_a_reader_follows_the_name_of_the_file(file):
     with pytest.raises(BadFileError) as caught:
         raising(file, FileContentError("holds no samples"))
     assert str(caught.value) == f"{file} holds no samples"

@@ -1,3 +1,5 @@
+"""Written files are read back unchanged; invalid arguments and failures leave no files."""
+
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,7 @@ def test_what_is_written_is_read_again_in_order(tmp_path_factory, format, sample
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 9))
-def test_blocks_are_cut_anew(tmp_path_factory, sizes, rows):
+def test_blocks_are_split_again(tmp_path_factory, sizes, rows):
     x = np.arange(2 * sum(sizes)).reshape(-1, 2)
     cuts = np.cumsum(sizes)[:-1]
     for block in (np.asarray, torch.from_numpy):

@@ -1,4 +1,4 @@
-"""Files whose samples are their own numbers, so that each can be followed: real ones, and ones without a disk."""
+"""Files whose samples are their own numbers: real ones, and ones without a disk."""
 
 import threading
 import weakref
@@ -36,7 +36,7 @@ def arrays_of(start, stop):
 
 
 def write_files(folder, sizes):
-    """Write a file of so many samples each; ``x`` is the number of a sample among those of all files."""
+    """Write files of these sizes; ``x`` is the number of a sample among those of all files."""
     names = [str(folder / f"part-{number:03d}.npz") for number in range(len(sizes))]
     for name, bounds in zip(names, bounds_of(sizes), strict=True):
         np.savez(name, **arrays_of(*bounds))
@@ -49,7 +49,7 @@ def names_of(sizes):
 
 
 class CountingReader:
-    """Counts the files that it reads, and those whose arrays are still somewhere; those in ``bad`` break."""
+    """Counts the files that it reads and those whose arrays are still alive; reading a file in ``bad`` fails."""
 
     def __init__(self, bad=()):
         self.bad = set(bad)
@@ -76,7 +76,7 @@ class CountingReader:
 
 
 def sampler_of(sizes, kind=PartialShuffleSampler, reader=None, on_bad_file="raise", **options):
-    """Return a sampler of files that are whole when it is made, after which those in ``reader.bad`` break."""
+    """Return a sampler of files that are valid when it is made; later reads of those in ``reader.bad`` fail."""
     reader = reader or CountingReader()
     (bad, reader.bad), (opened, reader.opened) = (reader.bad, set()), (reader.opened, [])
     sampler = kind(FileDataset(names_of(sizes), reader, on_bad_file=on_bad_file), **options)
@@ -111,7 +111,7 @@ def samples_of_rank(sampler, sizes, epoch):
 
 
 def expected_order(sampler, sizes, epoch):
-    """Return a rank's samples in order, mixed one after another in plain lists."""
+    """Return a rank's samples in the expected order, shuffled one by one in plain lists."""
     row_ranges, samples_in_order = samples_of_rank(sampler, sizes, epoch)
     if not sampler.shuffle:
         return samples_in_order

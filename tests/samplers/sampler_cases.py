@@ -14,7 +14,7 @@ some = settings(max_examples=25, deadline=None)
 
 
 def until_error(sampler, kind=BadFileError):
-    """Return the samples of the batches that come before an error, and the error."""
+    """Return the samples of the batches before an error, and the error."""
     got = []
     try:
         for batch in sampler:

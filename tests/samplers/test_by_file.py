@@ -1,4 +1,4 @@
-"""The drop-in samplers: the same samples, apart by file, behind the original's constructor."""
+"""The drop-in samplers: the same samples grouped by file, with the original's constructor."""
 
 import inspect
 
@@ -108,7 +108,7 @@ def test_it_is_made_with_the_arguments_of_the_original_in_their_order(kind):
         kind(dataset, reader, 2, 1, True, 3, 11)
 
 
-def test_the_two_kinds_differ_and_one_does_not_go_on_where_the_other_was():
+def test_the_two_kinds_differ_and_one_does_not_continue_where_the_other_was():
     first, second = (sampler_of([20] * 5, kind, batch_size=10, shuffle_buffer=20) for kind in KINDS)
     assert by_file(first) != by_file(second)
     with pytest.raises(ValueError, match="another order"):
@@ -123,7 +123,7 @@ def test_names_are_those_that_were_given(tmp_path, monkeypatch):
     assert (sorted(files), rest) == (["part-000.npz", "part-001.npz"], [])
 
 
-def test_a_data_loader_gives_lists_of_tensors(tmp_path):
+def test_a_data_loader_returns_lists_of_tensors(tmp_path):
     dataset = FileDataset(write_files(tmp_path, [5, 7, 3]))
     sampler = DistributedSamplerViaLocallyShuffleV2(dataset, batch_size=4)
     got = []
@@ -155,7 +155,7 @@ def test_tensors_are_taken_apart_too(tmp_path):
             assert set((part["x"] // 4).tolist()) == {names.index(name)}
 
 
-def test_bad_files_are_errors_or_left_out():
+def test_invalid_files_are_errors_or_skipped():
     names = names_of([4] * 5)
     sampler = sampler_of(
         [4] * 5, DistributedSamplerViaLocallyShuffle, CountingReader(names[2:3]), batch_size=4, on_bad_file="skip"

@@ -1,4 +1,4 @@
-"""A partial shuffle of bad files, and iterations that are left."""
+"""Partial shuffles of invalid files, and interrupted iterations."""
 
 import gc
 from contextlib import suppress
@@ -51,7 +51,7 @@ def test_a_file_that_breaks_is_an_error_once_its_rows_go_into_the_pools_and_no_e
     assert_threads_end()
 
 
-def test_after_an_error_it_goes_on_once_the_file_is_there_again():
+def test_after_an_error_it_continues_once_the_file_is_there_again():
     reader = CountingReader([names_of([4] * 6)[5]])
     sampler = sampler_of([4] * 6, reader=reader, batch_size=3, shuffle=False)
     got, _ = until_error(sampler)
@@ -74,9 +74,7 @@ def test_a_file_that_is_cut_short_after_the_sampler_was_made_is_named(tmp_path):
 
 @given(**cases, bad=st.sets(st.integers(0, 6)), num_replicas=st.integers(1, 3))
 @some
-def test_bad_files_are_left_out_where_that_is_asked_for_and_all_else_is_as_it_was(
-    sizes, options, file_buffer, bad, num_replicas
-):
+def test_invalid_files_are_skipped_on_request_without_other_changes(sizes, options, file_buffer, bad, num_replicas):
     names = {names_of(sizes)[file] for file in bad if file < len(sizes)}
     place = {"num_replicas": num_replicas, "rank": num_replicas - 1}
     whole = epoch_of(sampler_of(sizes, **options, **place))

@@ -1,4 +1,4 @@
-"""Reading ahead: files in turn, a few at a time, with what is wrong in its place."""
+"""Loading files ahead: order, number of files in memory, and errors."""
 
 import errno
 import gc
@@ -142,7 +142,7 @@ def test_without_reading_ahead_all_of_the_reading_is_waited_for():
 
 
 @pytest.mark.parametrize("file_buffer", [1, 2, 9])
-def test_a_file_that_breaks_is_an_error_in_its_place(file_buffer):
+def test_a_file_that_breaks_is_an_error_in_place_of_its_rows(file_buffer):
     names = names_of([3] * 5)
     loader = loader_of([3] * 5, file_buffer, CountingReader([names[2]]))
     with loader.open(whole([3] * 5)) as arrays:
@@ -185,7 +185,7 @@ def test_an_error_of_the_machine_is_raised_and_no_file_skipped_for_it(file_buffe
 
 
 def other_numbers(filename, get_data=False):
-    """Read a third file that has other arrays, and a fourth with more rows than it said."""
+    """Read a third file with other arrays, and a fourth with more rows than expected."""
     returned = CountingReader()(filename, get_data)
     if get_data and filename == "numbers://6-9":
         return {"x": returned[0]["x"].astype(np.float32)}, 3
@@ -195,7 +195,7 @@ def other_numbers(filename, get_data=False):
 
 
 @pytest.mark.parametrize("file_buffer", [1, 3])
-def test_files_must_hold_what_the_first_one_read_does_and_as_many_samples_as_was_said(file_buffer):
+def test_files_must_have_the_layout_of_the_first_one_and_the_expected_number_of_samples(file_buffer):
     with pytest.raises(BadFileError, match="numbers://6-9 holds arrays 'x', but numbers://0-3 holds 'x', 'y'"):
         read_all(loader_of([3] * 5, file_buffer, other_numbers), whole([3] * 5))
     # Whichever is first: here the third.

@@ -85,7 +85,7 @@ def test_samples_come_in_the_order_of_the_partial_shuffle_and_chunks_are_read_on
 
 @given(**cases, run=runs)
 @settings(max_examples=40)
-def test_it_goes_on_anywhere_and_reads_again_only_what_was_in_the_pools(sizes, pools, seed, epoch, size, run):
+def test_it_continues_anywhere_and_reads_again_only_what_was_in_the_pools(sizes, pools, seed, epoch, size, run):
     order = order_of(sizes, pools, seed, epoch)
     chunk_of = np.repeat(np.arange(len(sizes)), sizes)
     for start in range(sum(sizes) + 1):

@@ -1,4 +1,4 @@
-"""The partial shuffle: its order, files and memory, and in torch."""
+"""The partial shuffle: order, files, memory, and use in torch."""
 
 import threading
 from collections import Counter
@@ -37,7 +37,7 @@ from tests.samplers.sampler_cases import cases, some
 
 @given(**cases, num_replicas=REPLICAS, epoch=EPOCHS)
 @some
-def test_all_ranks_together_give_every_sample_once_and_equally_many(
+def test_all_ranks_together_return_every_sample_once_and_equally_many(
     sizes, options, file_buffer, num_replicas, epoch
 ):
     options |= {"num_replicas": num_replicas, "file_buffer": file_buffer}
@@ -142,7 +142,7 @@ def test_without_a_shuffle_samples_come_in_the_order_of_the_files(sizes, options
 
 
 def readers_of_ranks(sizes, num_replicas, epoch=0, **options):
-    """Return what each rank read in an epoch."""
+    """Return the files that each rank read in an epoch."""
     for rank in range(num_replicas):
         reader = CountingReader()
         sampler = sampler_of(sizes, reader=reader, num_replicas=num_replicas, rank=rank, **options)
@@ -227,7 +227,7 @@ def test_the_memory_of_the_pools_serves_again_in_the_next_epoch(monkeypatch):
     assert made == [12]
 
 
-def test_a_data_loader_gives_tensors(tmp_path):
+def test_a_data_loader_returns_tensors(tmp_path):
     dataset = FileDataset(write_files(tmp_path, [5, 7, 3]))
     sampler = PartialShuffleSampler(dataset, batch_size=4, pools=2)
     loader = DataLoader(dataset, sampler=sampler, batch_size=None)

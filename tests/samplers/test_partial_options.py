@@ -1,4 +1,4 @@
-"""What a partial shuffle is given, and files that differ."""
+"""Options of the partial shuffle, and files that differ."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tests.samplers.sampler_cases import some, until_error
 
 
 class Listing:
-    """Somebody else's dataset."""
+    """A data set of another library."""
 
     def __init__(self, files):
         self.files = files
@@ -191,7 +191,7 @@ ODD = ["dtype", "shape", "arrays"]
 
 
 def with_odd_file(odd, how):
-    """Return a reader of files of which one is not like the others, and the list of what it reads."""
+    """Return a reader of files of which one differs, and the list of files that it reads."""
     plain, read = CountingReader(), []
 
     def reader(filename, get_data=False):

@@ -1,3 +1,5 @@
+"""Partial orders: permutations, distances, and the exchange with a pool."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,14 +16,14 @@ def whole(samples, pool, **options):
 
 
 @given(**sizes, seed=st.integers(0, 2**40), epoch=st.integers(0, 9))
-def test_every_number_comes_once_and_the_same_arguments_give_the_same_order(samples, pool, pools, seed, epoch):
+def test_every_number_occurs_once_and_the_same_arguments_return_the_same_order(samples, pool, pools, seed, epoch):
     order = whole(samples, pool, pools=pools, seed=seed, epoch=epoch)
     assert sorted(order.tolist()) == list(range(samples))
     np.testing.assert_array_equal(order, whole(samples, pool, pools=pools, seed=seed, epoch=epoch))
 
 
 @given(**sizes, done=st.floats(0, 1))
-def test_it_goes_on_anywhere_with_exactly_what_is_left(samples, pool, pools, done):
+def test_it_continues_anywhere_with_exactly_what_is_left(samples, pool, pools, done):
     start = round(done * samples)
     rest = list(partial_order(samples, pool, pools=pools, start=start))
     assert np.concatenate([*rest, np.empty(0, int)]).tolist() == whole(samples, pool, pools=pools)[start:].tolist()

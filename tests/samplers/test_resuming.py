@@ -1,4 +1,4 @@
-"""A partial shuffle that goes on after an interruption."""
+"""A partial shuffle is resumed after an interruption."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ from tests.samplers.sampler_cases import cases, some
 
 @given(**cases, num_replicas=st.integers(1, 3), epoch=EPOCHS)
 @some
-def test_it_goes_on_after_any_step_with_exactly_the_batches_that_remain(
+def test_it_continues_after_any_step_with_exactly_the_batches_that_remain(
     sizes, options, file_buffer, num_replicas, epoch
 ):
     options |= {"num_replicas": num_replicas, "rank": num_replicas - 1, "file_buffer": file_buffer}
@@ -52,7 +52,7 @@ def test_it_goes_on_after_any_step_with_exactly_the_batches_that_remain(
         next(iteration, None)
 
 
-def test_what_goes_on_reads_each_file_at_most_once_and_none_that_are_done():
+def test_a_resumed_epoch_reads_each_file_at_most_once_and_no_finished_ones():
     sizes = [4] * 12
     names = names_of(sizes)
     sampler = sampler_of(sizes, batch_size=4, shuffle_buffer=6, pools=2)
@@ -158,9 +158,7 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda sampler: pickle.loads(pick
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @given(**cases, epoch=EPOCHS, step=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
-def test_a_copy_of_a_sampler_gives_the_same_batches_from_where_it_was(
-    sizes, options, file_buffer, epoch, step, copied
-):
+def test_a_copy_of_a_sampler_returns_the_same_remaining_batches(sizes, options, file_buffer, epoch, step, copied):
     whole = epoch_of(sampler_of(sizes, **options), epoch)
     sampler = sampler_of(sizes, file_buffer=file_buffer, **options)
     sampler.set_epoch(epoch)

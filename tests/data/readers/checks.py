@@ -28,7 +28,7 @@ def same(read, saved):
 
 
 def overwritten(path, array):
-    """Overwrite the array's bytes in the file with others."""
+    """Overwrite the array's bytes in the file."""
     with open(path, "r+b") as file:
         at = file.read().find(array.tobytes())
         assert at > 0

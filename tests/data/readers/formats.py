@@ -1,4 +1,4 @@
-"""Every format of files: how the tests write it, and what reads it."""
+"""Every file format: how the tests write it, and its reader."""
 
 import io
 import os
@@ -23,9 +23,9 @@ class Format:
     suffix: str
     write: Callable[..., Any]
     function: Callable[..., Any] | None = None
-    """The user's reader, where it is one."""
+    """The user's function, if any."""
     named: bool = True
-    """Whether it holds several arrays, by name."""
+    """Whether files have several arrays, by name."""
 
     def saved(self, folder, name="f", **arrays):
         path = folder / f"{name}{self.suffix}"
@@ -84,14 +84,14 @@ NAMED = {name: form for name, form in FORMATS.items() if form.named}
 
 
 def read_file(path, function=None, **options):
-    """Return the arrays as a training reads them: counted, then read and checked against what was counted."""
+    """Return the arrays as a fit reads them: described, then read and checked against the description."""
     dataset = FileDataset([path], function, **options)
     part = dataset.part([0])
     return part.read(RowRange(0, 0, dataset.sizes[0]), part.layout, part.reference)
 
 
 def with_header(path, shape, data, descr="<f8", version=(1, 0)):
-    """Write an array's file, or a .npz of one, with a header that says what it likes."""
+    """Write an array's file, or a .npz of one, with an arbitrary header."""
     header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     size = struct.Struct("<H" if version == (1, 0) else "<I")
     header += b" " * (-(8 + size.size + len(header) + 1) % 64) + b"\n"
@@ -104,7 +104,7 @@ def with_header(path, shape, data, descr="<f8", version=(1, 0)):
 
 
 class Bomb:
-    """What makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = str(folder)

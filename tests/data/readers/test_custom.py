@@ -1,4 +1,4 @@
-"""The user's own readers, and which reader a file has."""
+"""Readers of the user, and the selection of a file's reader."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.data.readers.formats import read_bin, read_file
 
 
 class Shifted(NpzReader):
-    """Gives other rows than it was asked for."""
+    """Returns other rows than requested."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -23,7 +23,7 @@ class Shifted(NpzReader):
 
 
 @pytest.mark.parametrize("rows", [0, 2, 4, 7])
-def test_a_reader_that_gives_other_rows_than_it_was_asked_for_is_an_error_that_names_the_file(tmp_path, rows):
+def test_a_reader_that_returns_other_rows_than_requested_is_an_error_that_names_the_file(tmp_path, rows):
     np.savez(path := tmp_path / "f.npz", x=X[:, 0], y=Y)
     part = FileDataset(path, Shifted(rows), keys=["y"]).part([0])
     with names(path, "was read incorrectly: 'y' lacks some of the rows 2 to 5"):

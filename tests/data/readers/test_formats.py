@@ -1,4 +1,4 @@
-"""What every format does, and files that hold no samples or were cut short."""
+"""Properties of every format, and files without samples or truncated files."""
 
 import gc
 import os
@@ -87,7 +87,7 @@ def test_an_array_that_is_not_there_is_an_error_that_lists_what_is(tmp_path, for
 
 
 @in_every(NAMED)
-def test_arrays_that_are_not_chosen_may_be_as_they_like(tmp_path, form):
+def test_arrays_that_are_not_selected_can_be_anything(tmp_path, form):
     path = form.saved(tmp_path, x=filled((5, 2)), y=np.arange(3), z=np.zeros(0))
     if form.function is None:
         same(read_file(path, keys=["x"])["x"], filled((5, 2)))

@@ -1,4 +1,4 @@
-"""The reader of HDF5."""
+"""The reader of HDF5 files."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Arrays that torch cannot hold, and errors of the machine, which are no file's fault."""
+"""Arrays that torch cannot hold, and errors of the machine, for which no file is skipped."""
 
 import errno
 import os
@@ -66,7 +66,7 @@ def test_an_array_that_torch_cannot_hold_does_no_harm_where_it_is_not_read(tmp_p
 
 
 @in_every(OWN)
-def test_too_many_open_files_are_no_fault_of_a_file_which_is_not_skipped(tmp_path, form):
+def test_too_many_open_files_are_no_reason_to_skip_a_file(tmp_path, form):
     path = form.saved(tmp_path, x=X)
     dataset = FileDataset(path, on_bad_file="skip")
     (soft, hard), taken = resource.getrlimit(resource.RLIMIT_NOFILE), []

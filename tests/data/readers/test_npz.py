@@ -1,4 +1,4 @@
-"""The readers of .npz and .npy: bytes that flip, names, and rows of compressed arrays."""
+"""The readers of .npz and .npy files: flipped bytes, names, and rows of compressed arrays."""
 
 import builtins
 import gc
@@ -169,7 +169,7 @@ def test_an_npz_that_is_larger_than_one_read_is_read_whole(tmp_path, monkeypatch
     opened = builtins.open
 
     class Slow:
-        """Gives seven bytes at a time, as the kernel gives 2 GiB."""
+        """Returns seven bytes at a time, as the kernel returns at most 2 GiB."""
 
         def __init__(self, file):
             self.file = file

@@ -1,4 +1,4 @@
-"""Pickles, which are never loaded, and the reader of .pt."""
+"""The reader of .pt files, which never loads pickled objects."""
 
 import pickle
 
@@ -157,7 +157,7 @@ def test_tensors_without_plain_data_are_an_error_before_they_are_read_unless_oth
         same(read_file(path, keys=["x"])["x"], X[:3])
 
 
-def test_entries_of_a_pt_beside_the_tensors_that_are_named_may_be_as_they_like(tmp_path):
+def test_entries_of_a_pt_that_are_not_selected_can_be_anything(tmp_path):
     others = {"lr": 0.1, "note": "text", "nested": {"z": [1, 2]}, 3: torch.zeros(2), "scalar": torch.tensor(3.0)}
     torch.save({"x": torch.from_numpy(X), "y": torch.from_numpy(Y), **others}, path := tmp_path / "f.pt")
     arrays = read_file(path, keys=["y", "x"])
