@@ -14,7 +14,7 @@ def test_a_file_is_replaced_when_it_is_complete(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_was_there_stays_where_writing_fails(tmp_path):
+def test_the_existing_file_stays_if_writing_fails(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("before")
     with pytest.raises(UnicodeEncodeError), atomic_path(path) as temporary:

@@ -31,7 +31,7 @@ def assert_held(folder, by):
     assert caught.value.filename == str(folder)
 
 
-def test_one_at_a_time_holds_it(tmp_path):
+def test_the_lock_is_exclusive(tmp_path):
     lock = FolderLock(tmp_path)
     for _ in range(2):
         lock.acquire()
@@ -42,7 +42,7 @@ def test_one_at_a_time_holds_it(tmp_path):
         assert os.listdir(tmp_path) == []
 
 
-def test_a_program_that_is_killed_gives_it_up(tmp_path):
+def test_a_killed_program_releases_the_lock(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdin=-1, stdout=-1) as holder:
         assert holder.stdout.readline() == b"held\n"
         assert_held(tmp_path, holder.pid)
@@ -53,7 +53,7 @@ def test_a_program_that_is_killed_gives_it_up(tmp_path):
     lock.release()
 
 
-def test_a_process_that_was_forked_does_not_keep_it(tmp_path):
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
     lock = FolderLock(tmp_path)
     lock.acquire()
     ended = multiprocessing.get_context("fork").Event()
@@ -67,7 +67,7 @@ def test_a_process_that_was_forked_does_not_keep_it(tmp_path):
     child.join()
 
 
-def test_of_many_that_want_it_one_has_it_at_any_time(tmp_path):
+def test_one_of_many_threads_holds_the_lock_at_any_time(tmp_path):
     holders, most, refused = [], [], []
 
     def want(number):
@@ -93,7 +93,7 @@ def test_of_many_that_want_it_one_has_it_at_any_time(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_where_there_are_no_locks_nothing_is_held(tmp_path, monkeypatch):
+def test_without_support_for_locks_nothing_is_locked(tmp_path, monkeypatch):
     def unsupported(*_):
         raise OSError("no locks here")
 
@@ -104,7 +104,7 @@ def test_where_there_are_no_locks_nothing_is_held(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_a_full_disk_takes_no_lock_away(tmp_path, monkeypatch):
+def test_a_full_disk_does_not_prevent_locking(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space")
 
@@ -118,7 +118,7 @@ def test_a_full_disk_takes_no_lock_away(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_has_become_read_only_ends_no_fit(tmp_path, monkeypatch):
+def test_a_lock_in_a_folder_that_became_read_only_is_released(tmp_path, monkeypatch):
     def refused(*_, **__):
         raise PermissionError
 
@@ -135,7 +135,7 @@ def test_a_folder_that_has_become_read_only_ends_no_fit(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_it_is_given_up_in_its_folder_whatever_the_current_one_is(tmp_path, monkeypatch):
+def test_the_lock_is_released_after_a_change_of_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "here" / "run").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     lock = FolderLock(Path("run"))

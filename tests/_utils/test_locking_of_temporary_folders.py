@@ -53,7 +53,7 @@ def stored():
     [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (CheckpointStore, "close")],
     ids=["TemporaryFolder", "StoreFolders", "CheckpointStore"],
 )
-def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, new, remove):
+def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remove):
     left, first = abandoned(parent), new()
     assert not left.exists()
     second = new()
@@ -64,7 +64,7 @@ def test_what_was_left_behind_is_removed_and_what_is_held_is_not(parent, new, re
 
 
 @pytest.mark.parametrize("step", ["mkdir", "open"])
-def test_what_was_interrupted_while_it_was_made_is_removed(parent, monkeypatch, step):
+def test_a_folder_whose_creation_was_interrupted_is_removed(parent, monkeypatch, step):
     real = getattr(os, step)
 
     def interrupted(path, *options, **more):
@@ -85,7 +85,7 @@ def test_what_was_interrupted_while_it_was_made_is_removed(parent, monkeypatch, 
     assert os.listdir(parent) == []
 
 
-def test_what_is_new_or_of_others_stays(parent, monkeypatch):
+def test_new_folders_and_those_of_others_stay(parent, monkeypatch):
     others = [abandoned(parent, name) for name in ("compss_train-online-1", "other-123-abcd")]
     new = abandoned(parent)
     monkeypatch.setattr(temporary, "MINIMUM_AGE", 60.0)

@@ -26,7 +26,7 @@ def session(tmp_path):
     return lambda: onnxruntime.InferenceSession(tmp_path / "model.onnx")
 
 
-def test_a_trainer_exports_its_present_parameters_and_takes_bytes_as_its_workers_do(tmp_path, session):
+def test_a_trainer_exports_its_current_parameters_and_transform(tmp_path, session):
     images = np.random.default_rng(0).integers(0, 255, (30, 1, 6, 6)).astype(np.uint8)
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(64, 3)
@@ -45,7 +45,7 @@ def test_a_trainer_exports_its_present_parameters_and_takes_bytes_as_its_workers
 
 
 @pytest.mark.slow
-def test_networks_of_many_kinds_give_the_same_numbers(tmp_path, session):
+def test_exported_networks_of_many_kinds_return_the_same_numbers(tmp_path, session):
     x = torch.from_numpy(classification(9)[0])
     torch.manual_seed(0)
     nets = {
@@ -80,7 +80,7 @@ class Deciding(nn.Module):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_parameters_are_the_whole_state(tmp_path, suffix):
+def test_exported_parameters_are_the_whole_state_dict(tmp_path, suffix):
     net = awkward_net()
     path = tmp_path / "new" / f"model{suffix}"
     export(path, net)
@@ -89,7 +89,7 @@ def test_parameters_are_the_whole_state(tmp_path, suffix):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_cannot_be_exported_leaves_what_was_there(tmp_path, session, capfd):
+def test_a_failed_export_keeps_the_existing_file(tmp_path, session, capfd):
     path = tmp_path / "model.onnx"
     path.write_text("before")
     with pytest.raises(ValueError, match="has no Python code that depends on values of x"):

@@ -76,7 +76,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "loss"), CASES, ids=named)
 @settings(max_examples=8)
 @given(weights=st.lists(st.integers(0, 3), min_size=1, max_size=8), column=st.booleans(), seed=st.integers(0, 99))
-def test_a_weight_is_how_often_a_sample_counts(kind, loss, weights, column, seed):
+def test_a_weight_is_the_number_of_times_a_sample_counts(kind, loss, weights, column, seed):
     torch.manual_seed(seed)
     check_weightable(loss)
     output, target = data(kind, len(weights))
@@ -105,14 +105,14 @@ def test_without_weights_it_is_the_loss_itself(kind, loss):
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e20])
-def test_how_large_all_weights_are_does_not_matter(scale):
+def test_the_scale_of_weights_does_not_matter(scale):
     output, target = data("numbers", 4)
     weight = torch.tensor([1.0, 2.0, 0.0, 4.0], dtype=torch.float64)
     losses = [TrainingLoss(LOSSES["mse"])(output, target, factor * weight) for factor in (1.0, scale)]
     torch.testing.assert_close(*losses)
 
 
-def test_half_precision_is_weighted_in_full():
+def test_half_precision_is_weighted_in_full_precision():
     output, target = torch.tensor([[1000.0], [1.0]], dtype=torch.bfloat16), torch.tensor([[1001.5], [0.0]])
     ours = TrainingLoss(LOSSES["mse"])(output, target, torch.tensor([2.0, 1.0]))
     assert ours.item() == pytest.approx((2 * 2.25 + 1) / 3)
@@ -129,7 +129,7 @@ def test_half_precision_is_weighted_in_full():
         (torch.ones(1, 2), r"the weights of 2 samples have shape \(1, 2\)"),
     ],
 )
-def test_weights_that_cannot_be(weight, message):
+def test_invalid_sample_weights_are_errors(weight, message):
     with pytest.raises(ValueError, match=message):
         TrainingLoss(LOSSES["mse"])(torch.rand(2, 3), torch.rand(2, 3), weight)
 
@@ -157,12 +157,12 @@ def third(output, target, scale=2.0):
     ],
     ids=named,
 )
-def test_losses_that_take_no_weights(loss, message):
+def test_losses_that_do_not_support_weights_are_errors(loss, message):
     with pytest.raises(ValueError, match=message):
         check_weightable(loss)
 
 
-def test_a_loss_that_gives_one_number_all_the_same_is_an_error():
+def test_a_loss_that_ignores_reduction_none_is_an_error():
     def stubborn(output, target, reduction="mean"):
         return (output - target).mean()
 

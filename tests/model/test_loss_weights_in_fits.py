@@ -132,7 +132,7 @@ def test_blocks_arrays_and_columns_of_weights_are_the_same():
         assert_same_bits(fitted(sample_weight=given)[0], expected)
 
 
-def test_weights_of_classes_are_torchs_in_a_plain_loop(engine):
+def test_class_weights_equal_those_of_torch_in_a_plain_loop(engine):
     weights = [0.5, 1.0, 4.0]
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
     net, x = awkward_net().double(), X.astype(np.float64)
@@ -162,7 +162,7 @@ def test_the_loss_in_the_history_is_that_of_batches_and_evaluation_has_no_weight
     assert trainer.evaluate(X, Y)["loss"] == pytest.approx(plain, abs=rounding)
 
 
-def test_batches_without_any_weight_teach_nothing():
+def test_batches_of_zero_weight_change_nothing():
     trainer = DistributedTrainer(2, engine="serial", seed=0)
     trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
     before = trainer.get_parameters()
@@ -202,14 +202,14 @@ def only_a_mean(output, target):
         ),
     ],
 )
-def test_what_cannot_be_the_weights_is_found_before_any_task(weight, error, message):
+def test_invalid_weights_are_found_before_any_task(weight, error, message):
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(error, match=message):
         trainer.fit(*blocked(X, Y, 7), num_epochs=1, batch_size=5, sample_weight=weight)
 
 
-def test_so_is_a_loss_that_takes_none(tmp_path):
+def test_losses_without_weights_are_found_before_any_task(tmp_path):
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
     with pytest.raises(ValueError, match="the loss only_a_mean returns one number for a batch"):
         trainer.build(mlp(), SGD, only_a_mean, class_weight=[1, 2, 3])
@@ -221,7 +221,7 @@ def test_so_is_a_loss_that_takes_none(tmp_path):
         trainer.fit(FileDataset(tmp_path / "*.npz", weight="w"), num_epochs=1, batch_size=5)
 
 
-def test_so_are_weights_in_files_that_are_not_there_or_no_weights(tmp_path):
+def test_missing_or_invalid_weights_in_files_are_found_before_any_task(tmp_path):
     write_files(tmp_path, {"x": X, "y": Y}, rows=20)
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")

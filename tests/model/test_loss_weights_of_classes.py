@@ -22,7 +22,7 @@ WEIGHTS = torch.tensor(CLASSES, dtype=torch.float64)
     ignored=st.sampled_from([-100, 1, 255]),
     seed=st.integers(0, 99),
 )
-def test_indices_weigh_as_in_torch(samples, pixels, ignored, seed):
+def test_class_indices_are_weighted_as_in_torch(samples, pixels, ignored, seed):
     torch.manual_seed(seed)
     output, target = torch.randn(samples, 3, *pixels), torch.randint(3, (samples, *pixels))
     target[torch.rand(target.shape) < 0.2] = ignored
@@ -73,7 +73,7 @@ def test_samples_and_classes_multiply():
     assert ours.item() == pytest.approx(((losses * both).sum() / both.sum()).item())
 
 
-def test_a_loss_that_takes_weights_is_given_those_of_classes():
+def test_a_loss_with_a_weight_argument_gets_class_weights():
     given_weights = []
 
     def own(output, target, weight=None):
@@ -100,7 +100,7 @@ def test_a_loss_that_takes_weights_is_given_those_of_classes():
         (torch.rand(2, 4), torch.rand(2, 4), r"targets of torch.float32 \(2, 4\) have no classes"),
     ],
 )
-def test_targets_that_are_no_such_classes(output, target, message):
+def test_targets_without_these_classes_are_errors(output, target, message):
     with pytest.raises(ValueError, match=message):
         class_weights(WEIGHTS, output, target, -100)
 
@@ -108,7 +108,7 @@ def test_targets_that_are_no_such_classes(output, target, message):
 @pytest.mark.parametrize(
     "given_weights", [[1, 2.0], (1, 2), np.array([1, 2], np.float32), torch.tensor([1, 2]), {1: 2, 0: 1}]
 )
-def test_what_is_taken_as_weights_of_classes(given_weights):
+def test_class_weights_can_be_sequences_arrays_and_dicts(given_weights):
     assert check_class_weight(given_weights) == (1, 2)
     assert check_class_weight(None) is None
 
@@ -129,6 +129,6 @@ def test_what_is_taken_as_weights_of_classes(given_weights):
     ],
     ids=named,
 )
-def test_what_is_none(wrong, message):
+def test_invalid_class_weights_are_errors(wrong, message):
     with pytest.raises(ValueError, match=rf"class_weight=.*{message}"):
         check_class_weight(wrong)

@@ -68,7 +68,7 @@ def test_gradients_reach_the_outputs(name):
     assert output.grad.abs().sum() > 0
 
 
-def test_half_precision_outputs_are_measured_in_full():
+def test_losses_of_half_precision_outputs_are_in_full_precision():
     output = torch.tensor([[1000.0]], dtype=torch.bfloat16)
     assert LOSSES["mse"](output, torch.tensor([[1001.5]])).item() == pytest.approx(2.25)
 
@@ -78,7 +78,7 @@ def test_cross_entropy_of_a_single_output_is_an_error():
         LOSSES["ce"](LOGITS[:, :1], torch.ones(7, 1))
 
 
-def test_targets_that_do_not_fit_are_errors():
+def test_targets_of_other_shapes_are_errors():
     with pytest.raises(ValueError, match=r"targets of torch.float32 \(7,\) do not match outputs \(7, 4\)"):
         LOSSES["ce"](LOGITS, INDICES.float())
     with pytest.raises(ValueError, match=r"targets have shape \(7,\) and outputs \(7, 4\)"):
@@ -100,12 +100,12 @@ def test_names_classes_and_callables():
 
 
 @pytest.mark.parametrize("outputs", [[[-0.1, 1.1]], [[0.5, 1.02]], [[-1e-3, 0.5]]])
-def test_what_is_no_probability_is_refused(outputs):
+def test_outputs_that_are_not_probabilities_are_errors(outputs):
     with pytest.raises(ValueError, match="are not probabilities; end the network with a softmax, or use the loss"):
         categorical_cross_entropy(torch.tensor(outputs), torch.tensor([1]))
 
 
-def test_probabilities_that_were_rounded_are_not():
+def test_rounded_probabilities_are_accepted():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         outputs = torch.softmax(torch.tensor([[30.0, 0.0], [0.1, 0.2]], dtype=dtype), dim=1)
         assert categorical_cross_entropy(outputs, torch.tensor([0, 1])) >= 0

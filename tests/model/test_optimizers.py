@@ -43,7 +43,7 @@ def test_parameters_have_eddls_names(name, given, torchs):
         assert made.defaults[key] == value
 
 
-def test_classes_and_callables_are_taken_and_can_travel():
+def test_classes_and_callables_are_accepted_and_can_be_pickled():
     by_class = optimizer_factory({"optimizer": torch.optim.AdamW, "lr": 0.5, "betas": (0.1, 0.2)})
     made = pickle.loads(pickle.dumps(by_class))(mlp().parameters())
     assert type(made) is torch.optim.AdamW
@@ -78,6 +78,6 @@ def test_the_given_dict_is_not_changed():
         (None, TypeError, "neither a dict nor a callable"),
     ],
 )
-def test_wrong_ones_are_errors_that_say_what_there_is(spec, error, message):
+def test_invalid_specs_are_errors_with_the_accepted_values(spec, error, message):
     with pytest.raises(error, match=message):
         optimizer_factory(spec)

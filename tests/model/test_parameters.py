@@ -112,7 +112,7 @@ def test_of_versions_without_samples_the_first_is_the_average(arrays, arity):
 
 
 @given(st.lists(st.tuples(floats, st.just(0) | counts), min_size=1, max_size=8), st.integers(1, 8))
-def test_versions_without_samples_have_no_vote_among_others_in_any_tree(voters, arity):
+def test_versions_without_samples_do_not_count_in_any_tree(voters, arity):
     voting = [({"w": array}, count) for array, count in voters if count]
     if not voting:
         return
@@ -156,7 +156,7 @@ def test_to_arrays_and_back(make):
         assert torch.equal(tensor, source.state_dict()[name])
 
 
-def test_bfloat16_is_held_as_float32_and_comes_back_exactly():
+def test_bfloat16_is_stored_as_float32_and_restored_exactly():
     source, target = mlp().bfloat16(), mlp().bfloat16()
     nn.init.normal_(source[0].weight)
     arrays = params.from_module(source)
@@ -183,7 +183,7 @@ def test_names_and_shapes_must_agree():
         params.load_into(mlp(), {**arrays, "0.bias": np.zeros(2)})
 
 
-def test_entries_that_are_no_tensors_are_errors():
+def test_entries_other_than_tensors_are_errors():
     class Extra(nn.Linear):
         def get_extra_state(self):
             return {"anything": 1}
@@ -216,7 +216,7 @@ def test_files(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
 @pytest.mark.parametrize("content", [b"", b"x" * 100, None])
-def test_a_file_that_is_damaged_is_named(tmp_path, suffix, content):
+def test_the_error_of_a_damaged_file_names_it(tmp_path, suffix, content):
     path = tmp_path / f"it{suffix}"
     params.save(path, {"a": np.ones(1000)})
     path.write_bytes(path.read_bytes()[:500] if content is None else content)
@@ -225,7 +225,7 @@ def test_a_file_that_is_damaged_is_named(tmp_path, suffix, content):
 
 
 @pytest.mark.parametrize("name", ["it.safetensors", "it.npz"])
-def test_files_may_be_read_by_whom_others_may_be_read(tmp_path, name):
+def test_file_permissions_follow_the_umask(tmp_path, name):
     (tmp_path / "other").touch()
     params.save(tmp_path / name, {"a": np.ones(3)})
     assert (tmp_path / name).stat().st_mode == (tmp_path / "other").stat().st_mode
@@ -234,7 +234,7 @@ def test_files_may_be_read_by_whom_others_may_be_read(tmp_path, name):
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
 
 
-def test_nothing_is_written_of_what_cannot_be(tmp_path):
+def test_a_failed_save_writes_nothing(tmp_path):
     with pytest.raises(SafetensorError, match="Unknown dtype"):
         params.save(tmp_path / "it.safetensors", {"a": np.array(["text"])})
     assert list(tmp_path.iterdir()) == []

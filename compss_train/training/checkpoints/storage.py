@@ -74,7 +74,7 @@ def _write_files(folder: Path, content: dict[str, Any]) -> None:
     sha256 = {ARRAYS: _sha256(arrays), "state": hashlib.sha256(text.encode()).hexdigest()}
     head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
     state.write_text(f'{head[:-1]}, "state": {text}}}\n', encoding="utf-8")
-    shutil.copymode(state, arrays)  # the library's files are readable by their owner only, whatever the umask
+    shutil.copymode(state, arrays)  # the library's files are readable by their owner only, regardless of the umask
     for path in (arrays, state, folder):
         _fsync(path)
 

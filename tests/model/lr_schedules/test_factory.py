@@ -41,13 +41,13 @@ def schedule_of(spec, optimizer=SGD):
         (lambda optimizer: lr_scheduler.StepLR(optimizer, 1), [0.05, 0.005, 0.0005]),
     ],
 )
-def test_functions_of_the_epoch_and_makers_of_schedulers_are_told_apart(spec, lrs):
+def test_functions_of_the_epoch_and_scheduler_factories_are_distinguished(spec, lrs):
     schedule = schedule_of(spec)
     assert [schedule.lr(epoch) for epoch in range(3)] == pytest.approx(lrs)
     assert type(schedule.at(1)[0]["lr"]) is float
 
 
-def test_the_order_in_which_epochs_are_asked_for_does_not_matter():
+def test_epochs_can_be_requested_in_any_order():
     forwards, backwards = (schedule_of(SCHEDULERS["one cycle"]) for _ in range(2))
     values = [backwards.at(epoch) for epoch in (5, 0, 3)]
     assert values == [forwards.at(epoch) for epoch in (5, 0, 3)]
@@ -56,7 +56,7 @@ def test_the_order_in_which_epochs_are_asked_for_does_not_matter():
     assert forwards.state_dict() == {}
 
 
-def test_what_a_schedule_needs_changes_nothing_of_the_network():
+def test_making_a_schedule_does_not_change_the_network():
     net = mlp()
     net(torch.ones(2, 6)).sum().backward()  # with gradients, a step would change something
     before = state_arrays(mlp())
@@ -100,7 +100,7 @@ def nothing(optimizer):
         ),
     ],
 )
-def test_what_is_no_schedule(spec, error, message):
+def test_invalid_schedules_are_errors(spec, error, message):
     trainer = DistributedTrainer(2, engine=NoTasks())
     with pytest.raises(error, match=message):
         trainer.build(mlp(), SGD, "cross_entropy", schedule=spec)
@@ -117,7 +117,7 @@ def test_what_is_no_schedule(spec, error, message):
         (lambda epoch: 1.0 if epoch < 4 else float("inf"), "in epoch 4 .* sets the learning rate to inf"),
     ],
 )
-def test_a_schedule_that_ends_too_soon_is_found_before_any_task(spec, message):
+def test_a_schedule_that_is_too_short_is_found_before_any_task(spec, message):
     x, y = classification()
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
     trainer.build(mlp(), SGD, "cross_entropy", schedule=spec)
@@ -137,7 +137,7 @@ def test_online_fits_have_no_epochs():
         )
 
 
-def test_the_class_of_a_scheduler_without_its_arguments_is_told_how_to_give_them():
+def test_the_error_of_a_scheduler_class_explains_how_to_pass_arguments():
     with pytest.raises(TypeError, match="step_size") as raised:
         schedule_of(lr_scheduler.StepLR)
     assert "functools.partial(StepLR, step_size=10)" in raised.value.__notes__[0]

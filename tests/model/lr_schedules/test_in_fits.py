@@ -73,7 +73,7 @@ def test_one_worker_is_the_plain_loop_that_steps_the_scheduler_each_epoch(name, 
         assert [record["lr"] for record in trainer.history] == [lrs[r["epoch"] - 1] for r in trainer.history]
 
 
-def test_a_second_fit_goes_on_counting_epochs():
+def test_a_second_fit_continues_counting_epochs():
     trainer = built("serial", 1, SCHEDULERS["one cycle"])
     for epochs in (1, 2, 2):
         ours = trainer.fit(*blocked(X, Y, 4), num_epochs=epochs, **IN_ORDER)
@@ -85,7 +85,7 @@ def test_a_second_fit_goes_on_counting_epochs():
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_processes_give_the_bits_of_the_serial_engine(shared_local, mode):
+def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local, mode):
     options = {"num_epochs": 4, "batch_size": 5, **mode}
     ours, theirs = (built(one, 3, SCHEDULERS["one cycle"], ADAM) for one in (shared_local, SerialEngine()))
     assert_same_bits(*(trainer.fit(*blocked(X, Y, 7), **options) for trainer in (ours, theirs)))
@@ -176,7 +176,7 @@ def test_a_learning_rate_that_is_a_tensor_is_set_in_place():
     assert_same_bits(*results)
 
 
-def test_what_is_not_changed_is_left_to_the_optimizer():
+def test_hyperparameters_that_do_not_change_are_left_to_the_optimizer():
     """Only what the scheduler changes is set: some optimizers keep numbers of their own in their groups."""
     notes = []
 

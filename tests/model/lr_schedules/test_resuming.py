@@ -41,7 +41,7 @@ def fitted(trainer, **options):
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_bits_are_those_of_a_fit_that_was_not_stopped(name, mode, tmp_path):
+def test_a_resumed_fit_has_the_bits_of_an_uninterrupted_one(name, mode, tmp_path):
     options = {"accumulate": 2, "clip_norm": 0.5}
     whole = built("serial", SCHEDULES[name], **options)
     expected = fitted(whole, **mode)
@@ -63,7 +63,7 @@ def test_on_processes_too(shared_local, tmp_path, name):
     assert_same_bits(fitted(built(shared_local, SCHEDULES[name]), resume=tmp_path), expected)
 
 
-def test_a_trainer_that_was_built_otherwise_says_so(tmp_path):
+def test_resuming_with_another_schedule_is_a_warning(tmp_path):
     fitted(built("serial", SCHEDULES["plateau"], accumulate=2), callbacks=[Checkpoint(tmp_path), Stop(2)])
     for schedule in (None, SCHEDULES["one cycle"]):
         with pytest.warns(UserWarning, match=r"schedule was .*Plateau.*; accumulate was 2, and is 1"):

@@ -33,7 +33,7 @@ def expected_lrs(losses):
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 @pytest.mark.parametrize("validation", [None, (X[40:], Y[40:])], ids=["train", "validation"])
-def test_it_goes_by_the_loss_of_the_round_before(engine, merge, validation):
+def test_plateaus_are_found_by_the_loss_of_the_previous_round(engine, merge, validation):
     trainer = built(engine)
     trainer.fit(X[:40], Y[:40], num_epochs=8, batch_size=5, merge=merge, validation_data=validation)
     losses = [record["loss" if validation is None else "val_loss"] for record in trainer.history]
@@ -42,7 +42,7 @@ def test_it_goes_by_the_loss_of_the_round_before(engine, merge, validation):
 
 
 @pytest.mark.parametrize("way", [{}, {"merge_every": 2}, {"merge_unit": "blocks"}], ids=str)
-def test_processes_give_the_bits_of_the_serial_engine(shared_local, way):
+def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local, way):
     options = {"num_epochs": 7, "batch_size": 5, **way}
     ours, theirs = built(shared_local), built(SerialEngine())
     assert_same_bits(*(trainer.fit(*blocked(X, Y, 6), **options) for trainer in (ours, theirs)))
@@ -66,7 +66,7 @@ def test_two_fits_are_one():
     assert_same_bits(parts.fit(*blocked(X, Y, 6), num_epochs=5, batch_size=5), expected)
 
 
-def test_with_another_factor_it_goes_on_with_that():
+def test_a_resumed_schedule_uses_the_new_factor():
     first, second = (
         make_schedule(partial(PLATEAU, factor=factor), mlp(), optimizer_factory(SGD)) for factor in (0.5, 0.1)
     )
@@ -79,7 +79,7 @@ def test_with_another_factor_it_goes_on_with_that():
     assert second.lr(3) == pytest.approx(before / 10)
 
 
-def test_its_state_goes_on_elsewhere():
+def test_the_state_can_be_restored_elsewhere():
     losses = [1.0, 0.9, 0.95, 0.4, 0.39, 0.38]
     expected = expected_lrs(losses)
 

@@ -29,7 +29,7 @@ def built(engine, workers=3, metric=METRICS, net=awkward_net, **options):
     return trainer
 
 
-def test_what_is_evaluated_is_that_of_all_samples_at_once(engine):
+def test_evaluation_equals_that_of_all_samples_at_once(engine):
     x, y = classification(samples=61)
     trainer = built(engine)
     values = trainer.evaluate(*blocked(x, y, 7), batch_size=4)
@@ -44,7 +44,7 @@ def test_what_is_evaluated_is_that_of_all_samples_at_once(engine):
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-def test_every_record_has_those_of_all_workers_of_each_and_of_validation(engine, merge):
+def test_records_have_metrics_of_all_and_each_worker_and_of_validation(engine, merge):
     x, y = classification(samples=75)
     trainer = built(engine)
     trainer.fit(
@@ -68,7 +68,7 @@ def test_every_record_has_those_of_all_workers_of_each_and_of_validation(engine,
 
 
 @pytest.mark.filterwarnings("ignore:No positive samples")
-def test_every_engine_measures_the_same_and_training_does_not_notice(shared_local):
+def test_every_engine_measures_the_same_without_changing_training(shared_local):
     x, y = classification(samples=57)
     for mode in MODES:
         options = {"num_epochs": 2, "batch_size": 4, "shuffle": "total", **mode}
@@ -88,7 +88,7 @@ def test_a_worker_without_samples_in_a_round_is_left_out():
     assert [np.sum(record["table"]) for record in trainer.history] == [23, 7]
 
 
-def test_half_precision_is_measured_in_full():
+def test_half_precision_is_measured_in_full_precision():
     x, y = classification()
     net = nn.Sequential(mlp(), nn.Softmax(dim=1))
     trainer = built("serial", metric=METRICS, net=lambda: net, precision="bf16")
@@ -96,7 +96,7 @@ def test_half_precision_is_measured_in_full():
     assert {type(trainer.history[0][f"val_{name}"]) for name in METRICS} == {float, list}
 
 
-def test_what_a_metric_raises_in_a_worker_names_it(shared_local):
+def test_an_exception_of_a_metric_in_a_worker_names_it(shared_local):
     def broken(output, target):
         raise KeyError("not there")
 

@@ -67,12 +67,12 @@ def test_names_in_the_history(metric, names):
     ],
     ids=named,
 )
-def test_what_is_no_metric_or_has_a_name_that_is_taken(metric, error, message):
+def test_invalid_metrics_and_used_names_are_errors(metric, error, message):
     with pytest.raises(error, match=message.replace("{", r"\{")):
         resolve_metrics(metric)
 
 
-def test_a_trainer_tells_what_its_records_measure():
+def test_measures_of_a_trainer_are_the_names_in_its_records():
     trainer = DistributedTrainer(1, engine="serial")
     with pytest.raises(NotBuiltError):
         trainer.measures  # noqa: B018
@@ -82,7 +82,7 @@ def test_a_trainer_tells_what_its_records_measure():
     assert trainer.measures == ("loss",)
 
 
-def test_torchmetrics_is_imported_by_those_who_use_it_only():
+def test_torchmetrics_is_imported_only_if_it_is_used():
     program = """
 import re, sys
 from compss_train import DistributedTrainer

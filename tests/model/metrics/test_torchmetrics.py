@@ -128,7 +128,7 @@ def measured(measures, batches):
 )
 @settings(max_examples=25)
 @given(workers=st.lists(st.lists(st.integers(2, 9), max_size=4), min_size=1, max_size=4), seed=st.integers(0, 99))
-def test_workers_together_measure_what_one_would(kind, metric, workers, seed):
+def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed):
     random, measures = np.random.default_rng(seed), resolve_metrics({"it": metric})
     batches = [[[*map(torch.from_numpy, batch(kind, random, size))] for size in sizes] for sizes in workers]
     flat = [one for batches_of_one in batches for one in batches_of_one]
@@ -145,7 +145,7 @@ def test_workers_together_measure_what_one_would(kind, metric, workers, seed):
     assert value == close_to(expected)
 
 
-def test_batches_of_functions_and_metrics_are_measured_side_by_side():
+def test_functions_and_torchmetrics_can_be_combined():
     output, target = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 1, 1])
     measures = resolve_metrics(["accuracy", MulticlassAccuracy(num_classes=2, average="micro")])
     parts = [measured(measures, [(output[:1], target[:1]), (output[1:], target[1:])]), measured(measures, [])]
@@ -157,7 +157,7 @@ def test_batches_of_functions_and_metrics_are_measured_side_by_side():
     assert Measures().values([{"samples": 4, "loss": 2.0, "metrics": {}}]) == {"loss": 0.5}
 
 
-def test_the_metric_given_keeps_its_state_and_counts_for_nothing():
+def test_the_state_of_the_given_metric_is_neither_used_nor_changed():
     given_one = MeanAbsoluteError()
     given_one.update(torch.ones(3), torch.zeros(3))
     measures = resolve_metrics(given_one)
@@ -170,7 +170,7 @@ def test_the_metric_given_keeps_its_state_and_counts_for_nothing():
 @pytest.mark.parametrize(
     "metric", [of_errors(CatMetric), of_errors(SumMetric), MeanOfBatches()], ids=["cat", "sum", "mean"]
 )
-def test_states_are_no_views_of_what_goes_on_changing(metric):
+def test_states_are_copies(metric):
     measures = resolve_metrics({"it": metric})
     metrics = measures.start()
 
@@ -200,7 +200,7 @@ class Shapes(Metric):
         return {"seen": self.seen, "dimensions": torch.tensor(self.seen.dim())}
 
 
-def test_states_without_reduction_are_stacked_where_several_workers_have_seen_something():
+def test_states_without_reduction_of_several_workers_are_stacked():
     measures = resolve_metrics(Shapes())
     one, other, none = (measured(measures, [(torch.rand(n), torch.rand(n))] if n else []) for n in (2, 3, 0))
     for parts, expected in (
@@ -223,7 +223,7 @@ def test_states_without_reduction_are_stacked_where_several_workers_have_seen_so
     ],
     ids=["classes", "one column", "scores", "column of targets", "bfloat16", "bytes"],
 )
-def test_outputs_and_targets_that_say_the_same_in_other_shapes(output, target, metric):
+def test_outputs_and_targets_of_different_shapes_are_matched(output, target, metric):
     plain = copy.deepcopy(metric)
     is_class = isinstance(metric, MulticlassAccuracy)
     plain.update(
@@ -233,7 +233,7 @@ def test_outputs_and_targets_that_say_the_same_in_other_shapes(output, target, m
     assert measures.values([measured(measures, [(output, target)])])["it"] == pytest.approx(plain.compute().item())
 
 
-def test_one_hot_targets_stay_as_they_are():
+def test_one_hot_targets_are_not_changed():
     class ShapesOfBatches(Metric):
         def __init__(self):
             super().__init__()
@@ -251,7 +251,7 @@ def test_one_hot_targets_stay_as_they_are():
     assert measures.values(parts)["it"] == [[3, 3], [3, 3], [2, 3], [3, 3]]
 
 
-def test_what_goes_wrong_in_a_metric_names_it():
+def test_an_exception_of_a_metric_names_it():
     measures = resolve_metrics({"first": "accuracy", "second": MulticlassAccuracy(num_classes=3)})
     with pytest.raises(ValueError, match="needs one output for each class") as caught:
         measured(measures, [(torch.rand(4, 1), torch.tensor([0, 1, 1, 0]))])
@@ -270,7 +270,7 @@ def test_what_goes_wrong_in_a_metric_names_it():
 @pytest.mark.parametrize(
     ("returned", "description"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "'good'"), (None, "None")]
 )
-def test_a_metric_that_returns_no_number_is_told(returned, description):
+def test_a_metric_that_does_not_return_a_number_is_an_error(returned, description):
     metric = BatchMean(lambda output, target: returned).start()
     with pytest.raises(TypeError, match=f"a metric returned {description}; it has to return one number, the mean"):
         metric.update(torch.ones(3), torch.ones(3), 3)

@@ -19,7 +19,7 @@ from tests.training.checkpoints.trees import assert_same
 EMPTY = Snapshot({}, (), 0, [], {}, None, {}, {})
 
 
-def through(snapshot, folder):
+def round_trip(snapshot, folder):
     write_checkpoint(folder / "it", snapshot.to_dict())
     return Snapshot.from_dict(read_checkpoint(folder / "it"))
 
@@ -28,23 +28,23 @@ def drawn():
     return torch.rand(3).tolist(), np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random()
 
 
-def test_generators_go_on_where_they_were(tmp_path):
+def test_random_generators_are_restored(tmp_path):
     with random_state(5, "cpu"):
         drawn()  # an odd number of normals: numpy and Python keep the other one of each pair
         state = RandomState.capture("cpu")
         expected = drawn()
     assert state.python[2] is not None
     assert state.numpy["has_gauss"]
-    back = through(replace(EMPTY, workers=(WorkerState(None, state),)), tmp_path).workers[0].random
+    back = round_trip(replace(EMPTY, workers=(WorkerState(None, state),)), tmp_path).workers[0].random
     with random_state(back, "cpu"):
         assert drawn() == expected
 
 
-def test_a_worker_that_has_not_begun_has_a_seed_and_one_on_a_gpu_its_state(tmp_path):
+def test_seeds_and_gpu_states_are_restored(tmp_path):
     with random_state(5, "cpu"):
         on_gpu = replace(RandomState.capture("cpu"), cuda=torch.arange(16, dtype=torch.uint8))
     workers = (WorkerState(None, 2**63 - 1), WorkerState({"state": {0: {"step": torch.tensor(1.0)}}}, on_gpu))
-    back = through(replace(EMPTY, workers=workers), tmp_path).workers
+    back = round_trip(replace(EMPTY, workers=workers), tmp_path).workers
     assert back[0] == workers[0]
     assert_same(back[1].optimizer, workers[1].optimizer)
     assert torch.equal(back[1].random.cuda, on_gpu.cuda)
@@ -54,11 +54,11 @@ def test_a_worker_that_has_not_begun_has_a_seed_and_one_on_a_gpu_its_state(tmp_p
 
 @pytest.mark.parametrize("progress", [None, Progress({"num_epochs": 3}, (1, 2), 4, Position(5, 1, 2))])
 def test_progress(tmp_path, progress):
-    back = through(replace(EMPTY, progress=progress), tmp_path).progress
+    back = round_trip(replace(EMPTY, progress=progress), tmp_path).progress
     assert back == progress or vars(back) == vars(progress)
 
 
-def test_a_trainers_snapshot_is_the_same_when_it_was_restored(tmp_path):
+def test_the_snapshot_of_a_restored_trainer_is_the_same(tmp_path):
     trainer, restored = trainer_of(), trainer_of(seed=None)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, InterruptAt(1))
