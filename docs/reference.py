@@ -11,9 +11,9 @@ import pdoc.render
 
 MODULES = (
     *("trainer", "training.base_trainer", "training.resuming", "training.named_fits", "training.callback"),
-    *("training.checkpoints", "callbacks", "exceptions"),
+    *("training.checkpoints.storage", "callbacks", "exceptions"),
     *("data", "buffers", "buffers.reading_ahead", "samplers", "engines", "engines.compss.configuration", "online"),
-    *("model.parameters", "model.losses", "model.optimizers", "model.metrics", "model.metrics.functions"),
+    *("model.parameters", "model.losses", "model.optimizers", "model.metrics", "model.metrics.batch_mean"),
     *("model.lr_schedules", "model.export"),
     *("parameter_server", "parameter_server.client", "parameter_server.serving"),
     *("reports.history", "reports.timeline", "reports.html"),
