@@ -6,7 +6,7 @@ from compss_train import DistributedTrainer, LocalEngine, SerialEngine
 from tests.helpers.models import SGD, classification, mlp
 
 
-def test_own_engines_start_when_needed_and_can_be_closed_and_started_again(monkeypatch):
+def test_own_engines_start_when_needed_and_can_be_closed_and_started_again(monkeypatch, forked_processes):
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "local")
     x, y = classification()
     with DistributedTrainer(1, seed=0) as trainer:
