@@ -141,7 +141,7 @@ class ResumableTrainer(BaseTrainer):
             content = storage.read_checkpoint(path)
         snapshot = Snapshot.from_dict(content)
         compatibility.check_parameters(path, snapshot.parameters, self._parameters)
-        compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument, fit="fits go")
+        compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument, fit="fits continue")
         self._load(snapshot)
 
     def _reset_fits(self) -> None:

@@ -259,10 +259,10 @@ def test_with_other_threads_it_says_so(tmp_path):
     fit(whole, Checkpoint(tmp_path), num_epochs=1)
     trainer = DistributedTrainer(3, engine="serial", seed=0, threads=2)
     trainer.build(whole.model(), ADAM, "cross_entropy")
-    told = r"on from .*, but not bit for bit .*: threads was 1, and is 2$"
-    with pytest.warns(UserWarning, match=f"^the fit goes {told}"):
+    warning = r"from .*, but not bit for bit .*: threads was 1, and is 2$"
+    with pytest.warns(UserWarning, match=f"^the fit resumes {warning}"):
         fit(trainer, resume=tmp_path, num_epochs=1)
-    with pytest.warns(UserWarning, match=f"^fits go {told}"):
+    with pytest.warns(UserWarning, match=f"^fits continue {warning}"):
         trainer.restore(tmp_path)
 
 

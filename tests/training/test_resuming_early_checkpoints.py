@@ -55,7 +55,7 @@ def fit(trainer, folder, *callbacks, **options):
 
 
 def resume(*callbacks):
-    """Go on from the checkpoints; the only differences that may be told are in the versions of libraries."""
+    """Resume from the checkpoints; the only differences that may be reported are in the versions of libraries."""
     trainer = build()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -51,13 +51,13 @@ def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> 
         return
     if own and num_epochs <= saved_epochs:
         warn_user(
-            f"the fit goes on from {path}, the end of one with num_epochs={saved_epochs}: nothing is left to "
+            f"the fit resumes from {path}, the end of one with num_epochs={saved_epochs}: nothing is left to "
             "train; a new fit needs its own folder, or no resume="
         )
     remainder = progress.options["merge_unit"] == "epochs" and (saved_epochs % every if every else saved_epochs)
     if remainder and num_epochs > saved_epochs:
         warn_user(
-            f"the fit goes on from {path}, but not bit for bit as a fit of {num_epochs} epochs: its last "
+            f"the fit resumes from {path}, but not bit for bit as a fit of {num_epochs} epochs: its last "
             f"merge was after {remainder} of {every or num_epochs} epochs"
         )
 
@@ -66,11 +66,11 @@ def check_data(path: Path, snapshot: Snapshot, fingerprint: int | None) -> None:
     """Warn if data of the same sizes have other values, based on a sample of rows."""
     saved = None if snapshot.progress is None else snapshot.progress.fingerprint
     if saved is not None and fingerprint is not None and saved != fingerprint:
-        warn_user(f"the fit goes on from {path}, but its data had other values than these, or another order")
+        warn_user(f"the fit resumes from {path}, but its data had other values than these, or another order")
 
 
 def check_trainer(
-    path: Path, snapshot: Snapshot, setting: Mapping[str, Any], seed: int | None, *, fit: str = "the fit goes"
+    path: Path, snapshot: Snapshot, setting: Mapping[str, Any], seed: int | None, *, fit: str = "the fit resumes"
 ) -> None:
     """Raise ``ValueError`` for another optimizer or seed; warn of differences that change the numbers."""
     saved = snapshot.setting
@@ -91,7 +91,7 @@ def check_trainer(
         *_worker_differences(saved["num_workers"], setting["num_workers"]),
     ]
     if different:
-        warn_user(f"{fit} on from {path}, but not bit for bit as without interruption: {_join_first(different)}")
+        warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(different)}")
 
 
 def _optimizer_differences(

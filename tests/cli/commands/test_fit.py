@@ -271,7 +271,7 @@ def test_other_files_are_not_removed(run_file, command, tmp_path):
     assert len(history(tmp_path)) == 3
 
 
-@pytest.mark.filterwarnings("ignore:the fit goes on from:UserWarning", "ignore:. workers share 2:UserWarning")
+@pytest.mark.filterwarnings("ignore:the fit resumes from:UserWarning", "ignore:. workers share 2:UserWarning")
 def test_a_run_of_arrays_resumes_with_more_workers(run_file, command):
     batches = ("--set", "fit.num_batches_per_worker=16", "--set", "fit.batch_size=none")
     run_file.write_text(run_file.read_text().replace("blocks = 4\n", ""))
