@@ -1,7 +1,5 @@
 """``DistributedTrainer``: builds a model, fits it on many workers, evaluates it, predicts with it."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """``Closable``: the base class of objects that must be closed."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self

@@ -1,13 +1,17 @@
-"""Writing files atomically: readers see the complete old or the complete new file."""
-
-from __future__ import annotations
+"""Files and folders: atomic writes, folder locks, temporary folders that are removed even after a kill."""
 
 import errno
 import os
 import secrets
+import shutil
+import socket
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 @contextmanager
@@ -46,3 +50,104 @@ def check_writable(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):
         pass
+
+
+LOCK_FILE = ".lock"
+
+
+class FolderLock:
+    """A lock on a folder that a program writes to, so that two programs do not mix their files.
+
+    It is an ``flock`` of a file in the folder. The system releases it when the program dies, and network file
+    systems share it between nodes. On a file system without locks nothing is locked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: FileLock | None = None
+
+    def acquire(self) -> bool:
+        """Acquire the lock unless it is held already; return ``False`` if the file system has no locks.
+
+        Raises ``BlockingIOError`` if another program holds it, or another fit of this program.
+        """
+        if self._lock is not None:
+            return True
+        path = self._folder.absolute() / LOCK_FILE
+        lock = FileLock(path, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise self._error(path) from error
+        except OSError as error:
+            if error.filename is not None:  # the file could not be opened
+                raise
+            return False
+        self._lock = lock
+        return True
+
+    def _error(self, path: Path) -> BlockingIOError:
+        owner = ""
+        with suppress(OSError):
+            owner = path.read_text(encoding="utf-8", errors="replace")[:200]
+        reason = f"{owner or 'another program'} is writing to this folder; wait for its end, or give another folder"
+        return BlockingIOError(errno.EWOULDBLOCK, reason, str(self._folder))
+
+    def release(self) -> None:
+        """Release the lock, also for forked processes, and remove its file; do nothing if it is not held."""
+        if self._lock is None:
+            return
+        lock, self._lock = self._lock, None
+        with suppress(OSError):  # a folder that has become read-only
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _write_owner(descriptor: int) -> None:
+    """Write the process and host that hold a lock to its file."""
+    with suppress(OSError):  # a full disk
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+
+MINIMUM_AGE = 60.0
+"""Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked yet."""
+
+
+class TemporaryFolder:
+    """A locked folder in ``parent``, the system's temporary folder by default, which ``create`` makes.
+
+    The path is known before the folder exists, so that its removal can be registered first: an interrupt at any
+    time leaves nothing behind.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        self._parent = parent or tempfile.gettempdir()
+        self.path = os.path.join(self._parent, f"compss_train-{os.getpid()}-{secrets.token_hex(6)}")
+        self._lock = FolderLock(Path(self.path))
+
+    def create(self) -> None:
+        """Remove abandoned folders of the same parent, then create and lock this one."""
+        remove_abandoned(self._parent)
+        os.mkdir(self.path, mode=0o700)
+        self._lock.acquire()
+
+    def remove(self) -> None:
+        """Remove the folder and its contents; a second call does nothing."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.release()
+
+
+def remove_abandoned(parent: str) -> None:
+    """Remove the temporary folders of this user that no running process has locked."""
+    if not hasattr(os, "getuid"):
+        return
+    for path in Path(parent).glob("compss_train-[0-9]*-*"):
+        with suppress(OSError):
+            status = path.stat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < MINIMUM_AGE:
+                continue
+            lock = FolderLock(path)
+            if lock.acquire():
+                shutil.rmtree(path, ignore_errors=True)
+                lock.release()

@@ -3,8 +3,6 @@
 The command ``compss-train doctor`` works without torch, so the packages that it imports must not import torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

@@ -1,7 +1,5 @@
 """Checks of single arguments. Each message says what was given and what is accepted."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """``Buffer``, the base class of all buffers: waiting threads, stored samples, the end of reception, checkpoints."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """The simulation-paired reservoir: each sample is a pair of time steps of one simulation."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Queues that return each sample once: ``FIFO`` and ``FIRO``; ``PartitionedBuffer``, the base of random buffers."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

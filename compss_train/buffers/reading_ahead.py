@@ -4,8 +4,6 @@
 pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
 """
 
-from __future__ import annotations
-
 import heapq
 import threading
 import time

@@ -1,7 +1,5 @@
 """Reservoirs: a sample stays after it was got, until another one takes its slot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

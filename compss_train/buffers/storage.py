@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compss_train.buffers.samples import Leaf, SampleBatch, check_same_structure, leaves, map_leaves
 from compss_train.data.block import rows_as_items
 
-Slots: TypeAlias = "NDArray[np.intp]"
+Slots: TypeAlias = NDArray[np.intp]
 """Numbers of slots, or positions in an order of slots."""
 
 NO_SLOTS: Slots = np.empty(0, np.intp)

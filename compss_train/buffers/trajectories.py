@@ -4,8 +4,6 @@ The method is that of Melissa's simulation-paired reservoir: simulations and tim
 often are more likely.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

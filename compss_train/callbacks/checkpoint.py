@@ -1,7 +1,5 @@
 """The callback that writes checkpoints."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile
@@ -9,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compss_train._utils.locking import FolderLock
+from compss_train._utils.files import FolderLock
 from compss_train._utils.validation import check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError

@@ -1,7 +1,5 @@
 """Checks of the callbacks of a fit, before any task starts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path

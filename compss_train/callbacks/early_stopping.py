@@ -1,7 +1,5 @@
 """Early stopping: stop a fit that no longer improves, and restore the best parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from compss_train._utils.validation import check_at_least_0, check_count, warn_user

@@ -1,7 +1,5 @@
 """Monitoring of a field of the records: its value in a record, and whether a new value is better."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches

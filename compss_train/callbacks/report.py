@@ -1,7 +1,5 @@
 """The callback that writes the report of a run."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Blocks: arrays or tensors whose rows are samples, and operations on one block."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeAlias
@@ -10,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Block: TypeAlias = "NDArray[Any] | torch.Tensor"
-DType: TypeAlias = "np.dtype[Any] | torch.dtype"
+Block: TypeAlias = NDArray[Any] | torch.Tensor
+DType: TypeAlias = np.dtype[Any] | torch.dtype
 
 
 def as_block(value: object) -> Block:
@@ -122,7 +120,7 @@ class RemoteBlock(ABC):
         return self.shape[0]
 
 
-AnyBlock: TypeAlias = "Block | RemoteBlock"
+AnyBlock: TypeAlias = Block | RemoteBlock
 
 
 def describe(block: object) -> BlockDescription:

@@ -1,7 +1,5 @@
 """Conversion between dislib's ``Tensor`` and the grid of a ``BlockedTensor``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

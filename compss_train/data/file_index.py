@@ -1,7 +1,5 @@
 """``FileIndex``: descriptions of many files, read from their headers in threads and optionally cached in a file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

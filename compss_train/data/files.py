@@ -28,7 +28,7 @@ from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]
-FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
+FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _LOADER_HINT = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
 

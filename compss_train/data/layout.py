@@ -1,7 +1,5 @@
 """Layouts: the names, dtypes and sample shapes of a file's arrays, and checks that files agree."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Random orders of blocks and samples: pure functions of seed and epoch, the same on every engine and machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise

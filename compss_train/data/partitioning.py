@@ -6,8 +6,6 @@ ends. A *round* is the training between two merges: n epochs, n blocks a worker 
 shuffle: as many samples as n blocks have on average), or the whole fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain, pairwise

@@ -1,7 +1,5 @@
 """``FilePart``: reads and checks rows of some files of a data set; errors name the file."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import os

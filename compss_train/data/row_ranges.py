@@ -4,8 +4,6 @@ Every epoch puts the files in a new order, concatenates them and cuts the result
 partition is a few whole files, and perhaps parts of two at its ends, so that it can be read file by file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

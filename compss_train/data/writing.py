@@ -1,7 +1,5 @@
 """Writing samples to many files."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -7,8 +7,6 @@ numpy arrays and CPU tensors. Decoding yields arrays that are views of the bytes
 A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.block import flat_bytes
 
-Bytes: TypeAlias = "NDArray[np.uint8]"
+Bytes: TypeAlias = NDArray[np.uint8]
 
 _ALIGNMENT = 64
 _LENGTH = np.dtype("<u8")

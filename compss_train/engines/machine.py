@@ -1,7 +1,5 @@
 """Base of the engines that run on this machine alone: cores, threads, GPUs and the preparation of processes."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

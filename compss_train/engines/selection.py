@@ -1,7 +1,5 @@
 """Choice of an engine by its name, and what ``auto`` means."""
 
-from __future__ import annotations
-
 import os
 
 from compss_train.engines.base import Engine

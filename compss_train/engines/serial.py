@@ -1,7 +1,5 @@
 """The serial engine: runs each task in this process when it is submitted. For debugging, and the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 

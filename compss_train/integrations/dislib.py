@@ -5,8 +5,6 @@ train with ``DistributedTrainer``. Results differ from dislib's, which loses sam
 docs/from-dislib.md lists the differences.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Exporting a network to a file for other programs: its parameters, or the network as ONNX."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -5,8 +5,6 @@ weights matter. If a sample has several losses, for example one for each pixel, 
 sample and the weight of its own class.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 
 from compss_train.model.losses import BatchFunction
 
-ClassWeight: TypeAlias = "Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]"
+ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
 """A weight for each class, by its index."""
 
 

@@ -4,8 +4,6 @@ As with torch's losses, ``reduction="none"`` returns the losses before the mean,
 ``ignore_index`` do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 

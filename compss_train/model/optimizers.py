@@ -1,7 +1,5 @@
 """Optimizers by EDDL's names and parameter names, by torch class, or as a callable."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -11,8 +9,8 @@ from torch import nn
 
 from compss_train._utils.validation import suggestion
 
-OptimizerFactory: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
-OptimizerSpec: TypeAlias = "Mapping[str, Any] | OptimizerFactory"
+OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+OptimizerSpec: TypeAlias = Mapping[str, Any] | OptimizerFactory
 
 _TORCH_NAMES = {
     "lr": "lr",

@@ -6,8 +6,6 @@ tree of calls gives the same bits on any machine. Formats that numpy lacks (bflo
 which represents them exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

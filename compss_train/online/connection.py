@@ -25,8 +25,8 @@ from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
 from compss_train.parameter_server.messages import MessageError, array_sizes, pack, unpack
 
-Header: TypeAlias = "dict[str, Any]"
-Message: TypeAlias = "tuple[Header, list[torch.Tensor]]"
+Header: TypeAlias = dict[str, Any]
+Message: TypeAlias = tuple[Header, list[torch.Tensor]]
 
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 2**24

@@ -4,8 +4,6 @@ Clients are workers, simulations, external senders and evaluations. ``TaskLivene
 a task.
 """
 
-from __future__ import annotations
-
 import queue
 import secrets
 import threading

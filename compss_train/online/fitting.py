@@ -7,8 +7,6 @@
             └────────── events ──▶ coordinator ◀──────┘  starts them, restarts them, records
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

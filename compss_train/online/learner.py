@@ -1,7 +1,5 @@
 """A model replica that is trained batch by batch and merged through the parameter server."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The options of an online fit, checked before any task starts, and the job description that workers get."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The worker's side of streams: receives samples and puts them into the buffer."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

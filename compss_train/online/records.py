@@ -1,7 +1,5 @@
 """Records of an online fit: the workers' reports, aggregated, and validation while training continues."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence

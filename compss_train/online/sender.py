@@ -1,7 +1,5 @@
 """Sending samples into an online fit from any program: ``SampleSender``, and raw records from a pipe."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -1,7 +1,5 @@
 """Resources of an online fit: set up before it starts, and released when it ends for any reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass

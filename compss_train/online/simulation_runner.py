@@ -1,7 +1,5 @@
 """Runs the simulations as tasks: a limited number at a time, with retries."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Queue of the simulations of an online fit: pending, running, done and failed ones. Independent of the engine."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Samples go to the workers in turn (``route``). An offset counts the samples of a
 offset n has received all samples of the stream below n that are routed to it.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator
@@ -18,9 +16,9 @@ from compss_train.engines.machine import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address, Connection, ConnectionLostError, Header
 
-Sample: TypeAlias = "tuple[Block, ...]"
+Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
-Endpoint: TypeAlias = "list[str | int]"
+Endpoint: TypeAlias = list[str | int]
 """Host and port."""
 
 _PAUSE = 0.2

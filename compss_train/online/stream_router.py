@@ -4,8 +4,6 @@
 are programs that are not tasks of the fit.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 

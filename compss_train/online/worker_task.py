@@ -4,8 +4,6 @@ It holds a control connection to the coordinator as long as it runs. Under COMPS
 that die, the task does its work in a child process.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

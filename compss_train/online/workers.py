@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from compss_train._utils.closing import Closable
-from compss_train._utils.locking import TemporaryFolder
+from compss_train._utils.files import TemporaryFolder
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError
 from compss_train.online.connection import Header

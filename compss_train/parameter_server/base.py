@@ -1,7 +1,5 @@
 """Interface of parameter servers, and checks of the arrays that are passed to them."""
 
-from __future__ import annotations
-
 import functools
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ import torch
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
 
-ArraySpecs: TypeAlias = "list[tuple[torch.dtype, tuple[int, ...]]]"
+ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of each of several arrays."""
 
 

@@ -1,7 +1,5 @@
 """A queue of calls that are to be executed, ordered by priority and key."""
 
-from __future__ import annotations
-
 import heapq
 import threading
 from collections import deque

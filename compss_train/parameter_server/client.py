@@ -1,7 +1,5 @@
 """Client of a parameter server that is served over ZeroMQ."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 

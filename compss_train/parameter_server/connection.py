@@ -1,7 +1,5 @@
 """A client's connection to a served parameter server: its thread, requests in flight, and reused frames."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

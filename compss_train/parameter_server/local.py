@@ -1,7 +1,5 @@
 """A parameter server for the threads of this process."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Sequence

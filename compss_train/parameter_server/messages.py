@@ -1,7 +1,5 @@
 """Messages as sequences of frames: a header in JSON, and the bytes of each array. Nothing is pickled."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import deque
@@ -25,7 +23,7 @@ _DTYPES = {
 PIECE = 2**20
 """Maximum size of a frame in bytes. Memory of this size is reused; larger memory is allocated each time."""
 
-ArrayDescriptions: TypeAlias = "list[tuple[str, list[int]]]"
+ArrayDescriptions: TypeAlias = list[tuple[str, list[int]]]
 """The dtype and shape of each array of a message, as in its header."""
 
 

@@ -1,7 +1,5 @@
 """The thread of a served parameter server, and the records by which it executes no call of a client twice."""
 
-from __future__ import annotations
-
 import hmac
 import threading
 from collections import defaultdict
@@ -20,7 +18,7 @@ from compss_train.parameter_server.call_queue import Call, CallQueue
 from compss_train.parameter_server.messages import MessageError, ReceivedArray, pack, unpack_lazily
 from compss_train.parameter_server.store import ParameterStore
 
-CallError: TypeAlias = "tuple[str, str]"
+CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
 _MAX_KEPT_ERRORS = 100  # per client and key
 _MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message

@@ -4,8 +4,6 @@ A process is needed where threads of this one cannot be relied on. PyCOMPSs, for
 interpreter lock while its binding waits for a task.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import subprocess

@@ -1,7 +1,5 @@
 """The parameters that a server holds: a key's arrays and the optimizer that updates them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The curves of a history, which plots and reports draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plots of a history with matplotlib, without a display and without the global state of pyplot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Records of the history: the names of their fields, and records flattened to rows of a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 

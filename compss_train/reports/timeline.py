@@ -13,8 +13,6 @@ nodes may differ by some milliseconds. Times of a worker's own clock are kept, a
 to them, so that the intervals of a worker never overlap and leave no gap within a fit.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass

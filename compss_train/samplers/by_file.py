@@ -1,7 +1,5 @@
 """Drop-in replacements for the samplers of microsoft/PartiallyShuffleDistributedSampler, on current PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """``FileLoader``: reads row ranges of files in a thread, a few ahead of the consumer."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ from compss_train.samplers.pools import Numbers, Pools, SlotPlan
 Rows: TypeAlias = Any
 """Some samples: arrays or tensors with a row per sample, in a dict or tuple."""
 
-OpenChunks: TypeAlias = "Callable[[Sequence[int]], AbstractContextManager[Iterator[Rows | None]]]"
+OpenChunks: TypeAlias = Callable[[Sequence[int]], AbstractContextManager[Iterator[Rows | None]]]
 """Opens an iterator over the rows of the chunks with these numbers; ``None`` stands for an unreadable chunk."""
 
 _REFILL = 1024  # samples copied into slots at a time; smaller copies cost more per sample

@@ -1,7 +1,5 @@
 """``PartialShuffleSampler``: batches of samples from many files, read sequentially and shuffled in pools."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

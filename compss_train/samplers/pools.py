@@ -6,8 +6,6 @@ random from the first pool and replaced by the samples of the next permuted run,
 Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``BaseTrainer``: one model, its global parameters, and the engine and session that its tasks run in."""
 
-from __future__ import annotations
-
 import copy
 import os
 import secrets

@@ -1,7 +1,5 @@
 """``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

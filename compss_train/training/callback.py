@@ -1,7 +1,5 @@
 """Callbacks: their base class, what they may use of a trainer, and the list that calls them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The state of a fit in progress: one object that the trainer holds from the fit's start to its end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 

@@ -1,7 +1,5 @@
 """``FittingTrainer``: plans a fit from its arguments, checks it, and runs its rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace

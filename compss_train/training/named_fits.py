@@ -4,8 +4,6 @@ Three choices make eight names: synchronous or asynchronous (commutative) mergin
 and shuffling by blocks or in total. They train on the CPU if ``num_gpu`` is 0.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any, Generic, TypeVar
 

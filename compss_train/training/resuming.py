@@ -1,7 +1,5 @@
 """Stopping and resuming fits: checkpoints, snapshots, ``trainer.stop``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``RoundRunner``: submits the rounds of a fit a little ahead, collects their measurements, records the history."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import deque

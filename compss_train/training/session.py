@@ -1,7 +1,5 @@
 """``Session``: the values that the engine holds for a built model from one call of the trainer to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 

@@ -1,7 +1,5 @@
 """``Stopping``: ends a fit before its last round, for a callback, a time limit or SIGTERM."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """Submission of tasks: ``WorkerGroup`` for training, ``Inference`` for evaluation and prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,10 +19,10 @@ from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import Shard, WorkerState, evaluate, predict, split_rows, train
 
-Rows: TypeAlias = "NDArray[Any]"
+Rows: TypeAlias = NDArray[Any]
 """Numbers of samples, or of rows within a block."""
 
-States: TypeAlias = "Sequence[WorkerState | Ref]"
+States: TypeAlias = Sequence[WorkerState | Ref]
 """One state a worker."""
 
 

@@ -8,14 +8,14 @@ import time
 import pytest
 
 from compss_train._utils import locking as temporary
-from compss_train._utils.locking import TemporaryFolder, remove_abandoned
+from compss_train._utils.files import TemporaryFolder, remove_abandoned
 from compss_train.engines.local import store as folders
 from compss_train.engines.local.store import StoreFolders
 from compss_train.online.workers import CheckpointStore
 
 HOLDER = """
 import sys
-from compss_train._utils.locking import TemporaryFolder
+from compss_train._utils.files import TemporaryFolder
 held = TemporaryFolder(sys.argv[1])
 held.create()
 print(held.path, flush=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
-from compss_train.engines.compss.configuration import DeclaredNode
+from compss_train.engines.compss.configuration.files import DeclaredNode
 from compss_train.integrations import dislib
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,

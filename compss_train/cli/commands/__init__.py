@@ -1,7 +1,5 @@
 """The subcommands of ``compss-train``. Modules that need torch are imported when a command runs."""
 
-from __future__ import annotations
-
 from compss_train.cli.commands.base import Command
 from compss_train.cli.commands.completion import COMPLETION
 from compss_train.cli.commands.compss_setup import CONFIGURE, DOCTOR

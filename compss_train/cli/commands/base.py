@@ -1,7 +1,5 @@
 """The class ``Command``, and arguments that several commands share."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``compss-train completion``: scripts that complete commands, options and file names in a shell."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

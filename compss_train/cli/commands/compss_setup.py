@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from compss_train.cli.commands.base import Command, comma_separated
 
 if TYPE_CHECKING:
-    from compss_train.engines.compss.configuration import Node
+    from compss_train.engines.compss.configuration.nodes import Node
 
 
 def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,10 +54,10 @@ def _add_configure_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_configure(options: argparse.Namespace) -> int:
     """Write the two files and print the workers in them."""
-    from compss_train.engines.compss import configuration
+    from compss_train.engines.compss.configuration.files import write
 
     nodes = _make_nodes(options)
-    configuration.write(options.folder, nodes, install_dir=options.install_dir, working_dir=options.working_dir)
+    write(options.folder, nodes, install_dir=options.install_dir, working_dir=options.working_dir)
     for node in nodes:
         print(f"{node.name}: {node.units} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
     print(f"project.xml and resources.xml are in {options.folder.absolute()}")
@@ -65,7 +65,12 @@ def _run_configure(options: argparse.Namespace) -> int:
 
 
 def _make_nodes(options: argparse.Namespace) -> tuple[Node, ...]:
-    from compss_train.engines.compss.configuration import FIRST_PORT, free_first_port, host_nodes, loopback_nodes
+    from compss_train.engines.compss.configuration.nodes import (
+        FIRST_PORT,
+        free_first_port,
+        host_nodes,
+        loopback_nodes,
+    )
 
     if options.hosts is not None:
         return host_nodes(options.hosts, options.units, options.gpus, options.first_port or FIRST_PORT)

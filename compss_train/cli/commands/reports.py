@@ -1,7 +1,5 @@
 """``compss-train report`` and ``plot``: an HTML page and a plot of a run's history."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

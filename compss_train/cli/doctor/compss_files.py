@@ -1,7 +1,5 @@
 """Checks of COMPSs's two XML files: whether they can be read, agree, and fit the machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -10,15 +8,8 @@ from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.subprocesses import run_program
-from compss_train.engines.compss.configuration import (
-    UNREADABLE,
-    DeclaredNode,
-    compss_home,
-    physical_cores,
-    presumed_home,
-    read_project,
-    read_resources,
-)
+from compss_train.engines.compss.configuration.files import UNREADABLE, DeclaredNode, read_project, read_resources
+from compss_train.engines.compss.configuration.nodes import compss_home, physical_cores, presumed_home
 
 
 def check_files(request: Request) -> Iterator[Finding]:

@@ -1,7 +1,5 @@
 """The input of a check (``Request``), its output (``Finding``), and how findings are printed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Checks of the nodes: ssh, Python, packages, Java and COMPSs on each of them."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Iterator

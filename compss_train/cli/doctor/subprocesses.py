@@ -1,7 +1,5 @@
 """Run programs with a timeout, on this machine or on a node through ssh."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their split."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from inspect import Parameter

@@ -1,7 +1,5 @@
 """The run file that ``compss-train fit --example`` prints, and the function that makes its data."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Texts that ``compss-train`` prints about a run: the keys of its file, its plan, and its results."""
 
-from __future__ import annotations
-
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The sections ``[trainer]``, ``[network]`` and ``[build]``: the arguments of a trainer, and its network."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ calling it with these keywords, and ``{ partial = "module:name", key = value }``
 call for later. In both, ``arguments`` holds more arguments: an array of positional ones, or a table of keywords.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -4,8 +4,6 @@ A value of a run file is checked against the annotation. Annotations of an unkno
 any value here: the library checks it later.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass

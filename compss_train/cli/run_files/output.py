@@ -1,7 +1,5 @@
 """The section ``[output]`` and the key ``early_stopping``: callbacks of a run that write files or stop it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

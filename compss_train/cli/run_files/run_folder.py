@@ -1,7 +1,5 @@
 """``RunFolder``: the files in the folder of a run, and how its history is read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

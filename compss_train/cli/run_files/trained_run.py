@@ -1,7 +1,5 @@
 """``TrainedRun``: the trainer and data of a run that has trained, and sample files named on a command line."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

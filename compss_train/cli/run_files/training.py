@@ -1,7 +1,5 @@
 """``TrainingRun``: a run that is ready to start, with everything its file describes, and its training."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import ExitStack, suppress
@@ -9,8 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils.files import atomic_path, write_atomic
-from compss_train._utils.locking import FolderLock
+from compss_train._utils.files import FolderLock, atomic_path, write_atomic
 from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks
 from compss_train.cli.run_files.data import Dataset, read_data

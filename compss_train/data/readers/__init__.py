@@ -1,7 +1,5 @@
 """Readers: one for each file format, selected by the file names' suffix, and one for functions of the user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any

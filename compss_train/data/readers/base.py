@@ -1,7 +1,5 @@
 """``Reader``, the base class of readers, and checks that they share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """``CustomReader``: reads files with a function of the user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reader of HDF5 files; needs h5py (extra ``hdf5``)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

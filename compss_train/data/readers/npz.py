@@ -1,7 +1,5 @@
 """Readers of numpy's ``.npz`` and ``.npy`` files."""
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """Reader of files of ``torch.save``."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Threads, cores and the GPU that COMPSs has bound a task to."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

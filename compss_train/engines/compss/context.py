@@ -1,7 +1,5 @@
 """The COMPSs runtime as this process sees it: which part of an application it runs, and how it ends."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import sys

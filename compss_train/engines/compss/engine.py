@@ -1,7 +1,5 @@
 """The COMPSs engine, and blocks that are futures of PyCOMPSs."""
 
-from __future__ import annotations
-
 import importlib
 import threading
 import weakref

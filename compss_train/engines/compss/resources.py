@@ -1,14 +1,12 @@
 """Nodes of the running COMPSs application: their computing units, which tasks fit on them, and their addresses."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from compss_train.engines.base import Resources
-from compss_train.engines.compss.configuration import UNREADABLE, DeclaredNode, read_nodes
+from compss_train.engines.compss.configuration.files import UNREADABLE, DeclaredNode, read_nodes
 from compss_train.engines.machine import LOOPBACK, is_loopback
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"

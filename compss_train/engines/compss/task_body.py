@@ -23,7 +23,7 @@ from compss_train.engines.compss.context import in_worker
 from compss_train.engines.machine import prepare_process
 from compss_train.exceptions import WorkerLostError
 
-Buffer: TypeAlias = "memoryview | bytes | bytearray"
+Buffer: TypeAlias = memoryview | bytes | bytearray
 
 
 class SerializedValue:

@@ -1,7 +1,5 @@
 """The local engine: tasks on worker processes of this machine, values in shared memory."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The local engine's scheduler: a thread that starts ready tasks on idle worker processes."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The local engine's store: a file in shared memory for each large value, written once and mapped by readers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 from loky.backend import resource_tracker
 
-from compss_train._utils.locking import TemporaryFolder
+from compss_train._utils.files import TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
 MAX_INLINE_BYTES = 32 * 1024

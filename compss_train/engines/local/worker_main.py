@@ -1,7 +1,5 @@
 """The local engine in a worker process: load a task's arguments, run it, and store its results."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """The local engine's worker processes, seen from the coordinator: a loky executor each."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

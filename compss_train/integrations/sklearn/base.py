@@ -1,7 +1,5 @@
 """The base class of the classifier and the regressor, and the networks that they create."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """``DistributedClassifier``: a network with an output for each class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Validation of X, y and sample weights: arrays by scikit-learn, blocks and files likewise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

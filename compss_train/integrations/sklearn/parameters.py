@@ -1,7 +1,5 @@
 """The parameters of the classifier and the regressor."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field

@@ -1,7 +1,5 @@
 """``DistributedRegressor``: a network that predicts one or more numbers per sample."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

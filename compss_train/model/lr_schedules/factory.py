@@ -1,7 +1,5 @@
 """Creating a schedule from the ``schedule`` argument: a function of the epoch or a factory of a scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
@@ -14,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from compss_train.model.lr_schedules.schedules import EpochSchedule, LrSchedule, ParameterGroups, PlateauSchedule
 from compss_train.model.optimizers import OptimizerFactory
 
-ScheduleSpec: TypeAlias = "Callable[[int], float] | Callable[[torch.optim.Optimizer], LRScheduler]"
+ScheduleSpec: TypeAlias = Callable[[int], float] | Callable[[torch.optim.Optimizer], LRScheduler]
 
 _USAGE = (
     "give a function of the epoch that returns a factor of the learning rate, such as lambda epoch: 0.9**epoch, or "

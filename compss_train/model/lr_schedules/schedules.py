@@ -1,7 +1,5 @@
 """Schedules: stepped once an epoch, or by the metrics of the rounds (``ReduceLROnPlateau``)."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -12,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-Hyperparameters: TypeAlias = "tuple[dict[str, Any], ...]"
+Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
 
 

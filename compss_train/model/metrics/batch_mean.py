@@ -4,8 +4,6 @@ A ``RunningMetric`` accumulates a state over the batches of a worker; the ``Metr
 states of all workers.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from compss_train.model.losses import BatchFunction, class_targets, match_output, mean_squared_error
 
-Value: TypeAlias = "float | list[Any] | dict[str, Any]"
+Value: TypeAlias = float | list[Any] | dict[str, Any]
 """The value of a metric in a record: a number, or lists or dicts of numbers, which JSON can hold, too."""
 
 

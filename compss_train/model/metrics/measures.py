@@ -127,9 +127,9 @@ def _annotate_errors(name: str) -> Iterator[None]:
         raise
 
 
-MetricLike: TypeAlias = "str | Callable[..., Any]"
+MetricLike: TypeAlias = str | Callable[..., Any]
 """A name, a function of (output, target), or a metric or collection of torchmetrics."""
-MetricSpec: TypeAlias = "MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike] | None"
+MetricSpec: TypeAlias = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike] | None
 
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 

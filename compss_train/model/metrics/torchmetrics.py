@@ -6,8 +6,6 @@ weighted by the number of batches, as within one process. torchmetrics itself is
 used.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from torch import nn
 from compss_train.model.losses import full_precision
 from compss_train.model.metrics.batch_mean import Metric, RunningMetric, Value
 
-StateValue: TypeAlias = "torch.Tensor | list[Any]"
+StateValue: TypeAlias = torch.Tensor | list[Any]
 """One of the states of a metric."""
 
 

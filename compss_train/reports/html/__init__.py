@@ -3,8 +3,6 @@
 It needs no network and no other file, and suits light and dark screens and printing. Needs the extra ``report``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

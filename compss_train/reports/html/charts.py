@@ -1,7 +1,5 @@
 """Line charts and charts of shares: the SVG paths, ticks and legends that the template draws."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

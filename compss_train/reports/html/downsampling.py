@@ -1,7 +1,5 @@
 """Downsampling of curves and tables, so that reports of long runs stay small and look the same."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Formatting of numbers, times and durations for people."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The page of a report, rendered from the templates of this package."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -10,17 +8,7 @@ from typing import Any
 
 from compss_train._utils.imports import import_optional
 from compss_train.reports.curves import panels, positions
-from compss_train.reports.html.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Chart,
-    line_chart,
-    shares_chart,
-)
+from compss_train.reports.html import charts
 from compss_train.reports.html.formatting import percent, timestamp
 from compss_train.reports.html.tables import activity_shares, key_figures, rounds_table, workers_table
 from compss_train.reports.html.timeline_chart import is_binned, timeline_chart
@@ -65,12 +53,12 @@ def load_template() -> Any:
     )
     environment.filters["timestamp"] = timestamp
     environment.globals.update(
-        chart_width=WIDTH,
-        chart_height=HEIGHT,
-        chart_left=LEFT,
-        chart_right=WIDTH - RIGHT,
-        chart_top=TOP,
-        chart_bottom=HEIGHT - BOTTOM,
+        chart_width=charts.WIDTH,
+        chart_height=charts.HEIGHT,
+        chart_left=charts.LEFT,
+        chart_right=charts.WIDTH - charts.RIGHT,
+        chart_top=charts.TOP,
+        chart_bottom=charts.HEIGHT - charts.BOTTOM,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.get_template("page.html")
@@ -115,13 +103,15 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _charts(history: Sequence[Record], intervals: list[Interval]) -> Iterator[Chart]:
+def _charts(history: Sequence[Record], intervals: list[Interval]) -> Iterator[charts.Chart]:
     xs = positions(history)
     fits = [record.get("fit_started") for record in history]
     breaks = [x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other]
     for panel in panels(history):
-        yield line_chart(panel, breaks)
+        yield charts.line_chart(panel, breaks)
     if intervals:
         seconds = round_totals(intervals)
         none: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-        yield shares_chart("the workers' time (%)", xs, [seconds.get(index, none) for index in range(len(xs))])
+        yield charts.shares_chart(
+            "the workers' time (%)", xs, [seconds.get(index, none) for index in range(len(xs))]
+        )

@@ -1,7 +1,5 @@
 """Scales of axes: positions of values and of ticks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

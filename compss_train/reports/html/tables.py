@@ -1,7 +1,5 @@
 """The tables and key figures of a report, as strings that the template shows."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ bin the share of training is drawn from the bottom, the share of merging above i
 are more workers than lanes on a screen, several workers share a lane.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby

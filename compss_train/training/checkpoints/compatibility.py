@@ -1,7 +1,5 @@
 """Checks that a checkpoint matches the network, the trainer and the fit that resume from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

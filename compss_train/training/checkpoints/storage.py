@@ -1,7 +1,5 @@
 """Checkpoints on disk: written under a temporary name and renamed, verified when they are read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -6,8 +6,6 @@ to the global parameters on arrival, so that no worker waits for another. Mergin
 so layer by layer, without the engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from compss_train.engines import Engine

@@ -1,7 +1,5 @@
 """``Merge``: the interface of all ways to merge. A merge works on references; it waits only where it says so."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

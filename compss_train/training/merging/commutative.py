@@ -1,7 +1,5 @@
 """Commutative merging: each worker's change is added to the global parameters on arrival."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from compss_train.data.partitioning import Round

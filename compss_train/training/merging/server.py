@@ -1,7 +1,5 @@
 """Merging through a parameter server: workers push their changes to it, and the parameters bypass the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from compss_train import parameter_server

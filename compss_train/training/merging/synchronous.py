@@ -1,7 +1,5 @@
 """Synchronous merging: a weighted average of all workers, summed by a tree of tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """The batches of a shard: block by block, through a buffer, or in a partial shuffle."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -22,9 +20,9 @@ from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.training.worker.source import Columns, Shard, Source, take
 
-Piece: TypeAlias = "tuple[Block, ...]"
+Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
-EpochColumns: TypeAlias = "tuple[int, Columns]"
+EpochColumns: TypeAlias = tuple[int, Columns]
 """The number of an epoch, and the columns of a batch in it."""
 
 

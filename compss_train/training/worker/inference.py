@@ -1,7 +1,5 @@
 """The tasks without gradients: ``evaluate`` and ``predict``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

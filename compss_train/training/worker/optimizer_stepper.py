@@ -1,7 +1,5 @@
 """``OptimizerStepper``: forward and backward passes, gradient accumulation and clipping, optimizer steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -8,8 +8,6 @@ worker's latest values, which only this worker changes. Their global value is th
 workers' shares, and for integers the maximum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self

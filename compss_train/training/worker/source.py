@@ -1,7 +1,5 @@
 """``Shard``, the part of the samples that one task trains on, and the sources of its samples: blocks or files."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -68,7 +66,7 @@ def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:
     return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts)
 
 
-Columns: TypeAlias = "tuple[torch.Tensor, ...]"
+Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of x, then of y and of weights if the data have them."""
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compss_train import BlockedTensor, DistributedTrainer
-from compss_train._utils.locking import FolderLock
+from compss_train._utils.files import FolderLock
 from compss_train.cli.run_files.data import Dataset, split_validation
 from compss_train.model import parameters
 from compss_train.training.checkpoints.storage import read_latest_checkpoint

@@ -7,7 +7,7 @@ from importlib import metadata
 
 from compss_train._utils.version import __version__
 from compss_train.cli.doctor import Request, examine
-from compss_train.engines.compss import configuration
+from compss_train.engines.compss.configuration.files import write
 
 # A login as sshd does it: the words of the command joined with blanks, in a shell.
 SSH = """#!/bin/sh
@@ -62,7 +62,7 @@ class FakeMachine:
         return self.add_printing_program("python-there", "Welcome to this machine!", json.dumps(answer))
 
     def write_files(self, *nodes):
-        return configuration.write(self.folder / "files", nodes, install_dir=self.home)
+        return write(self.folder / "files", nodes, install_dir=self.home)
 
 
 def findings_by_name(request=Request()):  # noqa: B008 - frozen

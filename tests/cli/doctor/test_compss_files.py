@@ -2,7 +2,8 @@ import pytest
 
 from compss_train.cli import doctor
 from compss_train.cli.doctor import Request
-from compss_train.engines.compss.configuration import Node, loopback_nodes, resources_xml
+from compss_train.engines.compss.configuration.files import resources_xml
+from compss_train.engines.compss.configuration.nodes import Node, loopback_nodes
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 

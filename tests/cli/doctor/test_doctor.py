@@ -6,7 +6,7 @@ from importlib import metadata
 from compss_train.cli import doctor
 from compss_train.cli.doctor import Request, subprocesses
 from compss_train.cli.main import main
-from compss_train.engines.compss.configuration import Node
+from compss_train.engines.compss.configuration.nodes import Node
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 HANGS = """#!{python}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compss_train.cli.doctor import Request
 from compss_train.cli.doctor.nodes import probe_program
-from compss_train.engines.compss.configuration import Node
+from compss_train.engines.compss.configuration.nodes import Node
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from compss_train.engines import Resources
-from compss_train.engines.compss.configuration import DeclaredNode
+from compss_train.engines.compss.configuration.files import DeclaredNode
 from compss_train.engines.compss.resources import (
     JVM_OPTIONS,
     address_for,

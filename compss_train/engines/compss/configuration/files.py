@@ -1,7 +1,5 @@
 """Writing and reading the two files: the project names the nodes, the resources declare what each of them has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from getpass import getuser

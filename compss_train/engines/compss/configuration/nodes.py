@@ -1,7 +1,5 @@
 """Worker nodes of COMPSs: their computing units, ports, and the folder that COMPSs is installed in."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

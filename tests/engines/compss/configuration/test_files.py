@@ -8,13 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from compss_train.engines.compss.configuration import (
-    DEFAULT_HOME,
-    FIRST_PORT,
+from compss_train.engines.compss.configuration.files import (
     UNREADABLE,
     DeclaredNode,
-    Node,
-    loopback_nodes,
     project_xml,
     read_nodes,
     read_project,
@@ -22,6 +18,7 @@ from compss_train.engines.compss.configuration import (
     resources_xml,
     write,
 )
+from compss_train.engines.compss.configuration.nodes import DEFAULT_HOME, FIRST_PORT, Node, loopback_nodes
 
 HOME = Path(os.environ.get("COMPSS_HOME", DEFAULT_HOME))
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from compss_train._utils.locking import LOCK_FILE, FolderLock
+from compss_train._utils.files import LOCK_FILE, FolderLock
 from compss_train.callbacks import Callback, Checkpoint
 from tests.helpers.small_fits import fit, trainer_of
 
 HOLDER = """
 import sys
 from pathlib import Path
-from compss_train._utils.locking import FolderLock
+from compss_train._utils.files import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)
