@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from compss_train.data.readers.base import Arrays, Reader
-from compss_train.data.readers.custom import CustomReader
+from compss_train.data.readers.base import Arrays, CustomReader, Reader
 from compss_train.data.readers.hdf5 import Hdf5Reader
 from compss_train.data.readers.npz import NpyReader, NpzReader
 from compss_train.data.readers.pt import TorchReader

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from compss_train.engines.compss.configuration import (
+from compss_train.engines.compss.configuration import nodes
+from compss_train.engines.compss.configuration.nodes import (
     DEFAULT_HOME,
     FIRST_PORT,
     LAST_PORT,
+    LOWEST_PORT,
     PORTS,
     Node,
     compss_home,
     free_first_port,
     host_nodes,
     loopback_nodes,
-    nodes,
     physical_cores,
     presumed_home,
 )
-from compss_train.engines.compss.configuration.nodes import LOWEST_PORT
 
 
 def test_one_node_has_the_physical_cores():

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from compss_train._utils import locking as temporary
+from compss_train._utils import files
 from compss_train._utils.files import TemporaryFolder, remove_abandoned
-from compss_train.engines.local import store as folders
+from compss_train.engines.local import store
 from compss_train.engines.local.store import StoreFolders
 from compss_train.online.workers import CheckpointStore
 
@@ -25,9 +25,9 @@ sys.stdin.read()
 
 @pytest.fixture
 def parent(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "shm")
-    monkeypatch.setattr(temporary.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(temporary, "MINIMUM_AGE", -1.0)
+    monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(files, "MINIMUM_AGE", -1.0)
     return tmp_path
 
 
@@ -77,7 +77,7 @@ def test_a_folder_whose_creation_was_interrupted_is_removed(parent, monkeypatch,
 
     folders = StoreFolders()
     with monkeypatch.context() as patched:
-        patched.setattr(temporary.os, step, interrupted)
+        patched.setattr(files.os, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             folders.create()
     assert os.listdir(parent) != []
@@ -88,7 +88,7 @@ def test_a_folder_whose_creation_was_interrupted_is_removed(parent, monkeypatch,
 def test_new_folders_and_those_of_others_stay(parent, monkeypatch):
     others = [abandoned(parent, name) for name in ("compss_train-online-1", "other-123-abcd")]
     new = abandoned(parent)
-    monkeypatch.setattr(temporary, "MINIMUM_AGE", 60.0)
+    monkeypatch.setattr(files, "MINIMUM_AGE", 60.0)
     remove_abandoned(str(parent))
     assert new.is_dir()
     os.utime(new, times=(time.time() - 61,) * 2)
