@@ -1,7 +1,7 @@
 """compss_train: train any PyTorch model with many workers, on this machine or on a cluster of COMPSs.
 
-Names and submodules are imported when they are asked for: the command ``compss-train`` needs no torch, and its
-doctor must run where there is none.
+Public names and submodules are imported on first use: the command ``compss-train`` needs no torch, and its doctor
+must run without it.
 """
 
 from __future__ import annotations
