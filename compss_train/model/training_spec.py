@@ -54,7 +54,7 @@ MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """A network and how it is trained and evaluated."""
 

@@ -18,7 +18,7 @@ Pairing = Callable[[Any, Any], Any]
 """Makes (x, y) of two batches of time steps, the earlier and the later of each pair."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OnlineOptions:
     """Options of ``DistributedTrainer.fit_online``, whose docstring explains each."""
 
@@ -96,7 +96,7 @@ class OnlineOptions:
                 raise ValueError(f"token={self.token!r}: address= needs a non-empty string that senders present")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OnlineJob:
     """What all workers of an online fit share."""
 

@@ -24,7 +24,7 @@ from compss_train.training.task_submission import EVALUATION_BATCH, Inference
 from compss_train.training.worker.server_exchange import ServerAddress
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FitStart:
     """State of a trainer when an online fit starts."""
 

@@ -26,7 +26,7 @@ class Status(Enum):
     FAILED = "failed"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Simulation:
     """One input and the state of its simulation."""
 
@@ -81,7 +81,7 @@ class Simulations:
         except StopIteration:
             self._exhausted = True
             return None
-        simulation = Simulation(self._new_number(), value)
+        simulation = Simulation(number=self._new_number(), value=value)
         self._known[simulation.number] = simulation
         return simulation
 

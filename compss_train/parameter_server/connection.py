@@ -39,7 +39,7 @@ _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than 
 _MAX_FREE_FRAMES = 2**26 // PIECE
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Request(Call):
     """A call to the server, and its answer."""
 

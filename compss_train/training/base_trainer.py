@@ -163,7 +163,15 @@ class BaseTrainer:
         self._parameters = params.copy_of(params.from_module(own))
         lr_schedule = None if schedule is None else make_schedule(schedule, own, factory)
         training_spec = TrainingSpec(
-            own, factory, loss_function, measures, transform, precision, memory_format, weights, step_options
+            net=own,
+            optimizer=factory,
+            loss=loss_function,
+            measures=measures,
+            transform=transform,
+            precision=precision,
+            memory_format=memory_format,
+            class_weight=weights,
+            step_options=step_options,
         )
         self._built = BuildArguments(training_spec, num_gpu, schedule, lr_schedule)
         self._reset_fits()

@@ -17,7 +17,7 @@ Rule = Literal["weighted", "halving"]
 OptimizerState = Literal["keep", "reset"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """The options of a fit, from ``DistributedTrainer.fit``, which documents them, to the workers' tasks."""
 

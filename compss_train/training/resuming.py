@@ -61,7 +61,13 @@ class ResumableTrainer(BaseTrainer):
         active = self._active
         progress = None
         if active is not None and (own := active.progress) is not None:
-            progress = Progress(own.described, own.data.sizes, own.first_epoch, own.reached, own.data.fingerprint)
+            progress = Progress(
+                options=own.described,
+                sizes=own.data.sizes,
+                first_epoch=own.first_epoch,
+                reached=own.reached,
+                fingerprint=own.data.fingerprint,
+            )
         return Snapshot(
             parameters=parameters,
             workers=tuple(workers),

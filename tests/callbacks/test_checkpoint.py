@@ -29,7 +29,16 @@ class ScriptedTrainer:
         return {}
 
     def snapshot(self):
-        return Snapshot({}, (), 0, list(self.history), {}, None, {}, {})
+        return Snapshot(
+            parameters={},
+            workers=(),
+            epoch=0,
+            history=list(self.history),
+            setting={},
+            progress=None,
+            callbacks={},
+            schedule={},
+        )
 
     def run(self, callback, values):
         """Return the rounds that are there after each round, and at the end."""

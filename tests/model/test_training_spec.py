@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
-from compss_train.model.metrics import Measures
 from compss_train.model.training_spec import TrainingSpec
 from tests.helpers.models import SGD, assert_close, blocked, classification, mlp
 from tests.helpers.tolerances import sgd_error, sum_error
@@ -28,7 +27,11 @@ class Seen(nn.Module):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_precision_and_layout_reach_the_network(precision, layout):
     training_spec = TrainingSpec(
-        Seen(), torch.optim.SGD, nn.functional.mse_loss, Measures(), None, precision, layout
+        net=Seen(),
+        optimizer=torch.optim.SGD,
+        loss=nn.functional.mse_loss,
+        precision=precision,
+        memory_format=layout,
     )
     replica = training_spec.replica({k: v.numpy() for k, v in Seen().state_dict().items()}, "cpu", training=True)
     with replica.autocast():
@@ -77,7 +80,7 @@ def test_transform_and_loss_modules_follow_the_mode():
         def forward(self, x):
             return x + self.training
 
-    training_spec = TrainingSpec(mlp(), torch.optim.SGD, nn.MSELoss(), transform=Augment())
+    training_spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=Augment())
     parameters = {k: v.numpy() for k, v in mlp().state_dict().items()}
     x = torch.zeros(2, 6)
     assert training_spec.replica(parameters, "cpu", training=True).forward(x, None)[1].sum() == 12

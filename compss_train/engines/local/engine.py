@@ -123,7 +123,7 @@ class LocalEngine(SingleMachineEngine):
         self._check_open()
         ref = _local(target)
         if ref.updates is None:
-            ref.updates = Updates(ref.value)
+            ref.updates = Updates(base=ref.value)
         updates = ref.updates
         task = Task(
             number=next(self._numbers),

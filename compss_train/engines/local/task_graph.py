@@ -24,7 +24,7 @@ class Value:
     deleted: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Updates:
     """The commutative updates of a value since it was last read. They run one at a time, as they become ready."""
 

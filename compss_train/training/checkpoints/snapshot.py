@@ -14,7 +14,7 @@ from compss_train.model.random_state import RandomState
 from compss_train.training.worker import WorkerState
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Progress:
     """The progress of a fit, and the values that its rounds depend on."""
 
@@ -29,7 +29,7 @@ class Progress:
     """The fingerprint of the data, if they were available."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
     """The state of a trainer, without what the program that resumes it provides again."""
 

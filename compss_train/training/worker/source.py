@@ -26,7 +26,7 @@ INFERENCE_FILES = 2
 """The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Shard:
     """Everything that a training task needs to know about its samples, besides the samples themselves."""
 

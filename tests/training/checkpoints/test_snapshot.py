@@ -16,7 +16,9 @@ from tests.helpers.callbacks import InterruptAt
 from tests.helpers.small_fits import fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
-EMPTY = Snapshot({}, (), 0, [], {}, None, {}, {})
+EMPTY = Snapshot(
+    parameters={}, workers=(), epoch=0, history=[], setting={}, progress=None, callbacks={}, schedule={}
+)
 
 
 def round_trip(snapshot, folder):
@@ -52,7 +54,9 @@ def test_seeds_and_gpu_states_are_restored(tmp_path):
     assert back[0].on_cpu() == workers[0]
 
 
-@pytest.mark.parametrize("progress", [None, Progress({"num_epochs": 3}, (1, 2), 4, Position(5, 1, 2))])
+@pytest.mark.parametrize(
+    "progress", [None, Progress(options={"num_epochs": 3}, sizes=(1, 2), first_epoch=4, reached=Position(5, 1, 2))]
+)
 def test_progress(tmp_path, progress):
     back = round_trip(replace(EMPTY, progress=progress), tmp_path).progress
     assert back == progress or vars(back) == vars(progress)

@@ -139,7 +139,10 @@ def learnt(sizes, accumulate, optimizer=torch.optim.SGD):
     """Train on batches of these sizes, one after the other, in double precision."""
     net = mlp().double()
     training_spec = TrainingSpec(
-        net, torch.optim.SGD, cross_entropy, step_options=StepOptions(accumulate=accumulate)
+        net=net,
+        optimizer=torch.optim.SGD,
+        loss=cross_entropy,
+        step_options=StepOptions(accumulate=accumulate),
     )
     replica = training_spec.replica(state_arrays(net), "cpu", training=True)
     stepper = OptimizerStepper(replica, optimizer(replica.training_spec.net.parameters(), lr=0.5))
