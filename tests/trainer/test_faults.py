@@ -83,6 +83,7 @@ def test_an_exception_in_the_model_reaches_the_caller_once_and_ends_everything()
     processes, files = children(), leftovers(os.getpid())
     trainer = DistributedTrainer(2, engine="local", seed=1)
     trainer.build(Explosive(), SGD, "cross_entropy")
+    trainer.predict(x[:2])  # the processes start, which may take long on a busy machine
     started = time.monotonic()
     with pytest.raises(ArithmeticError, match="the forward pass met 666") as caught:
         trainer.fit(
