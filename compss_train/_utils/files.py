@@ -76,7 +76,7 @@ class FolderLock:
         path = self._folder.absolute() / LOCK_FILE
         lock = FileLock(path, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner)
         try:
-            lock.acquire(blocking=False)
+            _acquire(lock, path)
         except Timeout as error:
             raise self._error(path) from error
         except OSError as error:
@@ -90,7 +90,7 @@ class FolderLock:
         owner = ""
         with suppress(OSError):
             owner = path.read_text(encoding="utf-8", errors="replace")[:200]
-        reason = f"{owner or 'another program'} is writing to this folder; wait for its end, or give another folder"
+        reason = f"{owner or 'another program'} is writing to this folder; wait until it ends, or choose another"
         return BlockingIOError(errno.EWOULDBLOCK, reason, str(self._folder))
 
     def release(self) -> None:
@@ -101,6 +101,17 @@ class FolderLock:
         with suppress(OSError):  # a folder that has become read-only
             Path(lock.lock_file).unlink()
         lock.release()
+
+
+def _acquire(lock: FileLock, path: Path, attempts: int = 5) -> None:
+    """Acquire a lock; try again if the holder removed the file between its opening and its locking."""
+    for attempt in range(attempts):
+        try:
+            lock.acquire(blocking=False)
+            return
+        except Timeout:
+            if path.exists() or attempt == attempts - 1:
+                raise
 
 
 def _write_owner(descriptor: int) -> None:
@@ -134,8 +145,7 @@ class TemporaryFolder:
 
     def remove(self) -> None:
         """Remove the folder and its contents; a second call does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.release()
+        _remove_locked(Path(self.path), self._lock)
 
 
 def remove_abandoned(parent: str) -> None:
@@ -149,5 +159,18 @@ def remove_abandoned(parent: str) -> None:
                 continue
             lock = FolderLock(path)
             if lock.acquire():
-                shutil.rmtree(path, ignore_errors=True)
-                lock.release()
+                _remove_locked(path, lock)
+
+
+def _remove_locked(folder: Path, lock: FolderLock) -> None:
+    """Remove a folder with its lock last: on NFS a folder with an open file cannot be removed."""
+    with suppress(FileNotFoundError):
+        for entry in list(folder.iterdir()):
+            if entry.name == LOCK_FILE:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    lock.release()
+    shutil.rmtree(folder, ignore_errors=True)

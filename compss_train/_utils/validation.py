@@ -66,6 +66,7 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
 def warn_user(message: str) -> None:
     """Issue a ``UserWarning`` that points to the line of the user's code that called this package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "compss_train":
+    inside = ("compss_train", "contextlib")  # the package's context managers are called from there
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)

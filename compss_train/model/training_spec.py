@@ -126,7 +126,7 @@ class ModelReplica:
     ) -> Iterator[str]:
         own = str(x.dtype).removeprefix("torch.")
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in self.training_spec.net.parameters()})
-        convert = "" if own in dtypes else " If that is what is wrong, convert x, or batches by build(transform=)."
+        convert = "" if own in dtypes else " If this is the problem, convert x, or batches by build(transform=)."
         yield (
             f"While a batch of x with shape {tuple(x.shape)} and dtype {own} went through a network with "
             f"{', '.join(dtypes)} parameters.{convert}"

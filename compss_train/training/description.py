@@ -92,7 +92,18 @@ def stable_name(name: str) -> str:
 
     Checkpoints of early versions hold ``compss_train.losses.cross_entropy`` for ``compss_train.cross_entropy``.
     """
-    return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+$)", "compss_train.", name)
+    return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+(?:\(|$))", "compss_train.", name)
+
+
+def with_stable_names(description: Any) -> Any:
+    """Return a stored description with the names of ``stable_name``."""
+    if isinstance(description, str):
+        return stable_name(description)
+    if isinstance(description, list):
+        return [with_stable_names(item) for item in description]
+    if isinstance(description, dict):
+        return {key: with_stable_names(item) for key, item in description.items()}
+    return description
 
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from compss_train.training.callback import Callback, CallbackList
 from compss_train.training.checkpoints import compatibility, storage
 from compss_train.training.checkpoints.snapshot import Progress, Snapshot
 from compss_train.training.data_source import DataSource
-from compss_train.training.description import described, described_fields, stable_name
+from compss_train.training.description import described, described_fields, with_stable_names
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.stopping import TERMINATED, Stopping
@@ -143,7 +143,7 @@ class ResumableTrainer(BaseTrainer):
         if best:
             path = storage.checkpoint_path(path.parent, _best_round(path, content))
             content = storage.read_checkpoint(path)
-        snapshot = Snapshot.from_dict(content)
+        snapshot = _with_stable_names(Snapshot.from_dict(content))
         compatibility.check_parameters(path, snapshot.parameters, self._parameters)
         compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument, fit="fits continue")
         self._load(snapshot)
@@ -229,10 +229,8 @@ class ResumableTrainer(BaseTrainer):
             self._set_states(states)
 
     def _report_end(self, how: str) -> None:
-        last = (
-            f"its last complete round is {self.history[-1]['round']}" if self.history else "no round was complete"
-        )
-        print(f"compss_train: {how} ended a fit; {last}", file=sys.stderr)
+        last = f"last complete round: {self.history[-1]['round']}" if self.history else "no round completed"
+        print(f"compss_train: fit interrupted by {how}; {last}", file=sys.stderr)
 
 
 def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
@@ -252,10 +250,11 @@ def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
 
 
 def _with_stable_names(snapshot: Snapshot) -> Snapshot:
+    setting = with_stable_names(snapshot.setting)
     if snapshot.progress is None:
-        return snapshot
-    options = {name: stable_name(v) if isinstance(v, str) else v for name, v in snapshot.progress.options.items()}
-    return replace(snapshot, progress=replace(snapshot.progress, options=options))
+        return replace(snapshot, setting=setting)
+    progress = replace(snapshot.progress, options=with_stable_names(snapshot.progress.options))
+    return replace(snapshot, setting=setting, progress=progress)
 
 
 def _plain(value: Any) -> Any:
@@ -268,7 +267,7 @@ def _best_round(path: Path, content: Mapping[str, Any]) -> int:
     states = [state for name, state in content["callbacks"].items() if name.startswith("Checkpoint ")]
     kept = [state for state in states if state["best_round"] is not None]
     if not kept:
-        raise ValueError(f"{path} does not know which is the best; Checkpoint(folder, best='val_loss') keeps it")
+        raise ValueError(f"{path} records no best round; Checkpoint(folder, best='val_loss') keeps it")
     here = [state for state in kept if Path(state["folder"]).resolve() == path.parent.resolve()]
     there = storage.list_checkpoints(path.parent)
     numbers = [int(state["best_round"]) for state in here or kept]  # all, if the folder has been moved

@@ -165,7 +165,7 @@ def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
 
 
 def _piece_inputs(assignment: WorkerAssignment, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> TaskInputs:
-    """Return the inputs of a worker that receives pieces, with its samples renumber_samples across them."""
+    """Return the inputs of a worker that receives pieces, with its samples renumbered across them."""
     sizes = [len(part) for part in rows if len(part)]
     return TaskInputs(
         assignment=renumber_samples(assignment, samples),

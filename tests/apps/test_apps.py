@@ -177,7 +177,7 @@ def test_ctrl_c_ends_with_a_short_message(tmp_path):
         os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the workers too
         _, errors = process.communicate(timeout=20)
     assert process.returncode == INTERRUPTED
-    assert re.fullmatch(r"compss_train: Ctrl-C ended a fit; its last complete round is \d+\ninterrupted\n", errors)
+    assert re.fullmatch(r"compss_train: fit interrupted by Ctrl-C; last complete round: \d+\ninterrupted\n", errors)
     assert len(history(tmp_path)) >= 4
     assert parameters.load(tmp_path / "parameters.safetensors")
 

@@ -45,7 +45,7 @@ def test_each_of_two_folders_has_its_own_best(tmp_path, keep):
 
 def test_restoring_the_best_needs_a_checkpoint_with_best(tmp_path):
     trainer = train([EarlyStopping("loss"), Checkpoint(tmp_path)])
-    with pytest.raises(ValueError, match="does not know which is the best"):
+    with pytest.raises(ValueError, match="records no best round"):
         trainer.restore(tmp_path, best=True)
 
 

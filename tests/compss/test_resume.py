@@ -18,7 +18,7 @@ def test_killed_and_terminated_fits_resume_bit_for_bit(run, tmp_path):
     assert max(list_checkpoints(tmp_path / "checkpoints")) == 1
     terminated = run("resumed.py", tmp_path, 4, signal.SIGTERM.value, seconds=60)
     assert terminated.returncode != 0, terminated.output
-    assert "SIGTERM ended a fit" in terminated.output
+    assert "fit interrupted by SIGTERM" in terminated.output
     assert max(list_checkpoints(tmp_path / "checkpoints")) == 4
     finished = run("resumed.py", tmp_path, seconds=60)
     assert finished.returncode == 0, finished.output

@@ -17,10 +17,10 @@ def test_the_files_that_it_names_are_there():
     assert not [name for name in named if not any(PACKAGE.rglob(name.strip("/"))) and not (ROOT / name).exists()]
 
 
-def test_its_table_has_the_rooms_in_the_order_that_lint_checks():
+def test_its_table_has_the_order_that_lint_checks():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (layers,) = (contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers")
-    table = TEXT.partition("## The rooms")[2].partition("Only `engines/compss`")[0]
+    table = TEXT.partition("## The subpackages")[2].partition("Only `engines/compss`")[0]
     rows = [re.findall(r"`(\w+)/?`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
     order = [room for row in rows for room in row]
     rank = {room: number for number, layer in enumerate(layers) for room in layer.split(" | ")}

@@ -132,7 +132,7 @@ def test_types_that_do_not_fit_are_explained(engine):
     with pytest.raises(RuntimeError) as caught:
         trainer.fit(x.astype(np.float64), y, num_epochs=1, batch_size=30)
     note = caught.value.__notes__[0]
-    assert "dtype float64 went through a network with float32 parameters. If that is what is wrong, convert" in note
+    assert "dtype float64 went through a network with float32 parameters. If this is the problem, convert" in note
 
 
 def test_shapes_that_do_not_fit_are_told_without_a_word_on_types(engine):

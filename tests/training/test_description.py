@@ -4,8 +4,10 @@ import functools
 import json
 import math
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +15,10 @@ from torch import nn
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset
 from compss_train.buffers import BufferType
+from compss_train.model import losses
 from compss_train.model.training_spec import StepOptions, TrainingSpec
 from compss_train.online.options import OnlineOptions
-from compss_train.training.description import MOST_ITEMS, described
+from compss_train.training.description import MOST_ITEMS, described, with_stable_names
 from compss_train.training.fit_options import FitOptions
 from tests.helpers.models import SGD, classification, mlp
 
@@ -137,3 +140,22 @@ def test_tokens_are_told_to_nobody():
     )
     assert "ours alone" not in json.dumps(described(options)) + repr(options)
     assert described(options)["senders"] == 1
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("compss_train.losses.cross_entropy", "compss_train.cross_entropy"),
+        ("compss_train.model.losses.cross_entropy(ignore_index=-1)", "compss_train.cross_entropy(ignore_index=-1)"),
+        ("compss_train.cross_entropy", "compss_train.cross_entropy"),
+        ("torch.nn.functional.mse_loss", "torch.nn.functional.mse_loss"),
+        ("a sentence about compss_train.losses.mse", "a sentence about compss_train.losses.mse"),
+    ],
+)
+def test_names_of_this_package_have_no_modules(stored, name):
+    assert with_stable_names({"loss": [stored], "lr": 0.1}) == {"loss": [name], "lr": 0.1}
+
+
+def test_a_partial_loss_is_described_without_its_module():
+    description = described(partial(losses.categorical_cross_entropy, target=1))
+    assert description == with_stable_names(description) == "compss_train.categorical_cross_entropy(target=1)"

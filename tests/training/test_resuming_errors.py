@@ -390,7 +390,7 @@ def test_restore_before_build_and_in_a_fit(folder):
 
 
 def test_without_a_best_one_there_is_none_to_restore(own):
-    with pytest.raises(ValueError, match="does not know which is the best"):
+    with pytest.raises(ValueError, match="records no best round"):
         trainer_of().restore(own, best=True)
 
 

@@ -295,4 +295,4 @@ def test_early_stopping_after_time_is_up_gives_the_best_so_far():
 def test_after_ctrl_c_the_last_complete_round_is_told(capsys):
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(), InterruptAt(2))
-    assert capsys.readouterr().err == "compss_train: Ctrl-C ended a fit; its last complete round is 1\n"
+    assert capsys.readouterr().err == "compss_train: fit interrupted by Ctrl-C; last complete round: 1\n"

@@ -45,8 +45,8 @@ def test_sigterm_ends_the_program_with_a_checkpoint(engine, tmp_path, capsys, ho
     done = {"fit_start": 0, "fit_end": 3}.get(hook, 2)
     assert stopped.stopped == ("SIGTERM" if done < 3 else None)
     assert len(stopped.history) == done
-    last = f"its last complete round is {done - 1}" if done else "no round was complete"
-    assert capsys.readouterr().err == f"compss_train: SIGTERM ended a fit; {last}\n"
+    last = f"last complete round: {done - 1}" if done else "no round completed"
+    assert capsys.readouterr().err == f"compss_train: fit interrupted by SIGTERM; {last}\n"
     assert list(list_checkpoints(tmp_path)) == ([done - 1] if done else [])
     fit(whole)
     fit(again, Checkpoint(tmp_path), resume=True)
@@ -108,7 +108,7 @@ def test_a_script_that_gets_sigterm_with_all_its_processes(tmp_path):
     os.killpg(script.pid, signal.SIGTERM)
     wait_until(lambda: script.poll() is not None and not session(script.pid), 15)
     done = max(list_checkpoints(tmp_path))
-    assert script.communicate()[1] == f"compss_train: SIGTERM ended a fit; its last complete round is {done}\n"
+    assert script.communicate()[1] == f"compss_train: fit interrupted by SIGTERM; last complete round: {done}\n"
     assert script.returncode == 143
     whole, again = trainer_of(), trainer_of()
     fit(whole, num_epochs=4)

@@ -25,7 +25,7 @@ arguments = [
 ]
 
 [data]                           # a function that returns x and y
-import = "compss_train.cli.run_files.example:spirals"
+import = "compss_train.example:spirals"
 samples = 3000
 blocks = 8                       # x and y are cut into this many blocks, which are distributed over the workers
 # x = "images.npy"               # or files with one array each: .npy, .npz, .pt, .h5

@@ -64,9 +64,12 @@ def read_model(run_file: RunFile, errors: ErrorCollector) -> ModelSpec | None:
     before = len(errors)
     trainer = parse_options("[trainer]", run_file.section("trainer"), trainer_options(), errors)
     trainer.setdefault("seed", secrets.randbits(32))
-    build = parse_options("[build]", run_file.section("build"), build_options(), errors)
-    with errors.catch("[build] optimizer"):
-        _check_optimizer(build.get("optimizer"))
+    section = dict(run_file.section("build"))
+    if isinstance(name := section.get("optimizer"), str) and ":" not in name:
+        section["optimizer"] = {"optimizer": name}  # so that the error is reported once
+        table = f'{{ optimizer = "{name}", lr = 0.001 }}'
+        errors.add("[build] optimizer", f'"{name}" is a string; give a table, for example {table}')
+    build = parse_options("[build]", section, build_options(), errors)
     net = _make_network(run_file.section("network"), trainer["seed"], errors)
     if len(errors) > before:
         return None
@@ -74,14 +77,6 @@ def read_model(run_file: RunFile, errors: ErrorCollector) -> ModelSpec | None:
         trainer["num_workers"] = DistributedTrainer(**trainer).num_workers
         return ModelSpec(trainer, net, build)
     return None
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    """Raise ``InvalidValueError`` for a name alone: the trainer's own message is in terms of Python."""
-    if isinstance(optimizer, str):
-        raise InvalidValueError(
-            f'"{optimizer}" is a string; give a table, for example {{ optimizer = "adam", lr = 0.001 }}'
-        )
 
 
 def _make_network(table: Mapping[str, Any], seed: Any, errors: ErrorCollector) -> Any:

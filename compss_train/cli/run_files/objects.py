@@ -18,6 +18,13 @@ PREFIX = "import:"
 CALL, PARTIAL, ARGUMENTS = "import", "partial", "arguments"
 
 
+STORED_MODULES = {
+    "compss_train.example": "compss_train.cli.run_files.example",
+    "compss_train.runs.example": "compss_train.cli.run_files.example",
+}
+"""Where modules of this package are that run files name; the files outlive the package's layout."""
+
+
 def resolve(value: Any) -> Any:
     """Return a value of a run file with all import paths and tables in it replaced by their objects.
 
@@ -50,7 +57,7 @@ def load_object(name: object) -> Any:
 
 def _import_module(name: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(STORED_MODULES.get(name, name))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise InvalidValueError(f"importing {name} failed: {error}") from error

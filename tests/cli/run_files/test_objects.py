@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from compss_train.cli.run_files.errors import InvalidValueError
-from compss_train.cli.run_files.objects import resolve
+from compss_train.cli.run_files.example import spirals
+from compss_train.cli.run_files.objects import load_object, resolve
 
 
 def test_strings_name_objects_and_tables_call_them():
@@ -68,3 +69,8 @@ def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
         with pytest.raises(InvalidValueError, match=message):
             resolve(f"import:objects_that_{name}:x")
         assert f"objects_that_{name}" not in sys.modules
+
+
+@pytest.mark.parametrize("module", ["compss_train.example", "compss_train.runs.example"])
+def test_the_example_has_a_name_that_does_not_follow_the_layout(module):
+    assert load_object(f"{module}:spirals") is spirals
