@@ -134,9 +134,17 @@ def test_files_are_told_by_their_number(tmp_path):
     assert "60 samples" in strict(trainer.configuration)["fit"]["data"]["dataset"]
 
 
-def test_tokens_are_told_to_nobody():
+def test_tokens_are_in_no_description():
     options = OnlineOptions(
-        None, [], BufferSpec("FIFO", 9), 3, 0, 5, senders=1, address="tcp://127.0.0.1:5555", token="ours alone"
+        simulate=None,
+        inputs=[],
+        buffer=BufferSpec("FIFO", 9),
+        batch_size=3,
+        num_simulators=0,
+        merge_every_batches=5,
+        senders=1,
+        address="tcp://127.0.0.1:5555",
+        token="ours alone",
     )
     assert "ours alone" not in json.dumps(described(options)) + repr(options)
     assert described(options)["senders"] == 1
