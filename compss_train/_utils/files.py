@@ -52,6 +52,9 @@ def check_writable(path: Path) -> None:
         pass
 
 
+MINIMUM_AGE = 60.0
+"""Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked yet."""
+
 LOCK_FILE = ".lock"
 
 
@@ -119,10 +122,6 @@ def _write_owner(descriptor: int) -> None:
     with suppress(OSError):  # a full disk
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-
-
-MINIMUM_AGE = 60.0
-"""Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked yet."""
 
 
 class TemporaryFolder:

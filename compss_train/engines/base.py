@@ -125,8 +125,8 @@ class Engine(ABC):
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update the value behind ``target`` to ``function(value, *args)``, in any order with other updates.
 
-        Updates of one target run one at a time, in the order in which their arguments become available. Whoever
-        reads ``target`` afterwards sees every update submitted so far. Returns a reference to the value after this
+        Updates of one target run one at a time, in the order in which their arguments become available. Later
+        reads of ``target`` see every update submitted so far. Returns a reference to the value after this
         update.
         """
 

@@ -1,1 +1,1 @@
-"""Training: the workers' tasks, merging, rounds and checkpoints. Knows no engine in particular."""
+"""Training: the workers' tasks, merging, rounds and checkpoints. Independent of the engine."""

@@ -19,6 +19,9 @@ from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import Shard, WorkerState, evaluate, predict, split_rows, train
 
+EVALUATION_BATCH = 1024
+"""Samples in a batch of an evaluation or prediction."""
+
 Rows: TypeAlias = NDArray[Any]
 """Numbers of samples, or of rows within a block."""
 
@@ -175,10 +178,6 @@ def _piece_inputs(assignment: WorkerAssignment, samples: Rows, rows: list[Rows],
         others=[],
         pieces=True,
     )
-
-
-EVALUATION_BATCH = 1024
-"""Samples in a batch of an evaluation or prediction."""
 
 
 @dataclass(kw_only=True)

@@ -41,9 +41,6 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-# Writing
-
-
 def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
     """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an existing one.
 
@@ -116,7 +113,7 @@ def _replace(new: Path, path: Path) -> None:
 
 
 def delete_checkpoint(path: Path) -> None:
-    """Remove a checkpoint; it is renamed first, so that nobody reads a part of it."""
+    """Remove a checkpoint; it is renamed first, so that no partial checkpoint is read."""
     old = _without_leftovers(temporary_path(path, "old"))
     path.rename(old)
     shutil.rmtree(old, ignore_errors=True)
@@ -167,9 +164,6 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# Reading
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

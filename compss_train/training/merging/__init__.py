@@ -1,4 +1,4 @@
-"""Merging: how the parameters of the workers become global parameters. Knows no engine in particular.
+"""Merging: how the parameters of the workers become global parameters. Independent of the engine.
 
 Synchronous merging averages the workers' parameters, weighted by the samples of each in the round, as in local SGD
 (Stich 2019) and federated averaging (McMahan et al. 2017). Commutative merging adds each worker's weighted change

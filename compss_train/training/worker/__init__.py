@@ -1,4 +1,4 @@
-"""The worker's side of training: plain functions that engines run as tasks. Knows no engine and no trainer."""
+"""The worker's side of training: plain functions that engines run as tasks. Independent of engine and trainer."""
 
 from compss_train.training.worker.batches import split_rows
 from compss_train.training.worker.inference import evaluate, predict

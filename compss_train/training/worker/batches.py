@@ -20,6 +20,8 @@ from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.training.worker.source import Columns, Shard, Source, take
 
+_BURST = 8  # batches made at a time
+
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
 EpochColumns: TypeAlias = tuple[int, Columns]
@@ -126,9 +128,6 @@ def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str)
         for batch in batches:
             if batch is not None:
                 yield epoch, tuple(part.to(device) for part in batch)
-
-
-_BURST = 8  # batches made at a time
 
 
 def buffered_batches(shard: Shard, spec: BufferSpec, source: Source, device: str) -> Iterator[tuple[int, Columns]]:

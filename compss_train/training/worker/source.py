@@ -26,6 +26,13 @@ INFERENCE_FILES = 2
 """The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
 
 
+Columns: TypeAlias = tuple[torch.Tensor, ...]
+"""Rows of x, then of y and of weights if the data have them."""
+
+_FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
+_MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Shard:
     """Everything that a training task needs to know about its samples, besides the samples themselves."""
@@ -64,13 +71,6 @@ def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:
         num_epochs=1, batch_size=batch_size, shuffle=None, shuffle_block_data=False, file_buffer=INFERENCE_FILES
     )
     return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts)
-
-
-Columns: TypeAlias = tuple[torch.Tensor, ...]
-"""Rows of x, then of y and of weights if the data have them."""
-
-_FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
-_MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
 
 
 def take(block: Block, rows: NDArray[Any]) -> Block:
