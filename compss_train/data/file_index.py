@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from compss_train._utils.files import write_atomic
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import Reader
 from compss_train.data.reading import bad_file_errors
@@ -92,13 +92,7 @@ class FileIndex:
     def _save(self) -> None:
         if self._path is None or not self._changed:
             return
-        written = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
-        try:
-            written.write_text(json.dumps({"version": _VERSION, "files": self._entries}))
-            written.replace(self._path)  # atomic, also if another process writes it
-        except BaseException:
-            written.unlink(missing_ok=True)
-            raise
+        write_atomic(self._path, json.dumps({"version": _VERSION, "files": self._entries}))
 
 
 def _reader_id(reader: Reader, keys: Collection[str] | None) -> str:
