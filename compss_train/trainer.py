@@ -101,8 +101,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             weighted change on arrival, so that no worker waits; ``"parameter_server"`` does so layer by layer on a
             server that the workers connect to (needs the extra ``server``).
         merge_every, merge_unit:
-            Number of ``"epochs"``, or of ``"blocks"`` a worker inside an epoch, between two merges; 0 merges once,
-            at the end.
+            Number of ``"epochs"``, or of ``"blocks"`` or ``"batches"`` a worker in an epoch, between two merges;
+            0 merges once, at the end (not with batches). The last round of an epoch may be shorter. Merges by
+            batches do not change the batches of a worker.
         shuffle:
             In each epoch distribute whole ``"blocks"`` to the workers in a new order, or permute all samples
             (``"total"``, not for files), or distribute equal shares of blocks in a new order and mix their samples

@@ -3,22 +3,30 @@
 A *block pass* is one pass over the samples of one block. Block passes are assigned to workers round-robin within an
 epoch. In a partial shuffle each worker gets an equal run of consecutive rows instead, with parts of blocks at its
 ends. A *round* is the training between two merges: n epochs, n blocks a worker within an epoch (in a partial
-shuffle: as many samples as n blocks have on average), or the whole fit.
+shuffle: as many samples as n blocks have on average), n batches a worker, or the whole fit. Rounds of batches
+do not change the batches: they are those that the worker would have in a round of whole epochs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from itertools import chain, pairwise
-from typing import Any, Literal, TypeAlias
+from fractions import Fraction
+from itertools import chain, count, pairwise, zip_longest
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.data.order import block_order, sample_order
+from compss_train.data.order import Batching, block_order, sample_order
 from compss_train.data.row_ranges import partition_files
 
 Shuffle = Literal["blocks", "total", "partial"] | None
-MergeUnit = Literal["epochs", "blocks"]
+MergeUnit = Literal["epochs", "blocks", "batches"]
+
+WHOLE_BLOCKS = Batching(number=1)
+"""Every block is one batch."""
+
+MergeEvery: TypeAlias = int | Callable[[int], int]
+"""The number of units between two merges, or a function of the epoch, counted from 0, that returns it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +42,25 @@ class BlockPass:
     """Numbers of the samples among the samples of all blocks; ``None`` for the block's own rows."""
     first: int = 0
     """First row of the block in this pass."""
+    skip: int = 0
+    """Number of samples that the whole pass trains before this part of it."""
+    rest: int = 0
+    """Number of samples that the whole pass trains after this part of it."""
+
+    @property
+    def whole(self) -> int:
+        """Number of samples in the whole pass of which this is a part."""
+        return self.skip + self.size + self.rest
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return the part with samples ``start`` to ``stop`` of this pass, in the order of training."""
+        return replace(
+            self,
+            size=stop - start,
+            samples=None if self.samples is None else self.samples[start:stop],
+            skip=self.skip + start,
+            rest=self.rest + self.size - stop,
+        )
 
 
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
@@ -52,6 +79,10 @@ class Position:
     """Number of workers for which the current epoch was partitioned; 0 at the start of an epoch."""
 
 
+Span: TypeAlias = tuple[Fraction, Fraction]
+"""The parts of an epoch, from 0 to 1, between which something is trained."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
     """What every worker trains between two merges."""
@@ -63,15 +94,17 @@ class Round:
     """One for each worker; empty for a worker without samples."""
     end_position: Position
     """Where the next round begins."""
+    spans: tuple[Span, ...] = ()
+    """The part of the epoch that each worker trains, by its own batches; empty for a round of whole epochs."""
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Samples of each worker."""
         return tuple(sum(block_pass.size for block_pass in assignment) for assignment in self.assignments)
 
-
-_RoundContent: TypeAlias = tuple[int, tuple[WorkerAssignment, ...], Position]
-"""The last epoch of a round, counted from 0, the workers' assignments, and the position after the round."""
+    def span(self, worker: int) -> Span:
+        """Return the part of the last epoch that a worker trains."""
+        return self.spans[worker] if self.spans else (Fraction(0), Fraction(1))
 
 
 @dataclass(frozen=True)
@@ -87,7 +120,8 @@ class RoundPlan:
     seed: int
     _: KW_ONLY
     shuffle: Shuffle = "blocks"
-    merge_every: int = 1
+    batching: Batching = WHOLE_BLOCKS
+    merge_every: MergeEvery = 1
     merge_unit: MergeUnit = "epochs"
     first_epoch: int = 0
     first_round: int = 0
@@ -95,10 +129,9 @@ class RoundPlan:
 
     def rounds(self) -> Iterator[Round]:
         """Iterate over the rounds; the order of an epoch is computed when the epoch is reached."""
-        splits_epochs = self.merge_unit == "blocks" and self.merge_every
-        contents = self._rounds_within_epochs() if splits_epochs else self._rounds_of_epochs()
-        for number, (epoch, assignments, end_position) in enumerate(contents, self.first_round):
-            yield Round(number, epoch + 1, assignments, end_position)
+        splits_epochs = self.merge_unit != "epochs" and self.merge_every
+        numbers = count(self.first_round)
+        return self._rounds_within_epochs(numbers) if splits_epochs else self._rounds_of_epochs(numbers)
 
     @property
     def samples(self) -> int:
@@ -116,44 +149,80 @@ class RoundPlan:
     def _epochs(self) -> range:
         return range(self._start.epoch, self.first_epoch + self.num_epochs)
 
-    def _rounds_of_epochs(self) -> Iterator[_RoundContent]:
-        """Iterate over rounds that each consist of whole epochs."""
-        for epochs in _consecutive_ranges(self._epochs, self.merge_every or self.num_epochs):
-            assignments = _join_assignments([self._epoch_assignments(epoch) for epoch in epochs])
-            yield epochs[-1], assignments, Position(epochs.stop)
+    def _every(self, epoch: int) -> int:
+        return self.merge_every(epoch) if callable(self.merge_every) else self.merge_every
 
-    def _rounds_within_epochs(self) -> Iterator[_RoundContent]:
+    def _rounds_of_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
+        """Iterate over rounds that each consist of whole epochs."""
+        for epochs in epochs_of_rounds(self._epochs, self.merge_every):
+            assignments = _join_assignments([self._epoch_assignments(epoch, self.num_workers) for epoch in epochs])
+            yield Round(next(numbers), epochs.stop, assignments, Position(epochs.stop))
+
+    def _rounds_within_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
         """Iterate over rounds that each are a part of one epoch."""
         for epoch in self._epochs:
             start = self._start if epoch == self._start.epoch else Position(epoch)
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
-            size = self.num_workers * (1 if self.shuffle == "partial" else self.merge_every)
+            batches = [len(batch_sizes(unit, self.batching)) for unit in units]
+            size = self.num_workers * (1 if self.shuffle == "partial" else self._every(epoch))
             for first in range(start.units, len(units), size):
-                is_last = first + size >= len(units)
-                end_position = Position(epoch + 1) if is_last else Position(epoch, first + size, cut_for)
-                yield epoch, self._assign(units[first : first + size]), end_position
+                stop = first + size
+                end_position = Position(epoch, stop, cut_for) if stop < len(units) else Position(epoch + 1)
+                spans = tuple(self._spans(batches, first, stop))
+                assignments = self._assign(units[first:stop], self.num_workers)
+                yield Round(next(numbers), epoch + 1, assignments, end_position, spans)
+
+    def _spans(self, batches: list[int], first: int, stop: int) -> Iterator[Span]:
+        """Iterate over the workers' spans of a round; ``batches`` are those of each unit of the epoch.
+
+        Units before the round count for the worker that would have had them with this number of workers.
+        """
+        for worker in range(self.num_workers):
+            own = slice((first + worker) % self.num_workers, None, self.num_workers)
+            before, after = (sum(batches[own.start : end : own.step]) for end in (first, stop))
+            total = sum(batches[own]) or 1
+            yield Fraction(before, total), Fraction(after, total)
 
     def _units(self, epoch: int, workers: int) -> list[WorkerAssignment]:
         """Return the units of an epoch's rounds, in the order in which they are assigned to workers round-robin.
 
-        A unit is a block pass, or in a partial shuffle an equal part of the epoch, one for each worker and round.
+        A unit is a block pass; or a batch, and nothing for the workers that have fewer of them; or in a partial
+        shuffle an equal part of the epoch, one for each worker and round.
         """
-        if self.shuffle != "partial":
-            return [(block_pass,) for block_pass in self._block_passes(epoch)]
-        rounds = -(-len(self.sizes) // (workers * self.merge_every))
-        parts = self._equal_parts(epoch, rounds * workers)
-        return [part for number in range(rounds) for part in parts[number::rounds]]
-
-    def _assign(self, units: list[WorkerAssignment]) -> tuple[WorkerAssignment, ...]:
-        """Assign units to workers round-robin."""
-        assigned = (units[worker :: self.num_workers] for worker in range(self.num_workers))
-        return tuple(tuple(chain.from_iterable(of_worker)) for of_worker in assigned)
-
-    def _epoch_assignments(self, epoch: int) -> list[WorkerAssignment]:
         if self.shuffle == "partial":
-            return self._equal_parts(epoch, self.num_workers)
-        return list(self._assign([(block_pass,) for block_pass in self._block_passes(epoch)]))
+            rounds = self._rounds_of_parts(epoch, workers)
+            parts = self._equal_parts(epoch, rounds * workers)
+            return [part for number in range(rounds) for part in parts[number::rounds]]
+        if self.merge_unit == "batches":
+            batches = map(self._batches, self._epoch_assignments(epoch, workers))
+            return list(chain.from_iterable(zip_longest(*batches, fillvalue=())))
+        return [(block_pass,) for block_pass in self._block_passes(epoch)]
+
+    def _rounds_of_parts(self, epoch: int, workers: int) -> int:
+        """Return the number of rounds of an epoch with a partial shuffle."""
+        every = self._every(epoch)
+        if self.merge_unit == "blocks":
+            return -(-len(self.sizes) // (workers * every))
+        batches = [len(batch_sizes(part, self.batching)) for part in self._equal_parts(epoch, workers)]
+        return -(-max(batches) // every)
+
+    def _batches(self, assignment: WorkerAssignment) -> list[WorkerAssignment]:
+        """Return the batches of a worker's epoch."""
+        return [
+            (block_pass.part(start, stop),)
+            for block_pass in assignment
+            for start, stop in self.batching.bounds(block_pass.size)
+        ]
+
+    def _assign(self, units: list[WorkerAssignment], workers: int) -> tuple[WorkerAssignment, ...]:
+        """Assign units to workers round-robin."""
+        return tuple(_join_parts(chain.from_iterable(units[worker::workers])) for worker in range(workers))
+
+    def _epoch_assignments(self, epoch: int, workers: int) -> list[WorkerAssignment]:
+        if self.shuffle == "partial":
+            return self._equal_parts(epoch, workers)
+        return list(self._assign([(block_pass,) for block_pass in self._block_passes(epoch)], workers))
 
     def _equal_parts(self, epoch: int, number: int) -> list[WorkerAssignment]:
         """Return equal parts of the epoch's samples, each in the order of its files."""
@@ -176,14 +245,59 @@ class RoundPlan:
         ]
 
 
-def _consecutive_ranges(numbers: range, size: int) -> Iterator[range]:
-    for start in range(numbers.start, numbers.stop, size):
-        yield range(start, min(start + size, numbers.stop))
+def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
+    """Iterate over the epochs of each round that consists of whole epochs; 0 stands for one round."""
+    start = epochs.start
+    while start < epochs.stop:
+        every = merge_every(start) if callable(merge_every) else merge_every
+        stop = min(start + every, epochs.stop) if every else epochs.stop
+        yield range(start, stop)
+        start = stop
+
+
+def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
+    """Return the sizes of the batches that hold every sample of these passes once.
+
+    Sizes differ by one at most. If the number of batches a block is fixed, there are as many as block by block.
+    """
+    samples = sum(block_pass.size for block_pass in block_passes)
+    if not samples:
+        return []
+    together = (
+        batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
+    )
+    return [stop - start for start, stop in together.bounds(samples)]
 
 
 def _join_assignments(epochs: list[list[WorkerAssignment]]) -> tuple[WorkerAssignment, ...]:
     """Return each worker's assignments of several epochs as one."""
     return tuple(tuple(chain.from_iterable(of_worker)) for of_worker in zip(*epochs, strict=True))
+
+
+def _join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
+    """Return the passes with consecutive parts of the same pass as one part."""
+    runs: list[list[BlockPass]] = []
+    for part in parts:
+        if runs and _continues(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return tuple(run[0] if len(run) == 1 else _join_run(run) for run in runs)
+
+
+def _continues(part: BlockPass, other: BlockPass) -> bool:
+    same_pass = (part.block, part.epoch) == (other.block, other.epoch)
+    return same_pass and part.skip + part.size == other.skip
+
+
+def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
+    samples = [part.samples for part in parts if part.samples is not None]
+    return replace(
+        parts[0],
+        size=sum(part.size for part in parts),
+        samples=np.concatenate(samples) if samples else None,
+        rest=parts[-1].rest,
+    )
 
 
 def unique_samples(assignment: WorkerAssignment) -> NDArray[Any]:

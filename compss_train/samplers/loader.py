@@ -51,8 +51,6 @@ class FileLoader:
         self._released = 0  # files that the consumer has released; counted before the next one is read
         self.reads = FileReads()
         self.skipped: dict[str, str] = {}
-        self.left_out = 0
-        """Number of samples in skipped files."""
 
     @contextmanager
     def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[Arrays | None]]:
@@ -94,7 +92,6 @@ class FileLoader:
             if not self._part.skip:
                 raise
             self.skipped[error.file] = error.reason
-            self.left_out += len(row_range)
             return None
         if self._layout is None:
             self._layout, self._reference = layout_of(arrays), self._part.files[row_range.file]

@@ -49,6 +49,11 @@ class FitOptions:
                 check_count(name, getattr(self, name))
         check_choice("merge", self.merge, get_args(MergeName))
         check_choice("merge_unit", self.merge_unit, get_args(MergeUnit))
+        if self.merge_unit == "batches" and self.merge_every == 0:
+            raise ValueError(
+                "merge_every=0 merges once, at the end, but merge_unit='batches' merges inside every epoch: give a "
+                "number of batches of at least 1, or take merge_unit='epochs'"
+            )
         check_choice("shuffle", self.shuffle, ("blocks", "total", "partial", None))
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         check_choice("rule", self.rule, get_args(Rule))
@@ -147,6 +152,7 @@ class FitOptions:
             num_epochs=self.num_epochs,
             seed=seed,
             shuffle=self.shuffle,
+            batching=self.batching,
             merge_every=self.merge_every,
             merge_unit=self.merge_unit,
             first_epoch=first_epoch,

@@ -9,8 +9,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from compss_train.data.order import Batching
 from compss_train.data.partitioning import Position, RoundPlan, renumber_samples, split_by_block, unique_samples
 
+HOW = st.one_of(
+    st.fixed_dictionaries({"merge_unit": st.sampled_from(["epochs", "blocks"]), "merge_every": st.integers(0, 6)}),
+    st.fixed_dictionaries(
+        {
+            "merge_unit": st.just("batches"),
+            "merge_every": st.integers(1, 6),
+            "batching": st.builds(Batching, size=st.integers(1, 8)) | st.builds(Batching, number=st.integers(1, 3)),
+        }
+    ),
+)
+"""When workers merge."""
 SIZE_LISTS = st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple)
 
 
@@ -18,21 +30,20 @@ def samples_of(block_pass, sizes) -> list[int]:
     """Return the numbers of the samples in a block pass."""
     if block_pass.samples is not None:
         return block_pass.samples.tolist()
-    start = sum(sizes[: block_pass.block])
-    return list(range(start, start + sizes[block_pass.block]))
+    start = sum(sizes[: block_pass.block]) + block_pass.first + block_pass.skip
+    return list(range(start, start + block_pass.size))
 
 
 @given(
     sizes=SIZE_LISTS,
     workers=st.integers(1, 15),
     epochs=st.integers(1, 5),
-    every=st.integers(0, 6),
-    unit=st.sampled_from(["epochs", "blocks"]),
+    how=HOW,
     shuffle=st.sampled_from(["blocks", "total", None]),
     seed=st.integers(0, 1000),
 )
-def test_every_sample_is_assigned_once_an_epoch(sizes, workers, epochs, every, unit, shuffle, seed):
-    plan = RoundPlan(sizes, workers, epochs, seed, shuffle=shuffle, merge_every=every, merge_unit=unit)
+def test_every_sample_is_assigned_once_an_epoch(sizes, workers, epochs, how, shuffle, seed):
+    plan = RoundPlan(sizes, workers, epochs, seed, shuffle=shuffle, **how)
     seen: Counter[tuple[int, int]] = Counter()
     for round_ in plan.rounds():
         assert len(round_.assignments) == workers
@@ -92,14 +103,13 @@ def test_a_fit_continues_counting_where_the_last_one_ended():
 
 
 plans = st.builds(
-    RoundPlan,
+    lambda how, **others: RoundPlan(**how, **others),
+    how=HOW,
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple),
     num_workers=st.integers(1, 9),
     num_epochs=st.integers(1, 4),
     seed=st.integers(0, 1000),
     shuffle=st.sampled_from(["blocks", "total", "partial", None]),
-    merge_every=st.integers(0, 4),
-    merge_unit=st.sampled_from(["epochs", "blocks"]),
     first_epoch=st.sampled_from([0, 0, 3]),
     first_round=st.sampled_from([0, 0, 5]),
 )
@@ -107,12 +117,13 @@ plans = st.builds(
 
 def fields_of(block_pass):
     samples = None if block_pass.samples is None else block_pass.samples.tolist()
-    return block_pass.block, block_pass.epoch, block_pass.size, block_pass.first, samples
+    part = block_pass.first, block_pass.skip, block_pass.rest
+    return block_pass.block, block_pass.epoch, block_pass.size, part, samples
 
 
 def plain(round_):
     assignments = [[fields_of(block_pass) for block_pass in assignment] for assignment in round_.assignments]
-    return round_.number, round_.epoch, round_.end_position, assignments
+    return round_.number, round_.epoch, round_.end_position, round_.spans, assignments
 
 
 def trained(round_, sizes) -> Counter[tuple[int, int]]:
@@ -120,7 +131,7 @@ def trained(round_, sizes) -> Counter[tuple[int, int]]:
     starts = np.cumsum([0, *sizes])
     seen: Counter[tuple[int, int]] = Counter()
     for block_pass in (block_pass for assignment in round_.assignments for block_pass in assignment):
-        first = starts[block_pass.block] + block_pass.first
+        first = starts[block_pass.block] + block_pass.first + block_pass.skip
         samples = range(first, first + block_pass.size) if block_pass.samples is None else block_pass.samples
         seen.update((block_pass.epoch, int(sample)) for sample in samples)
     return seen
@@ -194,6 +205,19 @@ def test_rounds_inside_an_epoch_are_cut_as_when_it_was_begun(shuffle):
     assert [round_.counts for round_ in rest] == [(4, 4)] * 3
     assert [round_.counts for round_ in other] == [(4, 4, 4)] * 2
     assert [round_.end_position for round_ in other] == [Position(0, 5, 2), Position(1)]
+
+
+@given(plans.filter(lambda plan: plan.merge_unit != "epochs" and plan.merge_every))
+def test_the_spans_of_a_worker_follow_each_other_from_the_start_of_an_epoch_to_its_end(plan):
+    spans = [[] for _ in range(plan.num_workers)]
+    for round_ in plan.rounds():
+        for worker, span in enumerate(round_.spans):
+            if round_.counts[worker]:
+                spans[worker].append(span)
+    for bounds in map(np.ravel, spans):
+        assert all(before < after for before, after in bounds.reshape(-1, 2))
+        assert all((end, begin) == (1, 0) or end == begin for end, begin in bounds[1:-1].reshape(-1, 2))
+        assert len(bounds) == 0 or (bounds[0], bounds[-1]) == (0, 1)
 
 
 BLOCK_SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)

@@ -18,6 +18,7 @@ from tests.helpers.small_fits import X, Y, assert_alike, contents, fit, numbers_
 from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
+BATCHES = {"merge_unit": "batches", "merge_every": 3, "num_epochs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,9 @@ VARIANTS = {
     "FIFO": ({}, {"buffer": BufferSpec("FIFO", 16), **BLOCKS}),
     "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
     "pools": ({}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2, **BLOCKS}),
+    "merges by batches": ({"workers": 2}, BATCHES),
+    "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
+    "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": "partial", "shuffle_buffer": 11}),
     "validation": ({}, {"validation_data": (X[:20], Y[:20]), **BLOCKS}),
     "no metric": ({"metric": None}, {}),
     "any seed": ({"seed": None}, {}),
@@ -91,7 +95,9 @@ def test_whatever_is_trained_and_how(tmp_path, name):
     every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}, BLOCKS], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}, BLOCKS, BATCHES], ids=str
+)
 def test_files(tmp_path, files, options):
     every_round_resumed(tmp_path, trainer_of, data=(files,), **options)
 

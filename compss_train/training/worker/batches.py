@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from compss_train.buffers import Buffer, BufferDrainedError, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.block import Block
-from compss_train.data.order import Batching, buffer_seed, partial_shuffle_generator, row_order
-from compss_train.data.partitioning import BlockPass, WorkerAssignment
+from compss_train.data.order import Batching, buffer_seed, partial_shuffle_generator
+from compss_train.data.partitioning import BlockPass, WorkerAssignment, batch_sizes
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.training.worker.source import Columns, Shard, Source, take
+from compss_train.training.worker.source import Columns, Shard, Source, take, training_order
 
 _BURST = 8  # batches made at a time
 
@@ -79,22 +78,34 @@ def _block_by_block(shard: Shard, source: Source, device: str) -> Iterator[Epoch
         for block_pass in shard.assignment:
             rows = next(columns_of_passes)
             if rows is not None:
-                rows = tuple(part.to(device) for part in rows)
-                yield from ((block_pass.epoch, batch) for batch in _cut(block_pass, shard, rows))
+                uses_all = block_pass.size == block_pass.whole
+                for batch in _cut(block_pass, shard, _moved(rows, device if uses_all else "cpu")):
+                    yield block_pass.epoch, _moved(batch, device)
             del rows  # before the next one is read
 
 
+def _moved(columns: Columns, device: str) -> Columns:
+    return tuple(part.to(device) for part in columns)
+
+
 def _cut(block_pass: BlockPass, shard: Shard, rows: Columns) -> Iterator[Columns]:
-    bounds = shard.options.batching.bounds(block_pass.size)
-    if shard.shuffle_seed is None or block_pass.samples is not None:
+    bounds = batch_bounds(block_pass, shard.options.batching)
+    numbers = training_order(block_pass, shard.shuffle_seed)
+    if numbers is None:
         for start, stop in bounds:
             yield tuple(own_rows(part, start, stop) for part in rows)
         return
-    order = torch.from_numpy(row_order(shard.shuffle_seed, block_pass.epoch, block_pass.block, block_pass.size)).to(
-        rows[0].device
-    )
+    order = torch.from_numpy(numbers).to(rows[0].device)
     for start, stop in bounds:
         yield tuple(part.index_select(0, order[start:stop]) for part in rows)
+
+
+def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
+    """Return (start, stop) of each batch of a pass, or of a part that consists of whole batches."""
+    bounds = [
+        (start - block_pass.skip, stop - block_pass.skip) for start, stop in batching.bounds(block_pass.whole)
+    ]
+    return [(start, stop) for start, stop in bounds if 0 <= start < block_pass.size]
 
 
 def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -152,18 +163,6 @@ def _epoch_batches(
             yield from in_bursts(draw_in_step(buffer, chunks, sizes, spec.needed))
         else:
             yield from batches_through(buffer, chunks, max(sizes))
-
-
-def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
-    """Return the sizes of the batches that hold every sample of these passes once.
-
-    Sizes differ by one at most. If the number of batches a block is fixed, there are as many as block by block.
-    """
-    samples = sum(block_pass.size for block_pass in block_passes)
-    together = (
-        batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
-    )
-    return [stop - start for start, stop in together.bounds(samples)]
 
 
 def draw_in_step(

@@ -102,6 +102,22 @@ def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]
     return raw.view(first.dtype).view(len(samples), *first.shape[1:])
 
 
+def stored_rows(block_pass: BlockPass, shuffle_seed: int | None) -> slice:
+    """Return the rows of the block that a pass needs; a part of a shuffled pass needs those of the whole pass."""
+    first = block_pass.first
+    if shuffle_seed is not None:
+        return slice(first, first + block_pass.whole)
+    return slice(first + block_pass.skip, first + block_pass.skip + block_pass.size)
+
+
+def training_order(block_pass: BlockPass, shuffle_seed: int | None) -> NDArray[Any] | None:
+    """Return the numbers of a pass's samples among its stored rows, in training order; ``None`` to keep that."""
+    if shuffle_seed is None or block_pass.samples is not None:
+        return None
+    order = row_order(shuffle_seed, block_pass.epoch, block_pass.block, block_pass.whole)
+    return order[block_pass.skip : block_pass.skip + block_pass.size]
+
+
 class BlockPassRows:
     """The samples of one pass over a block, all columns, copied some at a time in training order."""
 
@@ -110,9 +126,8 @@ class BlockPassRows:
         self._starts = shard.starts
         self._sources = sources
         self._index = shard.blocks.index(block_pass.block) if block_pass.samples is None else 0
-        self._order = None
-        if block_pass.samples is None and shard.shuffle_seed is not None:
-            self._order = row_order(shard.shuffle_seed, block_pass.epoch, block_pass.block, block_pass.size)
+        self._order = training_order(block_pass, shard.shuffle_seed)
+        self._stored = stored_rows(block_pass, shard.shuffle_seed)
 
     @property
     def bytes_per_sample(self) -> int:
@@ -126,7 +141,7 @@ class BlockPassRows:
     def _from(self, blocks: Sequence[Block], start: int, stop: int) -> torch.Tensor:
         if self._samples is not None:
             return gather(self._samples[start:stop], self._starts, blocks)
-        block = blocks[self._index]
+        block = blocks[self._index][self._stored]
         if self._order is None:
             return as_tensor(block[start:stop]).clone()
         return as_tensor(take(block, self._order[start:stop]))
@@ -137,7 +152,7 @@ class Source(ABC):
 
     @abstractmethod
     def rows(self, block_passes: Sequence[BlockPass]) -> AbstractContextManager[Iterator[Columns | None]]:
-        """Return a context with an iterator over the rows of each pass, in the order in which they are stored.
+        """Return a context with an iterator over the ``stored_rows`` of each pass, or the samples that it names.
 
         A file that cannot be read and is skipped gives ``None``.
         """
@@ -180,7 +195,7 @@ class BlockSource(Source):
         if block_pass.samples is not None:
             return gather(block_pass.samples, self._shard.starts, blocks)
         block = blocks[self._shard.blocks.index(block_pass.block)]
-        return as_tensor(block[block_pass.first : block_pass.first + block_pass.size])
+        return as_tensor(block[stored_rows(block_pass, self._shard.shuffle_seed)])
 
     @contextmanager
     def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
@@ -217,19 +232,25 @@ class FileSource(Source):
         self._loader = FileLoader(part, file_buffer)
         self._keys = part.keys or ()
         self._shuffle_seed = shuffle_seed
+        self._left_out = 0
+        """Number of samples in skipped files."""
 
     @contextmanager
     def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns | None]]:
         """Provide the rows, ``None`` for a file that is skipped."""
+        stored = [stored_rows(block_pass, self._shuffle_seed) for block_pass in block_passes]
         row_ranges = [
-            RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.size)
-            for block_pass in block_passes
+            RowRange(block_pass.block, rows.start, rows.stop)
+            for block_pass, rows in zip(block_passes, stored, strict=True)
         ]
         with self._loader.open(row_ranges) as arrays:
-            yield map(self._columns, arrays)  # holds no reference while the next file is read
+            yield map(self._columns, block_passes, arrays)  # holds no reference while the next file is read
 
-    def _columns(self, arrays: Arrays | None) -> Columns | None:
-        return None if arrays is None else tuple(as_tensor(arrays[key]) for key in self._keys)
+    def _columns(self, block_pass: BlockPass, arrays: Arrays | None) -> Columns | None:
+        if arrays is None:
+            self._left_out += block_pass.size
+            return None
+        return tuple(as_tensor(arrays[key]) for key in self._keys)
 
     @contextmanager
     def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
@@ -238,12 +259,12 @@ class FileSource(Source):
             yield filter(None, map(self._in_order, block_passes, read))
 
     def _in_order(self, block_pass: BlockPass, rows: Columns | None) -> Columns | None:
-        if self._shuffle_seed is None or rows is None:
+        order = training_order(block_pass, self._shuffle_seed)
+        if order is None or rows is None:
             return rows
-        order = torch.from_numpy(row_order(self._shuffle_seed, block_pass.epoch, block_pass.block, block_pass.size))
-        return tuple(part.index_select(0, order) for part in rows)
+        return tuple(part.index_select(0, torch.from_numpy(order)) for part in rows)
 
     def measured(self) -> dict[str, Any]:
         """Return the counts of reads, and the files and samples that were skipped."""
-        skipped = {"skipped": self._loader.skipped, "left_out": self._loader.left_out}
+        skipped = {"skipped": self._loader.skipped, "left_out": self._left_out}
         return {"files": self._loader.reads.as_dict(), **skipped}
