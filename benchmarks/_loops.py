@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import multiprocessing
-import os
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.synchronize import Barrier
-from pathlib import Path
 from statistics import fmean
 
 import torch
-from _common import accuracy, load_images, network, threads_of_children
-from torch import distributed, nn
+from _common import accuracy, load_images, network
+from _ranks import gloo_group, meet, run_ranks
+from torch import nn
 
 BATCH = 100
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 WARM_UP_BATCHES = 50
-START_LIMIT = 300  # seconds until all processes of a peer must be ready, or something is wrong
 
 
 @dataclass(frozen=True)
@@ -64,25 +59,14 @@ class _Rank:
     folder: str
 
 
-_barrier: Barrier | None = None
-
-
 def run_peer(peer: Client, task: Task) -> Outcome:
     """Run the peer's processes; the time is from their common start to the last one's end."""
-    context = multiprocessing.get_context("spawn")
-    start = context.Barrier(peer.ranks)
-    with tempfile.TemporaryDirectory() as folder, threads_of_children(peer.threads):
+    with tempfile.TemporaryDirectory() as folder:
         ranks = [_Rank(number, peer, task, folder) for number in range(peer.ranks)]
-        with ProcessPoolExecutor(peer.ranks, context, initializer=_set_barrier, initargs=(start,)) as executor:
-            results = list(executor.map(_run_rank, ranks))
+        results = run_ranks(_run_rank, ranks, peer.threads)
     began, ended, accuracies = zip(*results, strict=True)
     seconds = max(ended) - min(began)
     return Outcome(seconds, task.samples * task.epochs / seconds, fmean(accuracies))
-
-
-def _set_barrier(barrier: Barrier) -> None:
-    global _barrier
-    _barrier = barrier
 
 
 def _run_rank(rank: _Rank) -> tuple[float, float, float]:
@@ -107,8 +91,7 @@ def _timed(rank: _Rank, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tup
     _train(_wrapped(rank, copy.deepcopy(net)), x[:warm_up], y[:warm_up], 1, rank.peer)
     trained = _wrapped(rank, net)
     torch.manual_seed(rank.task.seed * 1000 + rank.number)
-    if _barrier is not None:
-        _barrier.wait(START_LIMIT)
+    meet()
     began = time.perf_counter()
     _train(trained, x, y, rank.task.epochs, rank.peer)
     return began, time.perf_counter()
@@ -135,19 +118,11 @@ def _autocast(peer: Client) -> contextlib.AbstractContextManager[object]:
     return torch.autocast("cpu", torch.bfloat16) if peer.fast else contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def _group(rank: _Rank):  # noqa: ANN202 - a generator of nothing
+def _group(rank: _Rank) -> contextlib.AbstractContextManager[None]:
     """Join the peer's process group where it has one."""
     if not rank.peer.data_parallel:
-        yield
-        return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # host names need not resolve in a container
-    meeting = f"file://{Path(rank.folder, 'store')}"
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank.number, world_size=rank.peer.ranks)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
+        return contextlib.nullcontext()
+    return gloo_group(rank.folder, rank.number, rank.peer.ranks)
 
 
 def _wrapped(rank: _Rank, net: nn.Module) -> nn.Module:
