@@ -14,7 +14,7 @@ from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
-from compss_train.data.partitioning import MergeUnit, Shuffle
+from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
@@ -64,7 +64,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         num_batches_per_worker: int | None = None,
         batch_size: int | None = None,
         merge: MergeName = "synchronous",
-        merge_every: int = 1,
+        merge_every: MergeEvery = 1,
         merge_unit: MergeUnit = "epochs",
         shuffle: Shuffle = "blocks",
         shuffle_block_data: bool = True,
@@ -103,7 +103,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         merge_every, merge_unit:
             Number of ``"epochs"``, or of ``"blocks"`` or ``"batches"`` a worker in an epoch, between two merges;
             0 merges once, at the end (not with batches). The last round of an epoch may be shorter. Merges by
-            batches do not change the batches of a worker.
+            batches do not change the batches of a worker. ``merge_every`` may be a function of the epoch, counted
+            from 0 over all fits, such as ``training.PostLocal`` and ``training.Quadratic``; a round of epochs takes
+            the number of its first epoch.
         shuffle:
             In each epoch distribute whole ``"blocks"`` to the workers in a new order, or permute all samples
             (``"total"``, not for files), or distribute equal shares of blocks in a new order and mix their samples

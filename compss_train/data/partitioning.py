@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_count
 from compss_train.data.order import Batching, block_order, sample_order
 from compss_train.data.row_ranges import partition_files
 
@@ -150,7 +151,7 @@ class RoundPlan:
         return range(self._start.epoch, self.first_epoch + self.num_epochs)
 
     def _every(self, epoch: int) -> int:
-        return self.merge_every(epoch) if callable(self.merge_every) else self.merge_every
+        return units_between_merges(epoch, self.merge_every)
 
     def _rounds_of_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
         """Iterate over rounds that each consist of whole epochs."""
@@ -249,10 +250,14 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
     """Iterate over the epochs of each round that consists of whole epochs; 0 stands for one round."""
     start = epochs.start
     while start < epochs.stop:
-        every = merge_every(start) if callable(merge_every) else merge_every
-        stop = min(start + every, epochs.stop) if every else epochs.stop
+        stop = min(start + (units_between_merges(start, merge_every) or len(epochs)), epochs.stop)
         yield range(start, stop)
         start = stop
+
+
+def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
+    """Return the number of units between merges; raise ``ValueError`` if a function returns none of at least 1."""
+    return check_count(f"merge_every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
 
 
 def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:

@@ -23,7 +23,6 @@ from compss_train._utils.version import __version__
 
 if TYPE_CHECKING:
     from compss_train.training.build_arguments import BuildArguments
-    from compss_train.training.callback import Callback
 
 MOST_ITEMS = 100
 """Maximum number of items of a list or dict; of larger ones only the number is given."""
@@ -125,7 +124,7 @@ def described_build(built: BuildArguments) -> dict[str, Any]:
     }
 
 
-def described_fit(method: str, options: object, callbacks: Sequence[Callback], **data: object) -> dict[str, Any]:
+def described_fit(method: str, options: object, callbacks: Sequence[object], **data: object) -> dict[str, Any]:
     """Return the description of a fit that starts now."""
     return {
         "method": method,

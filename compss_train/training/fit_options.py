@@ -8,13 +8,17 @@ from typing import Any, Literal, get_args
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data.order import Batching
-from compss_train.data.partitioning import MergeUnit, Position, RoundPlan, Shuffle
+from compss_train.data.partitioning import MergeEvery, MergeUnit, Position, RoundPlan, Shuffle, units_between_merges
 from compss_train.parameter_server import check_installed
 from compss_train.samplers.pools import Pools, check_pools
+from compss_train.training.description import described
 
 MergeName = Literal["synchronous", "commutative", "parameter_server"]
 Rule = Literal["weighted", "halving"]
 OptimizerState = Literal["keep", "reset"]
+
+PLAIN = str | bool | int | float | None
+"""Values that JSON holds as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class FitOptions:
     num_batches_per_worker: int | None = None
     batch_size: int | None = None
     merge: MergeName = "synchronous"
-    merge_every: int = 1
+    merge_every: MergeEvery = 1
     merge_unit: MergeUnit = "epochs"
     shuffle: Shuffle = "blocks"
     shuffle_block_data: bool = True
@@ -38,7 +42,8 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         check_count("num_epochs", self.num_epochs)
-        check_count("merge_every", self.merge_every, least=0)
+        if not callable(self.merge_every):
+            check_count("merge_every", self.merge_every, least=0)
         if (self.num_batches_per_worker is None) == (self.batch_size is None):
             raise ValueError(
                 f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
@@ -95,8 +100,10 @@ class FitOptions:
 
     def described(self) -> dict[str, Any]:
         """Return the options as plain values that JSON can hold; equal options give equal values."""
-        plain = str | bool | int | float | None
-        return {name: value if isinstance(value, plain) else repr(value) for name, value in vars(self).items()}
+        return {
+            name: described(value) if callable(value) or isinstance(value, PLAIN) else repr(value)
+            for name, value in vars(self).items()
+        }
 
     @property
     def batching(self) -> Batching:
@@ -105,14 +112,24 @@ class FitOptions:
 
     @property
     def partial_shuffle(self) -> Pools | None:
-        """The pools of a partial shuffle, ``None`` without one; call ``for_blocks`` first."""
+        """The pools of a partial shuffle, ``None`` without one; call ``for_tasks`` first."""
         return Pools(self.shuffle_buffer or 1, self.pools) if self.shuffle == "partial" else None
 
-    def for_blocks(self, sizes: tuple[int, ...]) -> FitOptions:
-        """Return the options for blocks of these sizes: by default a pool is as large as the largest block."""
+    def for_tasks(self, sizes: tuple[int, ...]) -> FitOptions:
+        """Return the options for tasks on blocks of these sizes.
+
+        By default a pool is as large as the largest block. ``merge_every`` is left out if it is a function, which
+        other processes may not be able to import.
+        """
+        options = replace(self, merge_every=1) if callable(self.merge_every) else self
         if self.shuffle != "partial" or self.shuffle_buffer is not None:
-            return self
-        return replace(self, shuffle_buffer=max(sizes))
+            return options
+        return replace(options, shuffle_buffer=max(sizes))
+
+    def check_epochs(self, epochs: range) -> None:
+        """Raise ``ValueError`` unless ``merge_every`` is valid in all of these epochs."""
+        for epoch in epochs:
+            units_between_merges(epoch, self.merge_every)
 
     def check_blocks(self, sizes: tuple[int, ...], *, in_files: bool) -> None:
         """Check the options against the numbers of samples of the blocks or files.

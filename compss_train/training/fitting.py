@@ -70,6 +70,7 @@ class FittingTrainer(ResumableTrainer):
         validation = None if validation_data is None else self._validation_source(validation_data)
         options.check_blocks(data.sizes, in_files=isinstance(x, FileDataset))
         progress = self._progress(checkpoint, options, data)
+        options.check_epochs(range(progress.first_epoch, progress.first_epoch + options.num_epochs))
         params.check_finite(self._parameters if checkpoint is None else checkpoint[1].parameters)
         data.warn_of_idle_workers(self.num_workers, options.shuffle)
         return FitPlan(

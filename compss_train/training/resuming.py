@@ -184,7 +184,7 @@ class ResumableTrainer(BaseTrainer):
         compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument)
         last = snapshot.history[-1] if snapshot.history else {}
         own = bool(self.history) and self.history[-1]["ended"] == last.get("ended")
-        compatibility.check_end(path, saved, options.num_epochs, own=own)
+        compatibility.check_end(path, saved, options, own=own)
         skipped = tuple(last.get("skipped", ()))
         return replace(start, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
 

@@ -48,7 +48,7 @@ class Session:
             engine=self.engine,
             training_spec=self.training_spec,
             data=data.publish(self.engine),
-            options=options.for_blocks(data.sizes),
+            options=options.for_tasks(data.sizes),
             seed=seed,
             resources=self.resources,
             devices=self.devices,

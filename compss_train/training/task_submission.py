@@ -53,7 +53,7 @@ class WorkerGroup:
     training_spec: Ref
     data: DataHandles
     options: FitOptions
-    """Resolved by ``FitOptions.for_blocks``."""
+    """As ``FitOptions.for_tasks`` returns them."""
     seed: int
     resources: Resources
     devices: list[str]

@@ -81,6 +81,8 @@ VARIANTS = {
     "merges by batches": ({"workers": 2}, BATCHES),
     "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
     "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": "partial", "shuffle_buffer": 11}),
+    "rarer merges": ({}, {"merge_unit": "batches", "merge_every": lambda epoch: 1 + epoch, "num_epochs": 2}),
+    "merges after 1, 2 and 1 epochs": ({}, {"merge_every": lambda epoch: 1 + epoch % 2, "num_epochs": 4}),
     "validation": ({}, {"validation_data": (X[:20], Y[:20]), **BLOCKS}),
     "no metric": ({"metric": None}, {}),
     "any seed": ({"seed": None}, {}),
@@ -342,7 +344,9 @@ def test_a_second_fit_into_the_folder_of_the_first_is_told_of(tmp_path):
     assert len(trainer.history) == 3
 
 
-@pytest.mark.parametrize(("every", "told"), [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None)])
+@pytest.mark.parametrize(
+    ("every", "told"), [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None), (lambda epoch: 2, "after 1 of 2")]
+)
 def test_a_longer_fit_whose_last_round_was_cut_short_is_told_of(tmp_path, every, told):
     fit(trainer_of(), Checkpoint(tmp_path), merge_every=every, num_epochs=3)
     with warnings.catch_warnings(record=True) as caught:

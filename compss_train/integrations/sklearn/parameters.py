@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator
 from torch import nn
 
 from compss_train.callbacks import Callback
-from compss_train.data.partitioning import MergeUnit, Shuffle
+from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.engines import Engine
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import MetricSpec
@@ -95,7 +95,7 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     num_epochs: int = 20
     batch_size: int | None = 32
     merge: MergeName = "synchronous"
-    merge_every: int = 1
+    merge_every: MergeEvery = 1
     merge_unit: MergeUnit = "epochs"
     shuffle: Shuffle = "total"
     threads: int | None = None

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.validation import warn_user
+from compss_train.data.partitioning import epochs_of_rounds
 from compss_train.model.parameters import Parameters
 from compss_train.training.checkpoints.snapshot import Progress, Snapshot
+from compss_train.training.fit_options import FitOptions
 
 CHANGEABLE_OPTIONS = ("num_epochs", "file_buffer")
 """Options of ``fit`` that may change when it is resumed."""
@@ -42,9 +44,9 @@ def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes:
     return progress
 
 
-def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> None:
+def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool) -> None:
     """Warn if the fit was complete, and is the trainer's ``own`` or had a shorter last round."""
-    saved_epochs, every = progress.options["num_epochs"], progress.options["merge_every"]
+    saved_epochs, num_epochs = progress.options["num_epochs"], options.num_epochs
     if progress.reached.epoch < progress.first_epoch + saved_epochs:
         return
     if own and num_epochs <= saved_epochs:
@@ -52,11 +54,13 @@ def check_end(path: Path, progress: Progress, num_epochs: int, *, own: bool) -> 
             f"the fit resumes from {path}, the end of one with num_epochs={saved_epochs}: nothing is left to "
             "train; a new fit needs its own folder, or no resume="
         )
-    remainder = progress.options["merge_unit"] == "epochs" and (saved_epochs % every if every else saved_epochs)
-    if remainder and num_epochs > saved_epochs:
+    first, end = progress.first_epoch, progress.first_epoch + num_epochs
+    last = list(epochs_of_rounds(range(first, first + saved_epochs), options.merge_every))[-1]
+    planned = next(epochs_of_rounds(range(last.start, max(end, last.stop)), options.merge_every))
+    if options.merge_unit == "epochs" and len(planned) > len(last):
         warn_user(
             f"the fit resumes from {path}, but not bit for bit as a fit of {num_epochs} epochs: its last "
-            f"merge was after {remainder} of {every or num_epochs} epochs"
+            f"merge was after {len(last)} of {len(planned)} epochs"
         )
 
 

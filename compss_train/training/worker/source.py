@@ -38,7 +38,7 @@ class Shard:
     """Everything that a training task needs to know about its samples, besides the samples themselves."""
 
     options: FitOptions
-    """The options of the fit, resolved by ``FitOptions.for_blocks``."""
+    """The options of the fit, as ``FitOptions.for_tasks`` returns them."""
     assignment: WorkerAssignment
     """The passes over blocks that the worker makes."""
     blocks: tuple[int, ...]
