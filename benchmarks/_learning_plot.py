@@ -19,8 +19,8 @@ STYLES = {
     ("auto", 64): ("#cc79a7", "-", '64, preset "auto"'),
 }
 """Color, line and name by setting and workers; the colors differ for all readers."""
-FEWEST = 12
-"""Most percentage points that are shown below the best accuracy."""
+POINTS = 12
+"""Percentage points that are shown below the best accuracy."""
 
 
 def plot(cases: Iterable[Case], found: Found, path: Path) -> None:
@@ -48,7 +48,7 @@ def plot(cases: Iterable[Case], found: Found, path: Path) -> None:
         epochs.set_title(f"{network}: accuracy over epochs", fontsize=10.5, loc="left")
         seconds.set_title(f"{network}: accuracy over seconds", fontsize=10.5, loc="left")
         top = max(max(result.accuracies) for results in own.values() for result in results)
-        epochs.set_ylim(top - FEWEST, top + 0.5)
+        epochs.set_ylim(top - POINTS, top + 0.5)
     axes[0, 1].legend(title="workers", loc="upper left", bbox_to_anchor=(1, 1.03), frameon=False, alignment="left")
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
