@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from compss_train._utils.validation import check_choice
 from compss_train.buffers import BufferSpec
@@ -16,6 +16,7 @@ from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.model import parameters as params
+from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.setup import FitStart, online_fit
@@ -74,7 +75,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         resume: str | os.PathLike[str] | bool = False,
         max_time: float | timedelta | None = None,
         rule: Rule = "weighted",
+        outer_optimizer: OptimizerSpec | None = None,
         optimizer_state: OptimizerState = "keep",
+        weight_averaging: Literal["ema"] | float | None = None,
         buffer: BufferSpec | None = None,
         shuffle_buffer: int | None = None,
         pools: int = 1,
@@ -129,8 +132,20 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended).
         rule:
             Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
+        outer_optimizer:
+            How the global parameters move when workers merge: ``None`` to the mean of the workers. Otherwise an
+            optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
+            mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is
+            DiLoCo's (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are averaged
+            only. docs/learning.md says what is worth it.
         optimizer_state:
-            ``"keep"`` each worker's optimizer state from round to round, or ``"reset"`` it before every round.
+            What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) leaves each
+            worker its own, ``"average"`` averages momentum and moments as the parameters, ``"reset"`` starts every
+            round with new ones.
+        weight_averaging:
+            ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8,
+            or the given one between 0 and 1. It is evaluated on the validation data as ``val_averaged_loss`` and so
+            on, and ``trainer.model(averaged=True)`` has it. ``None`` (default) for no average.
         buffer:
             ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
             that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
@@ -162,6 +177,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             shuffle=shuffle,
             shuffle_block_data=shuffle_block_data,
             rule=rule,
+            outer_optimizer=outer_optimizer,
+            weight_averaging=weight_averaging,
             optimizer_state=optimizer_state,
             buffer=buffer,
             shuffle_buffer=shuffle_buffer,

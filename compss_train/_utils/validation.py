@@ -36,6 +36,13 @@ def check_at_least_0(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_fraction(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a number between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
+        raise ValueError(f"{name}={value!r}: give a number above 0 and below 1")
+    return float(value)
+
+
 def check_seed(value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is a seed that torch accepts."""
     if check_count("seed", value, least=0) >= 2**63:

@@ -6,8 +6,9 @@ tree of calls gives the same bits on any machine. Formats that numpy lacks (bflo
 which represents them exactly.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -28,15 +29,19 @@ Parameters = dict[str, NDArray[Any]]
 FORMATS = (".npz", ".safetensors")
 """Suffixes of files of parameters."""
 
+_CHUNK = 8192
+"""Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
+
 _WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def from_module(module: nn.Module) -> Parameters:
     """Return the module's state_dict as arrays in its order; on the CPU they share the module's memory."""
-    return {name: _to_array(name, tensor) for name, tensor in module.state_dict().items()}
+    return {name: to_array(name, tensor) for name, tensor in module.state_dict().items()}
 
 
-def _to_array(name: str, tensor: object) -> NDArray[Any]:
+def to_array(name: str, tensor: object) -> NDArray[Any]:
+    """Return a tensor as an array; ``TypeError`` names what is no tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be exchanged between "
@@ -112,40 +117,62 @@ Count = int | Mapping[str, Any]
 
 
 def partial_sum(versions: Sequence[Parameters], counts: Sequence[Count]) -> PartialSum:
-    """Return the sum of the versions, weighted by their numbers of samples; without samples, the first version."""
-    first = versions[0]
-    numbers = [_sample_count(count) for count in counts]
+    """Return the sum of the versions, weighted by their numbers of samples; without samples, the first version.
+
+    A name that a version lacks counts as zeros there (the momentum of a parameter without gradients).
+    """
+    numbers = [sample_count(count) for count in counts]
     # Versions without samples do not count, not even in the maximum of integers.
-    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(first, 1)]
-    values = {name: _accumulate([_weighted(v[name], n) for v, n in weighted]) for name in first}
-    return PartialSum(values, sum(numbers), {name: array.dtype for name, array in first.items()})
+    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
+    values: Parameters = {}
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for name in dict.fromkeys(chain.from_iterable(version for version, _ in weighted)):
+        arrays = [(version[name], number) for version, number in weighted if name in version]
+        values[name], dtypes[name] = _weighted_sum(arrays), arrays[0][0].dtype
+    return PartialSum(values, sum(numbers), dtypes)
 
 
-def _sample_count(count: Count) -> int:
+def sample_count(count: Count) -> int:
+    """Return the number of samples."""
     return count if isinstance(count, int) else int(count["given"])
 
 
-def _weighted(array: NDArray[Any], count: int) -> NDArray[Any]:
-    if array.dtype.kind not in "fc":
-        return array
-    weighted: NDArray[Any] = np.multiply(array, count, dtype=np.result_type(array.dtype, np.float64))
-    return weighted
+def _weighted_sum(arrays: Sequence[tuple[NDArray[Any], int]], divisor: int | None = None) -> NDArray[Any]:
+    """Return Σ nᵢ·aᵢ in double precision, or Σ nᵢ·aᵢ / divisor in the arrays' own; the maximum for integers.
+
+    A few elements are summed at a time, so that intermediate values stay in the processor's cache.
+    """
+    first = arrays[0][0]
+    if first.dtype.kind not in "fc":
+        return np.asarray(np.maximum.reduce([array for array, _ in arrays])) if len(arrays) > 1 else first
+    wide = np.result_type(first.dtype, np.float64)
+    result = np.empty(first.shape, wide if divisor is None else first.dtype)
+    flat, flat_result = [np.ravel(array) for array, _ in arrays], result.reshape(-1)
+    for start in range(0, first.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        total = np.multiply(flat[0][part], arrays[0][1], dtype=wide)
+        for array, (_, number) in zip(flat[1:], arrays[1:], strict=True):
+            total += np.multiply(array[part], number, dtype=wide)
+        flat_result[part] = total if divisor is None else total / divisor
+    return result
 
 
-def _accumulate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def add(partials: Sequence[PartialSum]) -> PartialSum:
+    """Add partial sums in the given order; those without samples count only if all are without."""
+    nonempty = [p for p in partials if p.count] or partials[:1]
+    names = dict.fromkeys(chain.from_iterable(p.values for p in nonempty))
+    values = {name: _sum([p.values[name] for p in nonempty if name in p.values]) for name in names}
+    dtypes = {name: dtype for p in nonempty for name, dtype in p.dtypes.items()}
+    return PartialSum(values, sum(p.count for p in nonempty), dtypes)
+
+
+def _sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     if arrays[0].dtype.kind not in "fc":
         return np.asarray(np.maximum.reduce(arrays)) if len(arrays) > 1 else arrays[0]
     total = np.array(arrays[0])
     for array in arrays[1:]:
         total += array
     return total
-
-
-def add(partials: Sequence[PartialSum]) -> PartialSum:
-    """Add partial sums in the given order; those without samples count only if all are without."""
-    nonempty = [p for p in partials if p.count] or partials[:1]
-    values = {name: _accumulate([p.values[name] for p in nonempty]) for name in nonempty[0].values}
-    return PartialSum(values, sum(p.count for p in nonempty), nonempty[0].dtypes)
 
 
 def mean(partials: Sequence[PartialSum]) -> Parameters:
@@ -161,7 +188,28 @@ def _divide(array: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[An
 
 def average(versions: Sequence[Parameters], counts: Sequence[Count]) -> Parameters:
     """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned unchanged."""
-    return versions[0] if len(versions) == 1 else mean([partial_sum(versions, counts)])
+    numbers = [sample_count(count) for count in counts]
+    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
+    if len(versions) == 1:
+        return versions[0]
+    total = sum(number for _, number in weighted)
+    names = dict.fromkeys(chain.from_iterable(version for version, _ in weighted))
+    # For float32 and one version the mean is exact: below 2**29 samples, n * w has at most 53 bits.
+    return {name: _weighted_sum([(v[name], n) for v, n in weighted if name in v], total) for name in names}
+
+
+def squared_distance(before: Parameters, after: Parameters, names: Iterable[str]) -> float:
+    """Return the sum of the squared differences of the named arrays."""
+    return sum(_squared_difference(np.ravel(before[name]), np.ravel(after[name])) for name in names)
+
+
+def _squared_difference(before: NDArray[Any], after: NDArray[Any]) -> float:
+    total = 0.0
+    for start in range(0, before.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        change = np.subtract(after[part], before[part], dtype=np.result_type(before.dtype, np.float32))
+        total += float(np.vdot(change, change).real)
+    return total
 
 
 class MergedParameters(Parameters):
@@ -185,7 +233,7 @@ def apply_delta(
     base allows (a variance would become negative), so they are interpolated towards the worker's instead: with one
     update from each worker to the weighted mean in any order, later by count/total. Integers take the maximum.
     """
-    count = _sample_count(count)
+    count = sample_count(count)
     samples = getattr(current, "samples", 0) + count
     merged = MergedParameters()
     merged.samples = samples

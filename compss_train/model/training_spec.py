@@ -70,6 +70,12 @@ class TrainingSpec:
     """Class weights of the training loss."""
     step_options: StepOptions = field(default_factory=StepOptions)
 
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The names of the trained parameters in the state_dict, every name of one that has several."""
+        named, stored = self.net.named_parameters(remove_duplicate=False), self.net.state_dict()
+        return tuple(name for name, parameter in named if parameter.requires_grad and name in stored)
+
     def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
         """Return a copy of the model with these parameters, which shares nothing with this object."""
         own = copy.deepcopy(self)

@@ -24,8 +24,7 @@ from compss_train.online.workers import CheckpointStore, Workers
 from compss_train.training.rounds import MERGE_SECONDS
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.task_submission import fetch_states
-from compss_train.training.worker import WorkerState
+from compss_train.training.training_state import TrainingState
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no event."""
@@ -80,12 +79,15 @@ class OnlineFit:
         """Return the current global parameters."""
         return self._pull()
 
-    def settled(self) -> tuple[Parameters, list[WorkerState]]:
-        """Return the current global parameters, and the workers' states at the start of the fit.
+    def averaged(self) -> None:
+        """Return ``None``: an online fit keeps no average."""
+
+    def settled(self) -> tuple[Parameters, TrainingState]:
+        """Return the current global parameters, and the state at the start of the fit.
 
         The workers report their new states when the fit ends.
         """
-        return self.current(), fetch_states(self._session.engine, self._session.states)
+        return self.current(), self._session.state()
 
     def newest(self) -> Parameters:
         """Return the global parameters after a fit has failed; raises ``OSError`` after a short timeout."""

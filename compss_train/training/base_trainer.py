@@ -40,7 +40,7 @@ from compss_train.training.description import described_build, described_machine
 from compss_train.training.fit_state import ActiveFit
 from compss_train.training.session import Session
 from compss_train.training.task_submission import EVALUATION_BATCH, Inference, warn_of_skipped_files
-from compss_train.training.worker import WorkerState
+from compss_train.training.training_state import TrainingState
 
 
 class BaseTrainer:
@@ -72,8 +72,10 @@ class BaseTrainer:
         self._parameters: Parameters = {}
         self._active: ActiveFit | None = None
         self._epochs = 0
-        self._saved_states: list[WorkerState] | None = None
-        """States of workers that the next session starts from."""
+        self._saved_state = TrainingState()
+        """What the next session starts from."""
+        self._averaged: Parameters | None = None
+        """The average of the parameters that the last fit kept, with ``weight_averaging``."""
         self._last_fit: dict[str, Any] | None = None
         self.history = History()
         self._clock: Callable[[], float] = time.monotonic
@@ -180,7 +182,8 @@ class BaseTrainer:
             self._session = None
 
     def _reset_fits(self) -> None:
-        self._epochs, self._saved_states, self._last_fit, self.history = 0, None, None, History()
+        self._epochs, self._last_fit, self.history = 0, None, History()
+        self._saved_state, self._averaged = TrainingState(), None
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -215,11 +218,22 @@ class BaseTrainer:
         with self._inference(built, data, batch_size) as (inference, parameters):
             return inference.predict(parameters)
 
-    def model(self) -> nn.Module:
-        """Return a new copy of the network with the global parameters, on the CPU."""
+    def model(self, *, averaged: bool = False) -> nn.Module:
+        """Return a new copy of the network with the global parameters, on the CPU.
+
+        With ``averaged=True`` these are the average that a fit with ``weight_averaging`` keeps; ``ValueError`` if
+        the last fit kept none.
+        """
         net = copy.deepcopy(self._require_built().training_spec.net)
-        params.load_into(net, self._current())
+        params.load_into(net, self._current_average() if averaged else self._current())
         return net
+
+    def _current_average(self) -> Parameters:
+        running = None if self._active is None else self._active.running
+        averaged = self._averaged if running is None else running.averaged()
+        if averaged is None:
+            raise ValueError('the last fit kept no average of the parameters; give fit weight_averaging="ema"')
+        return averaged
 
     def get_parameters(self) -> Parameters:
         """Return a copy of the global parameters, arrays in state_dict order."""
@@ -284,12 +298,12 @@ class BaseTrainer:
         if self._own_engine:
             self._engine = None
 
-    def _set_states(self, states: list[WorkerState]) -> None:
-        """Have the workers continue from these states; workers beyond them start anew."""
+    def _set_state(self, state: TrainingState) -> None:
+        """Continue from this state; workers beyond those in it start anew."""
         if self._session is None:
-            self._saved_states = states
+            self._saved_state = state
         else:
-            self._session.set_states(states, self.seed)
+            self._session.set_state(state, self.seed)
 
     def _current(self) -> Parameters:
         """Return the global parameters; during a fit, those after the last complete round."""
@@ -333,8 +347,8 @@ class BaseTrainer:
                     seed=self.seed,
                     threads=self.threads,
                 )
-                self._session.set_states(self._saved_states or [], self.seed)
-                self._saved_states = None
+                self._session.set_state(self._saved_state, self.seed)
+                self._saved_state = TrainingState()
             yield self._session
         except BaseException as error:
             if fitting or not isinstance(error, Exception) or isinstance(error, EngineClosedError):

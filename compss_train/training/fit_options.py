@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils.validation import check_choice, check_count, check_fraction
 from compss_train.buffers import BufferSpec
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Position, RoundPlan, Shuffle, units_between_merges
+from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server import check_installed
 from compss_train.samplers.pools import Pools, check_pools
 from compss_train.training.description import described
 
 MergeName = Literal["synchronous", "commutative", "parameter_server"]
 Rule = Literal["weighted", "halving"]
-OptimizerState = Literal["keep", "reset"]
+OptimizerState = Literal["keep", "average", "reset"]
 
 PLAIN = str | bool | int | float | None
 """Values that JSON holds as they are."""
@@ -34,7 +36,9 @@ class FitOptions:
     shuffle: Shuffle = "blocks"
     shuffle_block_data: bool = True
     rule: Rule = "weighted"
+    outer_optimizer: OptimizerSpec | None = None
     optimizer_state: OptimizerState = "keep"
+    weight_averaging: Literal["ema"] | float | None = None
     buffer: BufferSpec | None = None
     shuffle_buffer: int | None = None
     pools: int = 1
@@ -66,6 +70,7 @@ class FitOptions:
         if self.merge == "parameter_server":
             check_installed()
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
+        self._check_merging()
         if not isinstance(self.buffer, BufferSpec | None):
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
         if self.buffer is not None and self.buffer.pairs:
@@ -81,6 +86,25 @@ class FitOptions:
             raise ValueError(
                 f"rule={self.rule!r} belongs to merge='commutative'; with merge={self.merge!r} workers are "
                 "weighted by samples: leave rule= out"
+            )
+
+    def _check_merging(self) -> None:
+        if self.outer_optimizer is not None:
+            try:
+                optimizer_factory(self.outer_optimizer)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
+        if self.weight_averaging not in ("ema", None):
+            check_fraction("weight_averaging", self.weight_averaging)
+        only_synchronous = {
+            "optimizer_state='average'": self.optimizer_state == "average",
+            "weight_averaging=": self.weight_averaging is not None,
+            "outer_optimizer=": self.outer_optimizer is not None,
+        }
+        given = [name for name, is_given in only_synchronous.items() if is_given]
+        if given and self.merge != "synchronous":
+            raise ValueError(
+                f"{given[0]} belongs to merge='synchronous', not to merge={self.merge!r}: leave it out"
             )
 
     def _check_partial_shuffle(self) -> None:
@@ -101,7 +125,7 @@ class FitOptions:
     def described(self) -> dict[str, Any]:
         """Return the options as plain values that JSON can hold; equal options give equal values."""
         return {
-            name: described(value) if callable(value) or isinstance(value, PLAIN) else repr(value)
+            name: described(value) if isinstance(value, PLAIN | Mapping) or callable(value) else repr(value)
             for name, value in vars(self).items()
         }
 

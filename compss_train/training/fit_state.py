@@ -9,7 +9,7 @@ from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.stopping import Stopping
-from compss_train.training.worker import WorkerState
+from compss_train.training.training_state import TrainingState
 
 
 @dataclass(kw_only=True)
@@ -37,8 +37,11 @@ class RunningFit(Protocol):
     def current(self) -> Parameters | None:
         """Return the global parameters after the last complete round, ``None`` before the first."""
 
-    def settled(self) -> tuple[Parameters | None, list[WorkerState]]:
-        """Return the same parameters, and the state of each worker at that moment."""
+    def settled(self) -> tuple[Parameters | None, TrainingState]:
+        """Return the same parameters, and the state of the training at that moment."""
+
+    def averaged(self) -> Parameters | None:
+        """Return the average of the parameters of the last merges, ``None`` without one."""
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,8 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import check_weightable
 from compss_train.model.lr_schedules import make_schedule
+from compss_train.model.optimizers import optimizer_factory
+from compss_train.training.build_arguments import check_optimizer
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.fit_options import FitOptions
@@ -23,6 +25,7 @@ from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 from compss_train.training.task_submission import EVALUATION_BATCH
 from compss_train.training.worker import Shard, WorkerState, train
+from compss_train.training.worker.moments import check_averageable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,10 @@ class FittingTrainer(ResumableTrainer):
         if data.has_weights:
             check_weightable(built.training_spec.loss)
         validation = None if validation_data is None else self._validation_source(validation_data)
+        if options.outer_optimizer is not None:
+            check_optimizer(built.training_spec.net, optimizer_factory(options.outer_optimizer))
+        if options.optimizer_state == "average":
+            check_averageable(built.training_spec.net, built.training_spec.optimizer)
         options.check_blocks(data.sizes, in_files=isinstance(x, FileDataset))
         progress = self._progress(checkpoint, options, data)
         options.check_epochs(range(progress.first_epoch, progress.first_epoch + options.num_epochs))
@@ -146,6 +153,8 @@ class FittingTrainer(ResumableTrainer):
             plan.options,
             engine=session.engine,
             initial=self._parameters,
+            state=session.merge_state.published(session.engine),
+            weights=built.training_spec.weights,
             num_workers=self.num_workers,
             buffers=session.buffer_names,
         )
@@ -170,6 +179,8 @@ class FittingTrainer(ResumableTrainer):
         finally:
             active.running = None
             merge.stop()
+        session.merge_state = rounds.merge_state
+        self._averaged = rounds.averaged()
         merge.close()
         workers.data.delete()
         if validation is not None:

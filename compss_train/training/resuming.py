@@ -22,8 +22,7 @@ from compss_train.training.description import described, described_fields, with_
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.stopping import TERMINATED, Stopping
-from compss_train.training.task_submission import fetch_states
-from compss_train.training.worker import WorkerState
+from compss_train.training.training_state import MergeState, TrainingState
 
 Checkpoint: TypeAlias = tuple[Path, Snapshot]
 """The path of a checkpoint and its content."""
@@ -57,7 +56,7 @@ class ResumableTrainer(BaseTrainer):
 
         In a callback it is the state after the last complete round; see ``Callback.needs_state``.
         """
-        parameters, workers = self._settled()
+        parameters, state = self._settled()
         active = self._active
         progress = None
         if active is not None and (own := active.progress) is not None:
@@ -70,7 +69,8 @@ class ResumableTrainer(BaseTrainer):
             )
         return Snapshot(
             parameters=parameters,
-            workers=tuple(workers),
+            workers=state.workers,
+            merge=vars(state.merge),
             epoch=self._epochs,
             history=list(self.history),
             setting=self._setting(),
@@ -92,13 +92,13 @@ class ResumableTrainer(BaseTrainer):
         finally:
             self._active = None
 
-    def _settled(self) -> tuple[params.Parameters, list[WorkerState]]:
+    def _settled(self) -> tuple[params.Parameters, TrainingState]:
         if self._active is not None and self._active.running is not None:
-            parameters, states = self._active.running.settled()
-            return self._parameters if parameters is None else parameters, states
+            parameters, state = self._active.running.settled()
+            return self._parameters if parameters is None else parameters, state
         if self._session is None:
-            return self._current(), self._saved_states or []
-        return self._current(), fetch_states(self._session.engine, self._session.states)
+            return self._current(), self._saved_state
+        return self._current(), self._session.state()
 
     def _setting(self) -> dict[str, Any]:
         """Return the settings that results depend on, besides the data and the options of a fit."""
@@ -216,7 +216,9 @@ class ResumableTrainer(BaseTrainer):
             {name: value for name, value in now.items() if saved.get(name) != _plain(value)}
             for saved, now in zip(snapshot.setting["optimizer_options"], self._optimizer()[1], strict=True)
         ]
-        self._set_states([state.with_options(changed) for state in snapshot.workers])
+        workers = tuple(state.with_options(changed) for state in snapshot.workers)
+        self._averaged = snapshot.merge.get("averaged")
+        self._set_state(TrainingState(workers, MergeState(**snapshot.merge)))
 
     def _end_in_time(self, stopping: Stopping) -> None:
         """End the tasks of a fit that was stopped at once, and the process after SIGTERM."""
@@ -224,9 +226,9 @@ class ResumableTrainer(BaseTrainer):
             self._report_end("SIGTERM")
             raise SystemExit(TERMINATED)
         if stopping.urgent and self._own_engine and self._session is not None:
-            states = fetch_states(self._session.engine, self._session.states)
+            state = self._session.state()
             self._end(kill=True)
-            self._set_states(states)
+            self._set_state(state)
 
     def _report_end(self, how: str) -> None:
         last = f"last complete round: {self.history[-1]['round']}" if self.history else "no round completed"

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit_state import FitProgress
-from compss_train.training.merging import Merge, SubmittedRound
+from compss_train.training.merging import Merge, SubmittedRound, agreement
 from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.task_submission import (
     Inference,
@@ -25,12 +25,37 @@ from compss_train.training.task_submission import (
     skipped_batches,
     warn_of_skipped_files,
 )
+from compss_train.training.training_state import TrainingState
 from compss_train.training.worker import WorkerState
 
 Record = dict[str, Any]
 
 MERGE_SECONDS = 1.0
 """How long an interrupted fit waits for the merge of a round that has been trained."""
+
+
+PLAIN, AVERAGED = "val_", "val_averaged_"
+"""Prefixes of the measures of the validation data: with the global parameters, and with their average."""
+
+
+@dataclass(frozen=True, eq=False)
+class PendingRound:
+    """A round whose measurements have not been collected."""
+
+    submitted: SubmittedRound
+    groups: dict[str, list[Ref]]
+    """References to the measurements: of the ``workers``, of the ``merge``, and by prefix those of validation."""
+
+    @property
+    def refs(self) -> list[Ref]:
+        """All references to measurements."""
+        return [ref for refs in self.groups.values() for ref in refs]
+
+    def fetch(self, engine: Engine) -> dict[str, list[dict[str, Any]]]:
+        """Return the measurements of each group, and free them."""
+        values = iter(engine.fetch(self.refs, small=True))
+        engine.delete(self.refs)
+        return {name: [next(values) for _ in refs] for name, refs in self.groups.items()}
 
 
 @dataclass(kw_only=True)
@@ -51,7 +76,7 @@ class RoundRunner:
     """Why the fit ended before its last round."""
     _complete: deque[SubmittedRound] = field(default_factory=deque)
     """The last two rounds that have been trained; the merge of the last one may still be running."""
-    _pending: deque[tuple[SubmittedRound, list[Ref]]] = field(default_factory=deque)
+    _pending: deque[PendingRound] = field(default_factory=deque)
     _skipped: dict[str, str] = field(default_factory=dict)
     """Files that could not be read, with the reasons."""
     _unread: int = 0
@@ -63,6 +88,8 @@ class RoundRunner:
     def __post_init__(self) -> None:
         self._states: States = tuple(self.workers.states)
         """Each worker's state after the last complete round."""
+        self.merge_state = self.merge.state
+        """What merges keep beside the parameters, after the last complete round."""
         self._last_end = self.stopping.clock()
 
     def run(self, rounds: Iterable[Round]) -> Parameters | None:
@@ -91,13 +118,19 @@ class RoundRunner:
         """Return the global parameters after the last complete round, ``None`` before the first."""
         return self.merge.current(self._complete[-1]) if self._complete else None
 
-    def settled(self) -> tuple[Parameters | None, list[WorkerState]]:
-        """Return the same with the workers' states; only after rounds of which a callback ``needs_state``."""
+    def settled(self) -> tuple[Parameters | None, TrainingState]:
+        """Return the same with the state; only after rounds of which a callback ``needs_state``."""
         parameters = self._settled() if self._complete else None
-        return parameters, fetch_states(self.engine, self._states)
+        workers = tuple(fetch_states(self.engine, self._states))
+        return parameters, TrainingState(workers, self.merge_state.fetched(self.engine))
 
     def _settled(self) -> Parameters:
         return self.merge.settled(self._complete[-1])
+
+    def averaged(self) -> Parameters | None:
+        """Return the average of the parameters after the last complete round, ``None`` without one."""
+        averaged: Parameters | None = self.merge_state.fetched(self.engine).averaged
+        return averaged
 
     def newest(self) -> Parameters | None:
         """Return the parameters after the last complete round, ``None`` if they are not available soon."""
@@ -111,7 +144,7 @@ class RoundRunner:
     def _may_submit(self) -> bool:
         if not self._pending:
             return True
-        last = self._pending[-1][0].round.number
+        last = self._pending[-1].submitted.round.number
         if self.workers.schedule is not None and self.workers.schedule.waits:
             return False
         if not self.engine.asynchronous or (not self.merge.by_rounds and self.callbacks.needs_state(last)):
@@ -120,8 +153,14 @@ class RoundRunner:
 
     def _submit(self, round_: Round) -> None:
         submitted = self.merge.submit(self.workers, round_)
-        validation = self.validation.evaluate(submitted.parameters) if self.validation else []
-        self._pending.append((submitted, validation))
+        evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
+        groups = {
+            prefix: self.validation.evaluate(parameters) if self.validation and parameters is not None else []
+            for prefix, parameters in evaluated.items()
+        }
+        merge = [] if submitted.merge_measured is None else [submitted.merge_measured]
+        groups |= {"workers": [*submitted.measured.values()], "merge": merge}
+        self._pending.append(PendingRound(submitted, groups))
 
     def _end_early(self) -> None:
         """Cancel the rounds that have been submitted, unless their changes are merged already."""
@@ -130,10 +169,11 @@ class RoundRunner:
                 self._collect()
         self.merge.go_back(self._complete[-1] if self._complete else None)
         cancelled: dict[int, WorkerState | Ref] = {}
-        for submitted, validation in self._pending:
-            self.engine.delete([*submitted.measured.values(), *validation])
-            self.merge.retire(submitted)
-            cancelled |= {id(state): state for state in submitted.states}
+        for pending in self._pending:
+            self.engine.delete(pending.refs)
+            self.merge.retire(pending.submitted)
+            pending.submitted.merge_state.free(self.engine, self.merge_state)
+            cancelled |= {id(state): state for state in pending.submitted.states}
         self.workers.free_states(list(cancelled.values()), self._states)
         self.workers.states[:] = self._states
         self._pending.clear()
@@ -146,23 +186,18 @@ class RoundRunner:
 
     def _collect(self) -> None:
         """Wait for the next round and record it, unless the fit must stop at once."""
-        submitted, validation = self._pending[0]
-        self.callbacks.round_start(submitted.round.number)
-        refs = [*submitted.measured.values(), *validation]
-        while not self.engine.wait(refs, TICK):
+        pending = self._pending[0]
+        self.callbacks.round_start(pending.submitted.round.number)
+        while not self.engine.wait(pending.refs, TICK):
             if self.stopping.urgent:
                 return
-        values = self.engine.fetch(refs, small=True)
+        values = pending.fetch(self.engine)
         self._pending.popleft()
-        self.engine.delete(refs)
-        self._complete_round(submitted)
-        measured = dict(zip(submitted.measured, values, strict=False))
-        warn_of_skipped_files(values, self._skipped)
+        self._complete_round(pending.submitted)
+        warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
         self.progress.skipped = tuple(dict.fromkeys([*self.progress.skipped, *self._skipped]))
-        self._check_readable(measured)
-        record = self._record(submitted.round, measured)
-        if validation:
-            record |= self.measures.values(values[len(measured) :], "val_")
+        self._check_readable(values["workers"])
+        record = self._record(pending.submitted, values)
         if self.workers.schedule is not None:
             self.workers.schedule.observe(record)
         self.stopping.after_round(self._seconds_of(record))
@@ -180,26 +215,28 @@ class RoundRunner:
         if len(self._complete) > 2:
             self.merge.retire(self._complete.popleft())
         self.workers.free_states(self._states, submitted.states)
-        self._states = submitted.states
+        self.merge_state.free(self.engine, submitted.merge_state)
+        self._states, self.merge_state = submitted.states, submitted.merge_state
         self.progress.reached = submitted.round.end_position
 
-    def _check_readable(self, measured: dict[int, dict[str, Any]]) -> None:
+    def _check_readable(self, measured: Sequence[Mapping[str, Any]]) -> None:
         """Raise ``BadFileError`` if no file of a whole epoch could be read."""
-        self._unread += sum(sums.get("left_out", 0) for sums in measured.values())
-        if any(sums["samples"] for sums in measured.values()):
+        self._unread += sum(sums.get("left_out", 0) for sums in measured)
+        if any(sums["samples"] for sums in measured):
             self._unread = 0
         elif self._unread >= sum(self.workers.data.sizes):
             file, reason = next(iter(self._skipped.items()))
             raise BadFileError(file, f"{reason}; nor can any other file be read")
 
-    def _record(self, round_: Round, measured: dict[int, dict[str, Any]]) -> Record:
+    def _record(self, submitted: SubmittedRound, values: Mapping[str, list[dict[str, Any]]]) -> Record:
         now = self.stopping.clock()
         seconds, self._last_end = now - self._last_end, now
-        samples = sum(round_.counts) - sum(sums.get("left_out", 0) for sums in measured.values())
+        round_, measured = submitted.round, values["workers"]
+        samples = sum(round_.counts) - sum(sums.get("left_out", 0) for sums in measured)
         return {
             "round": round_.number,
             "epoch": round_.epoch,
-            **self.measures.values(list(measured.values())),
+            **self.measures.values(measured),
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": samples / seconds,
@@ -207,12 +244,20 @@ class RoundRunner:
             "ended": time.time(),
             "merge": self.merge.name,
             **({"skipped": list(self.progress.skipped)} if self.progress.skipped else {}),
-            **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured.values())),
+            **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured)),
             **({"lr": self.workers.schedule.lr(round_.epoch - 1)} if self.workers.schedule else {}),
+            **(agreement(measured, values["merge"][0]) if values["merge"] else {}),
             "workers": [
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
                 | self.measures.values([sums])
                 | {name: sums[name] for name in ("started", "files", "skipped_batches") if name in sums}
-                for worker, sums in measured.items()
+                for worker, sums in zip(submitted.measured, measured, strict=True)
             ],
+            **self._validated(values),
+        }
+
+    def _validated(self, values: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+        prefixes = {prefix: values[prefix] for prefix in (PLAIN, AVERAGED) if values[prefix]}
+        return {
+            name: v for prefix, sums in prefixes.items() for name, v in self.measures.values(sums, prefix).items()
         }

@@ -1,6 +1,6 @@
 """``Session``: the values that the engine holds for a built model from one call of the trainer to the next."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from compss_train.data.order import worker_seed
@@ -11,7 +11,8 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.task_submission import Inference, WorkerGroup
+from compss_train.training.task_submission import Inference, WorkerGroup, fetch_states
+from compss_train.training.training_state import MergeState, TrainingState
 from compss_train.training.worker import WorkerState
 
 
@@ -27,18 +28,29 @@ class Session:
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
         self.states: list[WorkerState | Ref] = [*_new_states(seed, len(devices))]
+        self.merge_state = MergeState()
 
     @property
     def buffer_names(self) -> list[str]:
         """The names of the network's buffers, such as BatchNorm's statistics."""
         return [name for name, _ in self.net.named_buffers()]
 
-    def set_states(self, states: Sequence[WorkerState], seed: int) -> None:
-        """Continue from these states, without those of GPUs if the device is a CPU; other workers start anew."""
-        self.engine.delete([state for state in self.states if isinstance(state, Ref)])
+    def set_state(self, state: TrainingState, seed: int) -> None:
+        """Continue from this state, without those of GPUs if the device is a CPU; other workers start anew."""
+        self.engine.delete([*self._state_refs()])
+        self.merge_state = state.merge
+        states = state.workers
         all_states = [*states, *_new_states(seed, len(self.devices))[len(states) :]]
         placed = zip(all_states, self.devices, strict=False)
         self.states[:] = [state if device != "cpu" else state.on_cpu() for state, device in placed]
+
+    def state(self) -> TrainingState:
+        """Return the state that the last fit left, waiting for the tasks that compute it."""
+        return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
+
+    def _state_refs(self) -> Iterator[Ref]:
+        yield from (state for state in self.states if isinstance(state, Ref))
+        yield from self.merge_state.refs()
 
     def worker_group(
         self, data: DataSource, options: FitOptions, seed: int, schedule: LrSchedule | None = None
@@ -84,7 +96,7 @@ class Session:
     def close(self) -> None:
         """Free the values of the model, unless the engine is closed already."""
         with suppress(EngineClosedError):
-            self.engine.delete([self.training_spec, *(state for state in self.states if isinstance(state, Ref))])
+            self.engine.delete([self.training_spec, *self._state_refs()])
 
 
 def _new_states(seed: int, workers: int) -> list[WorkerState]:

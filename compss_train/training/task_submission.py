@@ -65,11 +65,18 @@ class WorkerGroup:
     """The round whose blocks have been cut into pieces, and the inputs of each worker."""
 
     def train(
-        self, worker: int, round_: Round, parameters: Ref, task: Callable[..., Any] = train, *more: Any
+        self,
+        worker: int,
+        round_: Round,
+        parameters: Ref,
+        moments: Ref | None = None,
+        task: Callable[..., Any] = train,
+        *more: Any,
     ) -> tuple[Ref, Ref]:
         """Submit the training of a worker in a round; return references to its parameters and measurements.
 
-        ``task`` is ``train``, or a function that calls it and takes ``more`` arguments.
+        ``moments`` are those that a worker without a state of its own starts from. ``task`` is ``train``, or a
+        function that calls it and takes ``more`` arguments.
         """
         inputs = self._inputs(worker, round_)
         trained, state, measured = self.engine.submit(
@@ -81,6 +88,7 @@ class WorkerGroup:
             inputs.others,
             self._shard(inputs, f"round {round_.number} on worker {worker}"),
             self.devices[worker],
+            moments,
             *more,
             returns=3,
             resources=self.resources,

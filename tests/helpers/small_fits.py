@@ -52,6 +52,7 @@ def assert_alike(ours: DistributedTrainer, theirs: DistributedTrainer) -> None:
     assert_same(numbers_of(list(ours.history)), numbers_of(list(theirs.history)))
     one, other = ours.snapshot(), theirs.snapshot()
     assert_same(one.to_dict()["workers"], other.to_dict()["workers"])
+    assert_same(one.to_dict()["merge"], other.to_dict()["merge"])
     assert (one.epoch, one.setting) == (other.epoch, other.setting)
 
 

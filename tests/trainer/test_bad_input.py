@@ -43,7 +43,7 @@ GOOD = {"num_epochs": 1, "batch_size": 5}
         ({**GOOD, "shuffle": True}, "shuffle=True: choose one of 'blocks', 'total', 'partial', None"),
         ({**GOOD, "rule": "mean"}, "rule='mean': choose one of 'weighted', 'halving'"),
         ({**GOOD, "rule": "halving"}, "rule='halving' belongs to merge='commutative'; with merge='synchronous'"),
-        ({**GOOD, "optimizer_state": "lose"}, "choose one of 'keep', 'reset'"),
+        ({**GOOD, "optimizer_state": "lose"}, "choose one of 'keep', 'average', 'reset'"),
     ],
 )
 @pytest.mark.parametrize("method", ["fit", "check_fit"])

@@ -173,7 +173,7 @@ def test_versions_weigh_by_the_samples_that_were_given(own_files, monkeypatch, b
     spoil(own_files / "2.npz")
 
     def watched(versions, counts):
-        weights.append([params._sample_count(count) for count in counts])
+        weights.append([params.sample_count(count) for count in counts])
         return average(versions, counts)
 
     monkeypatch.setattr(params, "average", watched)

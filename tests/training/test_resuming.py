@@ -67,6 +67,16 @@ VARIANTS = {
     "nine workers": ({"workers": 9}, {"merge_every": 1}),  # whose sums are added up in a tree
     "momentum": ({"optimizer": SGD}, {}),
     "reset": ({}, {"optimizer_state": "reset"}),
+    "an outer optimizer": (
+        {"workers": 2},
+        {
+            "outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
+            "optimizer_state": "average",
+            "weight_averaging": "ema",
+            **BLOCKS,
+        },
+    ),
+    "Adam outside": ({"workers": 1}, {"outer_optimizer": {"optimizer": "adam", "lr": 0.01}}),
     "a schedule": ({"schedule": lambda epoch: 0.5**epoch}, BLOCKS),
     "a scheduler": ({"schedule": partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)}, {}),
     "a plateau": ({"schedule": PLATEAU}, {"num_epochs": 5}),

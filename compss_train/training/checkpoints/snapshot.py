@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,8 @@ class Snapshot:
     """The state of each callback with a state."""
     schedule: dict[str, Any]
     """The state of the learning-rate schedule that does not follow from the epoch."""
+    merge: dict[str, Any] = field(default_factory=dict)
+    """What merges keep beside the parameters; not in checkpoints of early versions."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as plain values."""

@@ -9,22 +9,49 @@ so layer by layer, without the engine.
 from collections.abc import Collection
 
 from compss_train.engines import Engine
+from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.merging.agreement import agreement
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import CommutativeMerge
+from compss_train.training.merging.merge_tasks import MergeRule
 from compss_train.training.merging.server import ServerMerge
 from compss_train.training.merging.synchronous import SynchronousMerge
+from compss_train.training.training_state import MergeState
 
-__all__ = ["Merge", "SubmittedRound", "make_merge"]
+EMA_DECAY = 0.8
+"""The decay of ``weight_averaging="ema"``: the average reaches back about five merges."""
+
+__all__ = ["Merge", "SubmittedRound", "agreement", "make_merge"]
 
 
 def make_merge(
-    options: FitOptions, *, engine: Engine, initial: Parameters, num_workers: int, buffers: Collection[str]
+    options: FitOptions,
+    *,
+    engine: Engine,
+    initial: Parameters,
+    state: MergeState,
+    num_workers: int,
+    weights: tuple[str, ...],
+    buffers: Collection[str],
 ) -> Merge:
-    """Return the merge that the options name; ``buffers`` are the names of the network's buffers."""
+    """Return the merge that the options name, which continues from ``state``.
+
+    ``weights`` and ``buffers`` are the names of the network's trained parameters and of its buffers.
+    """
     if options.merge == "synchronous":
-        return SynchronousMerge(engine, initial)
+        return SynchronousMerge(engine, initial, _rule(options, weights), state)
     if options.merge == "parameter_server":
         return ServerMerge(engine, initial, num_workers, buffers)
     return CommutativeMerge(engine, initial, num_workers, rule=options.rule, buffers=buffers)
+
+
+def _rule(options: FitOptions, weights: tuple[str, ...]) -> MergeRule:
+    outer = options.outer_optimizer
+    return MergeRule(
+        weights=weights,
+        optimizer=None if outer is None else optimizer_factory(outer),
+        moments=options.optimizer_state == "average",
+        decay=EMA_DECAY if options.weight_averaging == "ema" else options.weight_averaging,
+    )

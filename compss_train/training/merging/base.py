@@ -9,9 +9,10 @@ from compss_train.engines import Ref
 from compss_train.model.parameters import Parameters
 from compss_train.training.fit_options import MergeName
 from compss_train.training.task_submission import States, WorkerGroup
+from compss_train.training.training_state import NOTHING_KEPT, MergeState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SubmittedRound:
     """A round whose tasks have been submitted."""
 
@@ -22,6 +23,10 @@ class SubmittedRound:
     """The global parameters after the round."""
     states: States
     """Each worker's state after the round."""
+    merge_state: MergeState = NOTHING_KEPT
+    """What merges keep beside the parameters, after the round."""
+    merge_measured: Ref | None = None
+    """The measurements of the merge, if there are any."""
 
 
 class Merge(ABC):
@@ -30,6 +35,8 @@ class Merge(ABC):
     name: ClassVar[MergeName]
     parameters: Ref
     """The global parameters after the last round that was submitted."""
+    state: MergeState = NOTHING_KEPT
+    """What is kept beside them."""
     rounds_ahead: ClassVar[int] = 1
     """Rounds submitted beyond the one whose measurements are awaited, so that no worker idles."""
     by_rounds: ClassVar[bool] = False

@@ -44,7 +44,9 @@ class CommutativeMerge(Merge):
             if count:
                 trained, measured[worker] = workers.train(worker, round_, self._bases[worker])
                 self._update(worker, trained, measured[worker] if workers.data.may_skip else count, sum(counts))
-        return SubmittedRound(round_, measured, self.parameters, tuple(workers.states))
+        return SubmittedRound(
+            round=round_, measured=measured, parameters=self.parameters, states=tuple(workers.states)
+        )
 
     def _update(self, worker: int, trained: Ref, count: int | Ref, total: int) -> None:
         base = self._bases[worker]

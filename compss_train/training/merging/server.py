@@ -73,14 +73,16 @@ class ServerMerge(Merge):
                 base = self._bases[worker]
                 more = self._address, worker, sum(counts)
                 self._bases[worker], measured[worker] = workers.train(
-                    worker, round_, base, train_and_exchange, *more
+                    worker, round_, base, None, train_and_exchange, *more
                 )
                 self._free([base])
         name = f"round {round_.number}"
         self.parameters = self._engine.submit(
             read_parameters, self._address, list(measured.values()), name, priority=True
         )
-        return SubmittedRound(round_, measured, self.parameters, tuple(workers.states))
+        return SubmittedRound(
+            round=round_, measured=measured, parameters=self.parameters, states=tuple(workers.states)
+        )
 
     def current(self, submitted: SubmittedRound) -> Parameters:
         """Return the parameters that were read after all workers had pushed that round's changes."""

@@ -165,6 +165,7 @@ def train_and_exchange(
     others: Sequence[Block],
     shard: Shard,
     device: str,
+    moments: Parameters | None,
     server_address: ServerAddress,
     worker: int,
     samples: int,
@@ -174,7 +175,7 @@ def train_and_exchange(
     ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
     died connects as the same client, so that changes that had arrived are not added twice.
     """
-    trained, after, measured = train(training_spec, parameters, state, xs, others, shard, device)
+    trained, after, measured = train(training_spec, parameters, state, xs, others, shard, device, moments)
     with server_address.connect(shard.name) as server:
         server_address.exchange.push_change(server, worker, parameters, trained, measured["given"] / samples)
         return server_address.exchange.pull(server), after, measured

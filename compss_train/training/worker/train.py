@@ -20,6 +20,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import epochs
+from compss_train.training.worker.moments import load_moments, moments_of
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.source import Shard, source_of
 
@@ -54,18 +55,21 @@ def train(
     others: Sequence[Block],
     shard: Shard,
     device: str,
+    moments: Parameters | None = None,
 ) -> tuple[Parameters, WorkerState, dict[str, Any]]:
     """Train a model copy on the batches of a shard; accumulated gradients are applied at the end of each epoch.
 
     ``xs`` are the blocks of x that the shard names and ``others`` the blocks of y and weights, or ``xs`` is a part
-    of a ``FileDataset``. Returns the new parameters, the new state, and the measurements: ``samples`` and
+    of a ``FileDataset``. ``moments`` is the optimizer state of a worker that has none of its own. Returns the new
+    parameters (with the moments, if these are averaged too), the new state, and the measurements: ``samples`` and
     ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a sum over samples), states of
-    ``metrics``, ``started`` (Unix time) and ``seconds``, and counts of file reads.
+    ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm of the change of the weights)
+    and counts of file reads.
     """
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = training_spec.replica(parameters, device, training=True)
-        optimizer = optimizer_of(replica, None if shard.options.optimizer_state == "reset" else state.optimizer)
+        optimizer = _starting_optimizer(replica, state.optimizer, moments, shard.options.optimizer_state)
         accumulator = MetricAccumulator(replica.training_spec.measures)
         stepper = OptimizerStepper(replica, optimizer)
         source = source_of(shard, xs, others)
@@ -80,8 +84,21 @@ def train(
         sums["given"] = sum(block_pass.size for block_pass in shard.assignment) - sums.get("left_out", 0)
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
-        after = WorkerState(to_cpu(optimizer.state_dict()), RandomState.capture(device))
-        return trained, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
+        sums["change"] = params.squared_distance(parameters, trained, training_spec.weights)
+        averaged = shard.options.optimizer_state == "average"
+        after = WorkerState(None if averaged else to_cpu(optimizer.state_dict()), RandomState.capture(device))
+        contribution = {**trained, **moments_of(optimizer)} if averaged else trained
+        return contribution, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
+
+
+def _starting_optimizer(
+    replica: ModelReplica, state: dict[str, Any] | None, moments: Parameters | None, option: str
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a task: with the worker's own state, else with the moments, else new."""
+    optimizer = optimizer_of(replica, None if option == "reset" else state)
+    if option != "reset" and state is None and moments:
+        load_moments(optimizer, moments)
+    return optimizer
 
 
 def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: OnNan) -> None:

@@ -6,7 +6,8 @@ import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.model import parameters as params
-from compss_train.training.merging.synchronous import tree_average
+from compss_train.training.merging.merge_tasks import MergeRule, finish
+from compss_train.training.merging.synchronous import sum_by_tree
 from tests.engines import tasks
 from tests.helpers.models import (
     ADAM,
@@ -181,7 +182,8 @@ def test_a_tree_of_any_size_is_the_weighted_mean(count):
     versions = [{"w": rng.normal(size=5).astype(np.float32), "n": np.array(k)} for k in range(count)]
     counts = rng.integers(1, 100, count).tolist()
     engine = SerialEngine()
-    merged = engine.fetch([tree_average(engine, [engine.publish(v) for v in versions], counts)])[0]
+    items, numbers = sum_by_tree(engine, [engine.publish(v) for v in versions], counts)
+    merged, _ = finish(engine.fetch(items), numbers, MergeRule(weights=("w",)), versions[0])
     expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)
     # Sums in double precision, rounded once.
     atol = sum_error(np.float64, 2 * count, largest(*({"w": version["w"]} for version in versions)))
@@ -205,7 +207,7 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
     parameters = [value for value in fetched if "0.weight" in value]
     assert len(parameters) == 1
     assert parameters[0] is fetched[-1]
-    assert not any(measured.pop("metrics") for measured in fetched[:-1])  # states, of which there are none here
+    assert not any(measured.pop("metrics", {}) for measured in fetched[:-1])  # states, of which there are none here
     assert all(isinstance(value, float | int) for measured in fetched[:-1] for value in measured.values())
 
 

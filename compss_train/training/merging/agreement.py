@@ -1,0 +1,36 @@
+"""How much the workers agree: what the differences between their changes say about the gradient noise."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def agreement(changes: Sequence[Mapping[str, Any]], merged: Mapping[str, Any]) -> dict[str, float]:
+    """Return the record fields ``worker_agreement`` and ``noise_scale`` of a round that several workers trained.
+
+    ``changes`` are the workers' measurements, with the squared norm of each one's ``change`` and the samples
+    ``given``; ``merged`` has the squared norm of the mean change. ``worker_agreement`` is the norm of the mean over
+    the root mean square of the norms: the cosine between the changes and their mean where all are equally long. It
+    is 1 if all workers agree, and about 1 / √workers if their changes are noise only. ``noise_scale`` is the number
+    of samples at which the noise of a mean gradient is as large as the gradient, estimated from the norms of the
+    changes of one worker and of all (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), as if a change were a
+    gradient over the worker's samples; it is left out where the estimate is not positive, and where few samples
+    were trained.
+    """
+    counts = [int(each["given"]) for each in changes]
+    total = sum(counts)
+    if not total:
+        return {}
+    single = sum(count * each["change"] for count, each in zip(counts, changes, strict=True)) / total
+    if not (single > 0 and math.isfinite(single)):
+        return {}
+    mean: float = merged["change"]
+    return {"worker_agreement": math.sqrt(mean / single), **_noise_scale(single, mean, total / len(counts), total)}
+
+
+def _noise_scale(single: float, mean: float, few: float, many: float) -> dict[str, float]:
+    if many <= few:
+        return {}
+    signal = (many * mean - few * single) / (many - few)
+    noise = (single - mean) / (1 / few - 1 / many)
+    return {"noise_scale": noise / signal} if signal > 0 and noise > 0 else {}

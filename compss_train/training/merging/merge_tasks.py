@@ -1,0 +1,125 @@
+"""The last task of a synchronous merge, which makes the global parameters of those of the workers.
+
+The last task returns the mean of the workers, or takes a step of an *outer optimizer* towards it: the mean change
+of a round is the negative of a gradient (Reddi et al. 2021, "Adaptive federated optimization"; DiLoCo, Douillard et
+al. 2023, arXiv 2311.08105).
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
+from compss_train.model.optimizers import OptimizerFactory
+from compss_train.model.parameters import Count, Parameters, PartialSum
+from compss_train.training.worker.moments import split_moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeRule:
+    """What the last task of a merge makes of the mean of the workers."""
+
+    weights: tuple[str, ...]
+    """Names of the trained parameters; buffers and frozen parameters are averaged only."""
+    optimizer: OptimizerFactory | None = None
+    """Makes the outer optimizer; ``None`` for the mean."""
+    moments: bool = False
+    """Whether the workers' optimizer states are averaged."""
+    decay: float | None = None
+    """The share of the old value in the average of the parameters of all merges; ``None`` for no such average."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the results of the last task, those after the first two as in ``MergeState``."""
+        optional = {"moments": self.moments, "outer": self.optimizer, "averaged": self.decay}
+        return "parameters", "measured", *(name for name, value in optional.items() if value)
+
+
+def finish(
+    items: Sequence[Parameters | PartialSum],
+    counts: Sequence[Count] | None,
+    rule: MergeRule,
+    base: Parameters,
+    outer: dict[str, Any] | None = None,
+    averaged: Parameters | None = None,
+) -> tuple[Any, ...]:
+    """Return the results that ``rule.results`` names: the global parameters after a merge, and what is kept.
+
+    ``items`` are the workers' parameters and ``counts`` their numbers of samples, or partial sums without counts.
+    ``base`` are the global parameters at the start of the round, ``outer`` and ``averaged`` the values that the
+    last merge returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or infinity.
+    """
+    merged = params.mean(items) if counts is None else params.average(items, counts)  # type: ignore[arg-type]
+    mean, moments = split_moments(merged) if rule.moments else (merged, None)
+    results: dict[str, Any] = {
+        "measured": {"change": params.squared_distance(base, mean, rule.weights)},
+        "moments": moments,
+    }
+    results["parameters"], results["outer"] = mean, None
+    if rule.optimizer is not None:
+        results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, mean, outer)
+    if rule.decay is not None:
+        results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
+    return tuple(results[name] for name in rule.results)
+
+
+def _step(
+    rule: MergeRule, factory: OptimizerFactory, base: Parameters, mean: Parameters, saved: dict[str, Any] | None
+) -> tuple[Parameters, dict[str, Any]]:
+    """Return the parameters after a step from ``base``, and the state of the optimizer."""
+    weights = {name: nn.Parameter(torch.from_numpy(_wide(base[name]))) for name in rule.weights}
+    for name, weight in weights.items():
+        weight.grad = torch.from_numpy(_wide(base[name]) - mean[name])
+    optimizer = factory(weights.values())
+    _restore(optimizer, saved)
+    optimizer.step()
+    stepped = {
+        name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name]) for name, weight in weights.items()
+    }
+    if (bad := params.first_not_finite(stepped)) is not None:
+        raise DivergedError(f"the step of outer_optimizer= made {bad!r} NaN or infinite; lower its lr or momentum")
+    state = {"kind": type(optimizer).__name__, "state": optimizer.state_dict()["state"]}
+    return {name: stepped.get(name, array) for name, array in mean.items()}, state
+
+
+def _wide(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy in single precision at least."""
+    return array.astype(np.result_type(array.dtype, np.float32))
+
+
+def _relative_to_mean(stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[Any]) -> NDArray[Any]:
+    """Return the stepped values, computed as mean - (base - gradient - stepped).
+
+    The bracket is the difference to plain SGD with a learning rate of 1, whose result is the mean: this way it is
+    the mean bit for bit, without the rounding of base - (base - mean).
+    """
+    wide = _wide(base)
+    difference = wide - (wide - mean)
+    difference -= stepped
+    return np.asarray(mean - difference).astype(mean.dtype, copy=False)
+
+
+def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any] | None) -> None:
+    """Continue from a saved state, unless it is that of another kind of optimizer."""
+    if saved is not None and saved["kind"] == type(optimizer).__name__:
+        state = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _moving_average(averaged: Parameters | None, parameters: Parameters, decay: float) -> Parameters:
+    """Return decay · averaged + (1 - decay) · parameters; integers are the newest."""
+    if averaged is None:
+        return parameters
+    return {
+        name: np.asarray(decay * averaged[name] + (1 - decay) * array).astype(array.dtype)
+        if array.dtype.kind in "fc"
+        else array
+        for name, array in parameters.items()
+    }

@@ -1,0 +1,51 @@
+"""``MergeState``: what merges keep beside the parameters; ``TrainingState``: that and the workers' states."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from compss_train.engines import Engine, Ref
+from compss_train.training.worker import WorkerState
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MergeState:
+    """What merges keep beside the parameters: values, or references to them during a fit."""
+
+    moments: Any = None
+    """The mean of the workers' optimizer states, as named arrays, with ``optimizer_state="average"``."""
+    outer: Any = None
+    """The state of the outer optimizer."""
+    averaged: Any = None
+    """The average of the parameters of the last merges, with ``weight_averaging``."""
+
+    def refs(self) -> Iterator[Ref]:
+        """Iterate over the references."""
+        return (value for value in vars(self).values() if isinstance(value, Ref))
+
+    def published(self, engine: Engine) -> "MergeState":
+        """Return references to the values."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return MergeState(**{name: v if isinstance(v, Ref) else engine.publish(v) for name, v in values.items()})
+
+    def fetched(self, engine: Engine) -> "MergeState":
+        """Return the values, waiting for the tasks that compute them."""
+        names = [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
+        return replace(self, **dict(zip(names, engine.fetch(list(self.refs())), strict=True)))
+
+    def free(self, engine: Engine, kept: "MergeState") -> None:
+        """Free the references that ``kept`` does not have."""
+        others = {id(ref) for ref in kept.refs()}
+        engine.delete([ref for ref in self.refs() if id(ref) not in others])
+
+
+NOTHING_KEPT = MergeState()
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingState:
+    """What a fit leaves to the next one, and to a checkpoint, beside the parameters."""
+
+    workers: tuple[WorkerState, ...] = ()
+    """The state of each worker; missing ones start anew."""
+    merge: MergeState = NOTHING_KEPT

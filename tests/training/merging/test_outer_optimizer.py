@@ -1,0 +1,324 @@
+"""The outer optimizer, averaged optimizer states, the average of merged parameters, the agreement of workers."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer
+from compss_train.callbacks import Callback
+from compss_train.exceptions import DivergedError
+from compss_train.training.merging.agreement import agreement
+from tests.helpers.models import (
+    ADAM,
+    MODES,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, fit, fitted, trainer_of
+from tests.helpers.tolerances import sgd_error
+
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+MEAN = {"optimizer": "sgd", "lr": 1.0}
+
+
+class EveryRound(Callback):
+    """Keeps the parameters of every round."""
+
+    def __init__(self):
+        self.parameters = []
+
+    def on_round_end(self, trainer, record):
+        self.parameters.append(trainer.get_parameters())
+
+
+def rounds_of(workers=3, optimizer=ADAM, net=awkward_net, **options):
+    """Return a trainer after a fit, and its parameters after every round."""
+    trainer, rounds = trainer_of(workers=workers, optimizer=optimizer, net=net), EveryRound()
+    fit(trainer, rounds, **options)
+    return trainer, rounds.parameters
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_plain_sgd_with_a_learning_rate_of_1_has_the_bits_of_the_mean(mode, shuffle):
+    with_outer, without = trainer_of(), trainer_of()
+    assert_same_bits(
+        fit(with_outer, outer_optimizer=MEAN, shuffle=shuffle, **mode), fit(without, shuffle=shuffle, **mode)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_the_mean_has_the_same_bits_in_other_precisions(dtype):
+    def net():
+        return mlp().to(dtype)
+
+    x = X.astype(torch.empty(0, dtype=dtype).numpy().dtype)
+    fits = [
+        fit(trainer_of(net=net, optimizer=PLAIN_SGD, metric=None), data=(x, Y), outer_optimizer=outer)
+        for outer in (MEAN, None)
+    ]
+    assert_same_bits(*fits)
+
+
+def test_one_worker_that_merges_every_batch_follows_the_textbook_formula():
+    """v = 0.9 v + g, w = w - 0.7 (g + 0.9 v), with the worker's step as the gradient g = 0.1 ∇."""
+    x, y = classification(samples=60)
+    ours = fitted(
+        "serial",
+        1,
+        *blocked(x, y, 6),
+        num_epochs=2,
+        batch_size=10,
+        merge_unit="blocks",
+        outer_optimizer=NESTEROV,
+        **STILL,
+    )
+    net = mlp().double()
+    weights, velocity = list(net.parameters()), [0.0] * 4
+    for _ in range(2):
+        for batch in range(6):
+            rows = slice(10 * batch, 10 * batch + 10)
+            loss = nn.functional.cross_entropy(net(torch.from_numpy(x[rows]).double()), torch.from_numpy(y[rows]))
+            gradients = [0.1 * gradient for gradient in torch.autograd.grad(loss, weights)]
+            velocity = [0.9 * v + g for v, g in zip(velocity, gradients, strict=True)]
+            with torch.no_grad():
+                for weight, g, v in zip(weights, gradients, velocity, strict=True):
+                    weight -= 0.7 * (g + 0.9 * v)
+    expected = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+    assert_close(ours, expected, sgd_error(np.float32, 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
+
+
+@pytest.mark.parametrize("workers", [2, 9])
+@pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
+def test_every_engine_gives_the_same_bits(engine, workers):
+    options = {"outer_optimizer": {"optimizer": "adam", "lr": 0.01}, "optimizer_state": "average"}
+    options |= {"weight_averaging": "ema", "validation_data": (X[:20], Y[:20])}
+    there, here = trainer_of(engine, workers=workers), trainer_of(workers=workers)
+    for trainer in (there, here):
+        fit(trainer, **options)
+    assert_alike(there, here)
+    assert_same_bits(averaged(there), averaged(here))
+
+
+def averaged(trainer):
+    return {name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()}
+
+
+def test_buffers_are_averaged_and_not_stepped():
+    _, plain = rounds_of()
+    _, stepped = rounds_of(outer_optimizer={"optimizer": "sgd", "lr": 0.5})
+    for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
+        assert plain[0][name].tobytes() == stepped[0][name].tobytes()
+    start = {name: tensor.numpy() for name, tensor in awkward_net().state_dict().items()}
+    half = (start["0.weight"] + plain[0]["0.weight"]) / 2
+    np.testing.assert_allclose(stepped[0]["0.weight"], half, rtol=0, atol=2 * np.finfo(np.float32).eps)
+
+
+def test_frozen_and_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.frozen, self.first = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.frozen.requires_grad_(False)
+            self.second = nn.Linear(6, 6)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(self.frozen(x))))
+
+    outer = {"optimizer": "sgd", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
+    _, rounds = rounds_of(net=Tied, outer_optimizer=outer)
+    start = {name: tensor.numpy() for name, tensor in Tied().state_dict().items()}
+    for parameters in rounds:
+        assert parameters["first.weight"].tobytes() == parameters["second.weight"].tobytes()
+        assert parameters["frozen.weight"].tobytes() == start["frozen.weight"].tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
+def test_a_worker_without_samples_changes_nothing():
+    options = {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": 0.5}
+    two = trainer_of(workers=2, net=mlp, optimizer=SGD)
+    five = trainer_of(workers=5, net=mlp, optimizer=SGD)
+    assert_same_bits(fit(two, blocks=2, **options), fit(five, blocks=2, **options))
+    assert_same_bits(averaged(two), averaged(five))
+
+
+def test_a_second_fit_continues_with_the_state():
+    options = {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": "ema"}
+    once, twice = trainer_of(), trainer_of()
+    fit(once, num_epochs=4, **options)
+    fit(twice, num_epochs=1, **options)
+    fit(twice, num_epochs=3, **options)
+    assert_alike(once, twice)
+
+
+def test_another_kind_of_outer_optimizer_starts_anew():
+    trainer, fresh = trainer_of(optimizer=PLAIN_SGD, net=mlp), trainer_of(optimizer=PLAIN_SGD, net=mlp)
+    before = fit(trainer, num_epochs=1, outer_optimizer=NESTEROV)
+    fresh.set_parameters(before)
+    fresh._epochs = 1
+    adam = {"optimizer": "adam", "lr": 0.01}
+    assert_same_bits(
+        fit(trainer, num_epochs=1, outer_optimizer=adam), fit(fresh, num_epochs=1, outer_optimizer=adam)
+    )
+
+
+@pytest.mark.parametrize(("optimizer", "make"), [(SGD, torch.optim.SGD), (ADAM, torch.optim.Adam)], ids=str)
+def test_averaged_optimizer_states_are_those_of_a_plain_loop(optimizer, make):
+    """Two workers with blocks of 12 and 18 samples, 3 and 5 batches: two copies trained by torch and averaged."""
+    x, y = classification(samples=30)
+    cuts = [slice(0, 12), slice(12, 30)]
+    blocks = [BlockedTensor([[part[cut]] for cut in cuts]) for part in (x, y)]
+    ours = fitted(
+        "serial", 2, *blocks, optimizer=optimizer, num_epochs=3, batch_size=4, optimizer_state="average", **STILL
+    )
+    options = {name: value for name, value in optimizer.items() if name != "optimizer"}
+    net, state = mlp(), None
+    for _ in range(3):
+        nets, states = zip(*[_trained(net, state, make, options, x[cut], y[cut]) for cut in cuts], strict=True)
+        with torch.no_grad():
+            for own, *theirs in zip(net.parameters(), *(each.parameters() for each in nets), strict=True):
+                own.copy_(_mean(*theirs))
+        state = copy.deepcopy(states[0])
+        for number, values in state["state"].items():
+            for name, value in values.items():
+                value.copy_(_mean(value, states[1]["state"][number][name]))
+    assert_same_bits(ours, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+
+
+def _trained(net, state, make, options, x, y):
+    own = copy.deepcopy(net)
+    optimizer = make(own.parameters(), **options)
+    if state is not None:
+        optimizer.load_state_dict(copy.deepcopy(state))
+    for rows in np.array_split(np.arange(len(x)), -(-len(x) // 4)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(own(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
+        optimizer.step()
+    return own, optimizer.state_dict()
+
+
+def _mean(one, other):
+    return ((one.double() * 12 + other.double() * 18) / 30).to(one.dtype)
+
+
+def test_after_averaging_a_fit_that_keeps_states_starts_from_the_averages():
+    trainer = trainer_of(workers=2, optimizer=SGD, net=mlp)
+    fit(trainer, num_epochs=1, optimizer_state="average")
+    moments = trainer.snapshot().merge["moments"]
+    assert all(state.optimizer is None for state in trainer.snapshot().workers)
+    fit(trainer, num_epochs=1, optimizer_state="keep")
+    kept, once = trainer.get_parameters(), trainer_of(workers=2, optimizer=SGD, net=mlp)
+    fit(once, num_epochs=2, optimizer_state="average")
+    assert_same_bits(kept, once.get_parameters())  # the first round of the second fit starts alike
+    assert set(moments) == {f"optimizer state/{number}.momentum_buffer" for number in range(4)}
+
+
+def test_the_moving_average_is_that_of_the_rounds():
+    trainer, rounds = rounds_of(weight_averaging=0.6, num_epochs=4, validation_data=(X, Y))
+    expected = rounds[0]
+    for parameters in rounds[1:]:
+        expected = {
+            name: np.asarray(0.6 * expected[name] + 0.4 * array).astype(array.dtype)
+            if array.dtype.kind == "f"
+            else array
+            for name, array in parameters.items()
+        }
+    assert_same_bits(averaged(trainer), expected)
+    trainer.set_parameters(expected)
+    values = trainer.evaluate(X, Y)
+    last = trainer.history[-1]
+    assert {name: last[f"val_averaged_{name}"] for name in values} == values
+    assert last["val_loss"] != last["val_averaged_loss"]
+
+
+def test_without_an_average_there_is_none_to_return():
+    trainer, _ = rounds_of(num_epochs=1)
+    with pytest.raises(ValueError, match='give fit weight_averaging="ema"'):
+        trainer.model(averaged=True)
+
+
+def test_an_outer_step_that_diverges_is_an_error():
+    trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp)
+    with pytest.raises(DivergedError, match=r"outer_optimizer= made '0\.weight' NaN or infinite; lower its lr"):
+        fit(trainer, outer_optimizer={"optimizer": "sgd", "lr": 1e38, "weight_decay": 100.0})
+
+
+def test_agreement_of_workers():
+    assert agreement([{"given": 5, "change": 4.0}] * 2, {"change": 4.0}) == {"worker_agreement": 1.0}
+    # Two orthogonal changes of norm 2: their mean has the squared norm 2.
+    noise = agreement([{"given": 5, "change": 4.0}] * 2, {"change": 2.0})
+    assert noise == {"worker_agreement": pytest.approx(0.5**0.5)}  # without a signal there is no noise scale
+    # A gradient of norm 1 with a variance of 6 a sample, in batches of 2 and 8: norms 1 + 6/2 and 1 + 6/8.
+    known = agreement([{"given": 2, "change": 4.0}] * 4, {"change": 1.75})
+    assert known["noise_scale"] == pytest.approx(6.0)
+    assert agreement([{"given": 0, "change": 0.0}] * 2, {"change": 0.0}) == {}
+
+
+def test_records_have_the_agreement_of_the_changes():
+    x, y = classification(samples=60)
+    trainer, rounds = rounds_of(
+        workers=2, optimizer=PLAIN_SGD, net=mlp, data=blocked(x, y, 2), num_epochs=1, **STILL
+    )
+    start = {name: tensor.numpy() for name, tensor in mlp().state_dict().items()}
+    alone = [
+        fitted("serial", 1, *blocked(x[half], y[half], 1), num_epochs=1, batch_size=6, **STILL)
+        for half in (slice(30), slice(30, None))
+    ]
+    norms = [sum(np.square(p[name] - start[name]).sum() for name in start) for p in [*alone, rounds[0]]]
+    expected = np.sqrt(norms[2] / np.mean(norms[:2]))
+    assert trainer.history[0]["worker_agreement"] == pytest.approx(expected, rel=1e-4)
+    one, _ = rounds_of(workers=1, num_epochs=1)
+    assert "worker_agreement" not in one.history[0]
+
+
+class Odd(torch.optim.SGD):
+    """Keeps a list, which has no mean."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["seen"] = [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"outer_optimizer": {"optimizer": "sgd"}}, r"outer_optimizer=.*: optimizer 'sgd' needs a learning rate"),
+        ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
+        ({"outer_optimizer": torch.optim.LBFGS}, "LBFGS"),
+        ({"outer_optimizer": NESTEROV, "merge": "parameter_server"}, "belongs to merge='synchronous'"),
+        ({"optimizer_state": "average", "merge": "commutative"}, "optimizer_state='average' belongs to"),
+        ({"weight_averaging": "ema", "merge": "commutative"}, "weight_averaging= belongs to"),
+        ({"weight_averaging": 1.0}, "weight_averaging=1.0: give a number above 0 and below 1"),
+        ({"weight_averaging": "lawa"}, "weight_averaging='lawa'"),
+    ],
+)
+def test_wrong_options(options, error):
+    with pytest.raises(ValueError, match=error):
+        fit(trainer_of(), **options)
+
+
+def test_states_that_have_no_mean():
+    trainer = trainer_of(optimizer={"optimizer": Odd, "lr": 0.1}, net=mlp)
+    with pytest.raises(ValueError, match="averages tensors, but Odd keeps 'seen' as a list; take"):
+        fit(trainer, optimizer_state="average")
+    with pytest.raises(TypeError, match=r"outer_optimizer=3: .* is neither a dict nor a callable"):
+        fit(trainer, outer_optimizer=3)
+
+
+def test_callable_outer_optimizers_are_described():
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(mlp(), PLAIN_SGD, "cross_entropy")
+    trainer.fit(X, Y, num_epochs=1, batch_size=20, outer_optimizer=torch.optim.Adam, progress=False)
+    assert trainer.configuration["fit"]["outer_optimizer"] == "torch.optim.adam.Adam"
