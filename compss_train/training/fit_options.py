@@ -145,7 +145,7 @@ class FitOptions:
         By default a pool is as large as the largest block. ``merge_every`` is left out if it is a function, which
         other processes may not be able to import.
         """
-        options = replace(self, merge_every=1) if callable(self.merge_every) else self
+        options = replace(self, merge_every=1, outer_optimizer=None)
         if self.shuffle != "partial" or self.shuffle_buffer is not None:
             return options
         return replace(options, shuffle_buffer=max(sizes))
