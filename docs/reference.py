@@ -11,7 +11,7 @@ import pdoc.render
 
 MODULES = (
     *("trainer", "training.base_trainer", "training.resuming", "training.named_fits", "training.callback"),
-    *("training.checkpoints.storage", "callbacks", "exceptions"),
+    *("training.checkpoints.storage", "training.merge_intervals", "callbacks", "exceptions"),
     *("data", "buffers", "buffers.reading_ahead", "samplers", "engines", "engines.compss.configuration", "online"),
     *("model.parameters", "model.losses", "model.optimizers", "model.metrics", "model.metrics.batch_mean"),
     *("model.lr_schedules", "model.export"),

@@ -103,6 +103,11 @@ class Round:
         """Samples of each worker."""
         return tuple(sum(block_pass.size for block_pass in assignment) for assignment in self.assignments)
 
+    @property
+    def stop(self) -> Fraction:
+        """The part of the last epoch that has been trained after this round."""
+        return max((stop for start, stop in self.spans if start < stop), default=Fraction(1))
+
     def span(self, worker: int) -> Span:
         """Return the part of the last epoch that a worker trains."""
         return self.spans[worker] if self.spans else (Fraction(0), Fraction(1))

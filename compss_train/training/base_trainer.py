@@ -94,6 +94,7 @@ class BaseTrainer:
         memory_format: MemoryFormat = "contiguous",
         class_weight: ClassWeight | None = None,
         schedule: ScheduleSpec | None = None,
+        schedule_steps: int = 1,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         accumulate: int = 1,
@@ -129,6 +130,9 @@ class BaseTrainer:
             factor, or a callable that makes a torch scheduler of an optimizer, such as
             ``functools.partial(StepLR, step_size=10)``; docs/training-options.md. ``None`` (default) for a constant
             learning rate.
+        schedule_steps:
+            Number of times an epoch that the schedule is stepped, 1 by default. With more, a function is called
+            with fractions of epochs, and a torch scheduler counts steps instead of epochs.
         clip_norm, clip_value:
             The maximum norm of all gradients together, or the maximum absolute value of each element; at most one
             of them. ``None`` (default) does not clip.
@@ -151,6 +155,8 @@ class BaseTrainer:
         check_choice("precision", precision, PRECISIONS)
         check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
         step_options = StepOptions(clip_norm, clip_value, accumulate, on_nan)
+        if check_count("schedule_steps", schedule_steps) > 1 and schedule is None:
+            raise ValueError(f"schedule_steps={schedule_steps} belongs to a schedule=, which was not given")
         weights = check_class_weight(class_weight)
         if weights is not None:
             check_weightable(loss_function)
@@ -163,7 +169,7 @@ class BaseTrainer:
         own = copy.deepcopy(net).cpu()
         check_optimizer(own, factory)
         self._parameters = params.copy_of(params.from_module(own))
-        lr_schedule = None if schedule is None else make_schedule(schedule, own, factory)
+        lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
         training_spec = TrainingSpec(
             net=own,
             optimizer=factory,
@@ -175,7 +181,7 @@ class BaseTrainer:
             class_weight=weights,
             step_options=step_options,
         )
-        self._built = BuildArguments(training_spec, num_gpu, schedule, lr_schedule)
+        self._built = BuildArguments(training_spec, num_gpu, schedule, schedule_steps, lr_schedule)
         self._reset_fits()
         if self._session is not None:
             self._session.close()

@@ -20,6 +20,7 @@ class BuildArguments:
     num_gpu: int
     schedule: ScheduleSpec | None = None
     """The argument ``schedule``."""
+    schedule_steps: int = 1
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
 
 

@@ -104,7 +104,7 @@ class FittingTrainer(ResumableTrainer):
         built = self._require_built()
         if built.schedule is not None and built.lr_schedule is not None:
             spec = built.training_spec
-            schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
+            schedule = make_schedule(built.schedule, spec.net, spec.optimizer, built.schedule_steps)
             saved = built.lr_schedule.state_dict() if plan.checkpoint is None else plan.checkpoint[1].schedule
             schedule.load_state_dict(saved)
             schedule.prepare(plan.last_epoch)

@@ -116,6 +116,7 @@ class ResumableTrainer(BaseTrainer):
             "memory_format": training_spec.memory_format,
             "transform": described(training_spec.transform),
             "schedule": described(built.schedule),
+            "schedule_steps": built.schedule_steps,
             **described_fields(training_spec.step_options),
             "torch": torch.__version__,
             "numpy": np.__version__,

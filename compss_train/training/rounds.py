@@ -245,7 +245,7 @@ class RoundRunner:
             "merge": self.merge.name,
             **({"skipped": list(self.progress.skipped)} if self.progress.skipped else {}),
             **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured)),
-            **({"lr": self.workers.schedule.lr(round_.epoch - 1)} if self.workers.schedule else {}),
+            **({"lr": self.workers.schedule.lr(round_.epoch - 1, round_.stop)} if self.workers.schedule else {}),
             **(agreement(measured, values["merge"][0]) if values["merge"] else {}),
             "workers": [
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}

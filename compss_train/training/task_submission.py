@@ -11,10 +11,17 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import warn_user
 from compss_train.data.order import split_points
-from compss_train.data.partitioning import Round, WorkerAssignment, renumber_samples, split_by_block, unique_samples
+from compss_train.data.partitioning import (
+    Round,
+    Span,
+    WorkerAssignment,
+    renumber_samples,
+    split_by_block,
+    unique_samples,
+)
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.model.lr_schedules import LrSchedule
+from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
 from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import Shard, WorkerState, evaluate, predict, split_rows, train
@@ -86,7 +93,7 @@ class WorkerGroup:
             self.states[worker],
             inputs.x,
             inputs.others,
-            self._shard(inputs, f"round {round_.number} on worker {worker}"),
+            self._shard(inputs, worker, round_),
             self.devices[worker],
             moments,
             *more,
@@ -103,19 +110,24 @@ class WorkerGroup:
         kept = {id(state) for state in after}
         self.engine.delete([state for state in before if isinstance(state, Ref) and id(state) not in kept])
 
-    def _shard(self, inputs: TaskInputs, name: str) -> Shard:
-        epochs = (block_pass.epoch for block_pass in inputs.assignment)
+    def _shard(self, inputs: TaskInputs, worker: int, round_: Round) -> Shard:
         return Shard(
             options=self.options,
             assignment=inputs.assignment,
             blocks=inputs.blocks,
             starts=inputs.starts,
             seed=self.seed,
-            name=name,
+            name=f"round {round_.number} on worker {worker}",
             pieces=inputs.pieces,
             weighted=self.data.weighted,
-            hyperparameters=self.schedule.of(epochs) if self.schedule else {},
+            hyperparameters=self._hyperparameters(inputs, round_.span(worker)),
         )
+
+    def _hyperparameters(self, inputs: TaskInputs, span: Span) -> dict[int, TimedHyperparameters]:
+        if self.schedule is None:
+            return {}
+        epochs = sorted({block_pass.epoch for block_pass in inputs.assignment})
+        return {epoch: self.schedule.during(epoch, *span) for epoch in epochs}
 
     def _inputs(self, worker: int, round_: Round) -> TaskInputs:
         assignment = round_.assignments[worker]

@@ -79,6 +79,8 @@ VARIANTS = {
     "Adam outside": ({"workers": 1}, {"outer_optimizer": {"optimizer": "adam", "lr": 0.01}}),
     "a schedule": ({"schedule": lambda epoch: 0.5**epoch}, BLOCKS),
     "a scheduler": ({"schedule": partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)}, {}),
+    "steps inside epochs": ({"schedule": lambda epoch: 0.5**epoch, "schedule_steps": 4}, BATCHES),
+    "steps inside blocks": ({"schedule": lambda epoch: 0.5**epoch, "schedule_steps": 4}, BLOCKS),
     "a plateau": ({"schedule": PLATEAU}, {"num_epochs": 5}),
     "a plateau in blocks": ({"schedule": PLATEAU}, BLOCKS),
     "several batches a step": ({"accumulate": 3, "clip_norm": 0.5}, BLOCKS),

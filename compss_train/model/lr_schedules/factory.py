@@ -12,7 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from compss_train.model.lr_schedules.schedules import EpochSchedule, LrSchedule, ParameterGroups, PlateauSchedule
 from compss_train.model.optimizers import OptimizerFactory
 
-ScheduleSpec: TypeAlias = Callable[[int], float] | Callable[[torch.optim.Optimizer], LRScheduler]
+ScheduleSpec: TypeAlias = (
+    Callable[[int], float] | Callable[[float], float] | Callable[[torch.optim.Optimizer], LRScheduler]
+)
 
 _USAGE = (
     "give a function of the epoch that returns a factor of the learning rate, such as lambda epoch: 0.9**epoch, or "
@@ -20,8 +22,8 @@ _USAGE = (
 )
 
 
-def make_schedule(spec: object, net: nn.Module, optimizer_factory: OptimizerFactory) -> LrSchedule:
-    """Return the schedule; ``net`` is any copy of the network, which is not changed.
+def make_schedule(spec: object, net: nn.Module, optimizer_factory: OptimizerFactory, steps: int = 1) -> LrSchedule:
+    """Return the schedule with so many steps an epoch; ``net`` is any copy of the network, which is not changed.
 
     Raises ``TypeError`` and ``ValueError`` for an object that is neither a function of the epoch nor a factory of a
     scheduler, and the exceptions of the scheduler's class.
@@ -29,9 +31,14 @@ def make_schedule(spec: object, net: nn.Module, optimizer_factory: OptimizerFact
     _check_callable(spec)
     optimizer = optimizer_factory(net.parameters())
     groups = ParameterGroups(optimizer)
-    scheduler = _make_scheduler(spec, optimizer)
+    scheduler = _make_scheduler(spec, optimizer, steps)
     if not isinstance(scheduler, ReduceLROnPlateau):
-        return EpochSchedule(scheduler, groups)
+        return EpochSchedule(scheduler, groups, steps)
+    if steps != 1:
+        raise ValueError(
+            f"schedule_steps={steps}: a ReduceLROnPlateau is stepped once an epoch, with its loss; leave "
+            "schedule_steps= out"
+        )
     if scheduler.mode != "min":
         raise ValueError(
             f"schedule= is a ReduceLROnPlateau with mode={scheduler.mode!r}; it is stepped with the validation "
@@ -51,14 +58,14 @@ def _check_callable(spec: object) -> None:
         raise TypeError(f"schedule={spec!r} is not callable; {_USAGE}")
 
 
-def _make_scheduler(spec: Any, optimizer: torch.optim.Optimizer) -> LRScheduler:
+def _make_scheduler(spec: Any, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
     result = _try_call(spec, optimizer)
     if isinstance(result, Exception) and _is_scheduler_class(spec):
         result.add_note(f"Raised by schedule=, which is called with an optimizer only; {_USAGE}.")
         raise result
     if not isinstance(result, LRScheduler):
         _check_factor(_try_call(spec, 0), result)
-        return LambdaLR(optimizer, lambda epoch: float(spec(epoch)))
+        return LambdaLR(optimizer, lambda step: float(spec(step if steps == 1 else step / steps)))
     if getattr(result, "optimizer", optimizer) is not optimizer:
         raise ValueError(
             "schedule= returns a scheduler of another optimizer than the one it is called with, which would have "

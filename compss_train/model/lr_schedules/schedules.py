@@ -1,9 +1,10 @@
-"""Schedules: stepped once an epoch, or by the metrics of the rounds (``ReduceLROnPlateau``)."""
+"""Schedules: stepped at fractions of an epoch, or by the metrics of the rounds (``ReduceLROnPlateau``)."""
 
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
@@ -13,24 +14,38 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
 
+TimedHyperparameters: TypeAlias = tuple[tuple[Fraction, Hyperparameters], ...]
+"""Hyperparameters in turn, each with the fraction of a worker's batches from which on they are used."""
+
+WHOLE = Fraction(0), Fraction(1)
+"""Start and end of an epoch."""
+
 
 class LrSchedule(ABC):
-    """The hyperparameters of each epoch, counted from 0 over all fits of a trainer."""
+    """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of a trainer."""
 
     waits: ClassVar[bool] = False
     """Whether the hyperparameters of an epoch depend on the metrics of the rounds before it."""
+    steps: int = 1
+    """Number of steps an epoch."""
 
     @abstractmethod
-    def at(self, epoch: int) -> Hyperparameters:
-        """Return the hyperparameters at the start of an epoch."""
+    def at(self, step: int) -> Hyperparameters:
+        """Return the hyperparameters of a step, counted over all epochs."""
 
-    def of(self, epochs: Iterable[int]) -> dict[int, Hyperparameters]:
-        """Return the hyperparameters of several epochs, by epoch."""
-        return {epoch: self.at(epoch) for epoch in sorted(set(epochs))}
+    def during(self, epoch: int, start: Fraction = WHOLE[0], stop: Fraction = WHOLE[1]) -> TimedHyperparameters:
+        """Return the hyperparameters of the steps between two fractions of an epoch, in turn."""
+        return tuple(
+            (max(Fraction(0), (Fraction(step, self.steps) - start) / (stop - start)), self._at(epoch, step))
+            for step in range(math.floor(self.steps * start), math.ceil(self.steps * stop))
+        )
 
-    def lr(self, epoch: int) -> float:
-        """Return the learning rate of the first parameter group in an epoch."""
-        return float(self.at(epoch)[0]["lr"])
+    def lr(self, epoch: int, stop: Fraction = WHOLE[1]) -> float:
+        """Return the learning rate of the first parameter group in the last step before a fraction of an epoch."""
+        return float(self._at(epoch, math.ceil(self.steps * stop) - 1)[0]["lr"])
+
+    def _at(self, epoch: int, step: int) -> Hyperparameters:
+        return self.at(epoch * self.steps + step)
 
     def prepare(self, stop: int) -> None:
         """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters."""
@@ -96,18 +111,18 @@ def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class EpochSchedule(LrSchedule):
-    """A torch scheduler that is stepped once an epoch without arguments."""
+    """A torch scheduler that is stepped at equal fractions of each epoch without arguments."""
 
-    def __init__(self, scheduler: LRScheduler, groups: ParameterGroups) -> None:
-        self._scheduler, self._groups = scheduler, groups
+    def __init__(self, scheduler: LRScheduler, groups: ParameterGroups, steps: int = 1) -> None:
+        self._scheduler, self._groups, self.steps = scheduler, groups, steps
         self._known = [groups.hyperparameters()]
         self._failure: Exception | None = None
 
-    def at(self, epoch: int) -> Hyperparameters:
+    def at(self, step: int) -> Hyperparameters:
         """Return the hyperparameters after as many steps."""
-        while len(self._known) <= epoch:
+        while len(self._known) <= step:
             self._known.append(self._next())
-        return self._known[epoch]
+        return self._known[step]
 
     def _next(self) -> Hyperparameters:
         if self._failure is None:
@@ -115,9 +130,9 @@ class EpochSchedule(LrSchedule):
                 return self._step()
             except Exception as error:
                 self._failure = error  # a step that failed half-way cannot be repeated
+        epoch = f"{len(self._known) / self.steps:g}"
         raise ValueError(
-            f"schedule= fails in epoch {len(self._known)} (counted from 0 over all fits since build): "
-            f"{self._failure}"
+            f"schedule= fails in epoch {epoch} (counted from 0 over all fits since build): {self._failure}"
         ) from self._failure
 
     def _step(self) -> Hyperparameters:
@@ -128,7 +143,7 @@ class EpochSchedule(LrSchedule):
 
     def prepare(self, stop: int) -> None:
         """Compute the hyperparameters of all epochs before ``stop``."""
-        self.at(stop - 1)
+        self.at(stop * self.steps - 1)
 
 
 _CONSTRUCTOR_ARGUMENTS = (
@@ -151,12 +166,12 @@ class PlateauSchedule(LrSchedule):
         self._epoch = 0
         self._measured: float | None = None
 
-    def at(self, epoch: int) -> Hyperparameters:
-        """Return the hyperparameters; epochs are requested in order."""
-        if epoch > self._epoch:
+    def at(self, step: int) -> Hyperparameters:
+        """Return the hyperparameters; steps, which are epochs, are requested in order."""
+        if step > self._epoch:
             if self._measured is not None:
                 self._scheduler.step(self._measured)
-            self._epoch, self._measured = epoch, None
+            self._epoch, self._measured = step, None
         return self._groups.hyperparameters()
 
     def observe(self, record: Mapping[str, Any]) -> None:

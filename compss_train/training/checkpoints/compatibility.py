@@ -13,6 +13,9 @@ from compss_train.training.fit_options import FitOptions
 CHANGEABLE_OPTIONS = ("num_epochs", "file_buffer")
 """Options of ``fit`` that may change when it is resumed."""
 
+LATER_SETTINGS = {"schedule_steps": 1}
+"""Settings that early checkpoints lack, with the values that they had."""
+
 
 def check_parameters(path: Path, saved: Parameters, current: Parameters) -> None:
     """Raise ``ValueError`` unless both are parameters of the same network."""
@@ -89,7 +92,7 @@ def check_trainer(
     others = [name for name in setting if name not in ("optimizer", "optimizer_options", "seed")]
     different = [
         *_optimizer_differences(saved["optimizer_options"], setting["optimizer_options"]),
-        *_differences({name: saved.get(name) for name in others}, setting),
+        *_differences({name: saved.get(name, LATER_SETTINGS.get(name)) for name in others}, setting),
         *_worker_differences(saved["num_workers"], setting["num_workers"]),
     ]
     if different:

@@ -58,6 +58,15 @@ def epochs(shard: Shard, source: Source, device: str) -> Iterator[tuple[int, Ite
         yield epoch, (_batch(columns, weighted=shard.weighted) for _, columns in group)
 
 
+def batches_in_epoch(shard: Shard, epoch: int) -> int:
+    """Return the planned number of batches of an epoch of a shard."""
+    block_passes = tuple(block_pass for block_pass in shard.assignment if block_pass.epoch == epoch)
+    options = shard.options
+    if options.partial_shuffle is not None or options.buffer is not None:
+        return len(batch_sizes(block_passes, options.batching))
+    return sum(len(batch_bounds(block_pass, options.batching)) for block_pass in block_passes)
+
+
 def _batch(columns: Columns, *, weighted: bool) -> Batch:
     x, *others = columns
     weight = others.pop() if weighted else None

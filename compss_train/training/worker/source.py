@@ -18,7 +18,7 @@ from compss_train.data.partitioning import BlockPass, WorkerAssignment
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
-from compss_train.model.lr_schedules import Hyperparameters
+from compss_train.model.lr_schedules import TimedHyperparameters
 from compss_train.samplers.loader import FileLoader
 from compss_train.training.fit_options import FitOptions
 
@@ -53,7 +53,7 @@ class Shard:
     """Whether the task receives pieces of blocks, each with its rows of all columns, instead of blocks."""
     weighted: bool = False
     """Whether the last column holds the samples' weights."""
-    hyperparameters: Mapping[int, Hyperparameters] = field(default_factory=dict)
+    hyperparameters: Mapping[int, TimedHyperparameters] = field(default_factory=dict)
     """The optimizer's hyperparameters by epoch; empty without a learning-rate schedule."""
 
     @property

@@ -15,11 +15,12 @@ from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
-from compss_train.training.worker.batches import epochs
+from compss_train.training.worker.batches import batches_in_epoch, epochs
 from compss_train.training.worker.moments import load_moments, moments_of
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.source import Shard, source_of
@@ -74,9 +75,10 @@ def train(
         stepper = OptimizerStepper(replica, optimizer)
         source = source_of(shard, xs, others)
         for epoch, epoch_batches in epochs(shard, source, device):
-            if epoch in shard.hyperparameters:
-                stepper.set_hyperparameters(shard.hyperparameters[epoch])
-            for batch in epoch_batches:
+            changes = _hyperparameter_changes(shard, epoch)
+            for number, batch in enumerate(epoch_batches):
+                if number in changes:
+                    stepper.set_hyperparameters(changes[number])
                 with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                     stepper.learn(batch, accumulator)
             stepper.finish()
@@ -99,6 +101,13 @@ def _starting_optimizer(
     if option != "reset" and state is None and moments:
         load_moments(optimizer, moments)
     return optimizer
+
+
+def _hyperparameter_changes(shard: Shard, epoch: int) -> dict[int, Hyperparameters]:
+    """Return the hyperparameters that a learning-rate schedule sets in an epoch, by the number of the batch."""
+    timed = shard.hyperparameters.get(epoch, ())
+    planned = batches_in_epoch(shard, epoch) if len(timed) > 1 else 0
+    return {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
 
 
 def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: OnNan) -> None:

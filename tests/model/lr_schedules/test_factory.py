@@ -51,7 +51,7 @@ def test_epochs_can_be_requested_in_any_order():
     forwards, backwards = (schedule_of(SCHEDULERS["one cycle"]) for _ in range(2))
     values = [backwards.at(epoch) for epoch in (5, 0, 3)]
     assert values == [forwards.at(epoch) for epoch in (5, 0, 3)]
-    assert forwards.of([1, 0, 1]) == {0: forwards.at(0), 1: forwards.at(1)}
+    assert forwards.during(1) == ((0, forwards.at(1)),)
     assert set(values[0][0]) == {"lr", "momentum"}
     assert forwards.state_dict() == {}
 
