@@ -15,10 +15,10 @@ from compss_train.training.fit_options import FitOptions
 from compss_train.training.merging.agreement import agreement
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import CommutativeMerge
-from compss_train.training.merging.merge_tasks import MergeRule
 from compss_train.training.merging.server import ServerMerge
 from compss_train.training.merging.synchronous import SynchronousMerge
 from compss_train.training.training_state import MergeState
+from compss_train.training.worker import MergeRule
 
 EMA_DECAY = 0.8
 """The decay of ``weight_averaging="ema"``: the average reaches back about five merges."""

@@ -8,9 +8,9 @@ from compss_train.engines import Engine, Ref
 from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.training.merging.base import Merge, SubmittedRound
-from compss_train.training.merging.merge_tasks import MergeRule, finish
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import MergeState
+from compss_train.training.worker import MergeRule, finish
 
 Item = TypeVar("Item")
 

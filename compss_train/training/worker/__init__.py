@@ -2,7 +2,8 @@
 
 from compss_train.training.worker.batches import split_rows
 from compss_train.training.worker.inference import evaluate, predict
+from compss_train.training.worker.merge import MergeRule, finish
 from compss_train.training.worker.source import Shard
 from compss_train.training.worker.train import WorkerState, train
 
-__all__ = ["Shard", "WorkerState", "evaluate", "predict", "split_rows", "train"]
+__all__ = ["MergeRule", "Shard", "WorkerState", "evaluate", "finish", "predict", "split_rows", "train"]

@@ -6,8 +6,8 @@ import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.model import parameters as params
-from compss_train.training.merging.merge_tasks import MergeRule, finish
 from compss_train.training.merging.synchronous import sum_by_tree
+from compss_train.training.worker import MergeRule, finish
 from tests.engines import tasks
 from tests.helpers.models import (
     ADAM,
