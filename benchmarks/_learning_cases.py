@@ -30,6 +30,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "outer_optimizer": NESTEROV,
     },
     "plain merges": {"batch_size": 100, "merge_every": 75, "merge_unit": "batches"},
+    "post-local": {
+        "batch_size": 100,
+        "merge_every": {"epochs": 1, "then": 75},
+        "merge_unit": "batches",
+    },
     "outer steps": {
         "batch_size": 100,
         "merge_every": 75,
@@ -39,7 +44,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "auto, bf16": {"preset": "auto", "merge_dtype": "bf16"},
     "auto, int8": {"preset": "auto", "merge_dtype": "int8"},
 }
-"""Options of ``fit`` by name. ``mean`` is the plain mean once an epoch, and with one worker the baseline."""
+"""Options of ``fit`` by name; a dict as ``merge_every`` is a ``PostLocal``.
+
+``mean`` is the plain mean once an epoch, and with one worker the baseline.
+"""
 
 OURS, MERGES, DDP, AVERAGER, DILOCO = "ours", "ours, merges", "DDP", "PeriodicModelAverager", "torchft DiLoCo"
 """Who trains. ``MERGES`` is ours with a wide network and hardly any samples, where only merging takes time."""
@@ -156,7 +164,7 @@ def time_cases(options: argparse.Namespace) -> Iterator[Case]:
 def peers_cases(options: argparse.Namespace) -> Iterator[Case]:
     """Peers that merge, and ours with the same options; as many processes as workers."""
     for one, workers in product(base_cases(options), (2, 4)):
-        for peer, setting in ((AVERAGER, "plain merges"), (DILOCO, "outer steps")):
+        for peer, setting in ((AVERAGER, "plain merges"), (AVERAGER, "post-local"), (DILOCO, "outer steps")):
             ours = with_setting(one, setting, workers, engine="local")
             yield ours
             yield replace(ours, contestant=peer)

@@ -21,6 +21,7 @@ from compss_train.callbacks import Callback
 from compss_train.engines import SerialEngine
 from compss_train.exceptions import DivergedError
 from compss_train.reports.timeline import totals, worker_intervals
+from compss_train.training import PostLocal
 
 WARM_UP_SAMPLES = 2_000
 FIRST_MERGES = 3
@@ -101,10 +102,11 @@ def run_ours(case: Case) -> Result:
 
 def _fit(trainer: DistributedTrainer, case: Case, x: Any, y: Any, *callbacks: Callback) -> None:
     """Fit with the options of the case; all samples are shuffled, so that the shares of workers are alike."""
+    options = dict(case.options)
+    if isinstance(every := options.get("merge_every"), dict):
+        options["merge_every"] = PostLocal(**every)
     try:
-        trainer.fit(
-            x, y, num_epochs=case.epochs, shuffle="total", callbacks=callbacks, progress=False, **case.options
-        )
+        trainer.fit(x, y, num_epochs=case.epochs, shuffle="total", callbacks=callbacks, progress=False, **options)
     except Exception as error:
         error.add_note(f"in the case: {case.label}")
         raise

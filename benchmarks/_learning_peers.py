@@ -16,7 +16,7 @@ import torch
 from _common import network
 from _learning_cases import AVERAGER, DDP, DILOCO, Case, schedule_of
 from _learning_results import Marks, Result, State, images_of
-from _ranks import gloo_group, meet, run_ranks
+from _ranks import join_group, meet, run_ranks
 from torch import distributed, nn
 
 WARM_UP_BATCHES = 50
@@ -32,6 +32,21 @@ class _Rank:
     folder: str
     lighthouse: str
     """Where the processes of torchft find each other."""
+
+    @property
+    def period(self) -> int:
+        """Steps between merges; with DDP gradients are averaged at each."""
+        every = self.case.options.get("merge_every", 1)
+        return int(every["then"] if isinstance(every, dict) else every)
+
+    @property
+    def first_steps(self) -> int:
+        """Steps at which gradients are averaged, before the parameters are."""
+        every = self.case.options.get("merge_every", 1)
+        samples = len(images_of(self.case).x) // self.case.workers
+        return (
+            int(every["epochs"] * -(-samples // self.case.options["batch_size"])) if isinstance(every, dict) else 0
+        )
 
 
 def is_installed(contestant: str) -> bool:
@@ -56,13 +71,11 @@ def _run_rank(rank: _Rank) -> Result | None:
     net = network(case.network, case.seed)
     _warm_up(case, copy.deepcopy(net), x, y)
     optimizer = optimizer_for(net, case.optimizer)
-    with (
-        gloo_group(rank.folder, rank.number, case.workers),
-        METHODS[case.contestant](rank, net, optimizer) as method,
-    ):
+    join_group(rank.folder, rank.number, case.workers)
+    with METHODS[case.contestant](rank, net, optimizer) as method:
         marks, steps = _train(rank, net, optimizer, method, x, y)
         meet()
-    merges = steps // case.options.get("merge_every", 1)
+    merges = rank.first_steps + (steps - rank.first_steps) // rank.period
     return marks.result(images, merges=merges) if rank.number == 0 else None
 
 
@@ -153,11 +166,24 @@ def _data_parallel(
 
 @contextlib.contextmanager
 def _averager(rank: _Rank, net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Module, Step]]:
-    """Average the parameters every so many steps, as post-local SGD does after its first phase."""
+    """Average the parameters every so many steps, and the gradients at each step of the first epochs."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-    averager = PeriodicModelAverager(period=rank.case.options["merge_every"])
-    yield net, lambda: averager.average_parameters(net.parameters())
+    period, first = rank.period, rank.first_steps
+    averager = PeriodicModelAverager(period=period, warmup_steps=first)
+    yield _post_local(net, first) if first else net, lambda: averager.average_parameters(net.parameters())
+
+
+def _post_local(net: nn.Module, first_steps: int) -> nn.Module:
+    """Return the network with DDP's hook, which averages gradients in the first steps only."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hook
+
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    state = hook.PostLocalSGDState(
+        process_group=None, subgroup=None, start_localSGD_iter=first_steps, post_local_gradient_allreduce=False
+    )
+    wrapped.register_comm_hook(state, hook.post_localSGD_hook)
+    return wrapped
 
 
 @contextlib.contextmanager
@@ -187,7 +213,7 @@ def _diloco(rank: _Rank, net: nn.Module, optimizer: torch.optim.Optimizer) -> It
     )
     outer = optimizer_for(net, rank.case.options["outer_optimizer"])
     try:
-        with DiLoCo(manager, [net], optimizer, outer, sync_every=rank.case.options["merge_every"]):
+        with DiLoCo(manager, [net], optimizer, outer, sync_every=rank.period):
             yield net, _nothing
     finally:
         manager.shutdown(wait=False)

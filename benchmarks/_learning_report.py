@@ -210,10 +210,10 @@ def report_peers(rows: Sequence[Row]) -> None:
     ours = {_without_contestant(case): results for case, results in rows if case.contestant == OURS}
     print_table(
         f"Peers and ours with the same options: accuracy after {rows[0][0].epochs} epochs, %",
-        ["peer, network, workers", "peer", "ours", "ours less peer", "goal", "samples/s, ours to peer"],
+        ["peer, setting, network, workers", "peer", "ours", "ours less peer", "goal", "samples/s, ours to peer"],
         [
             [
-                f"{case.contestant}, {case.network}, {case.workers}",
+                f"{case.contestant}, {case.setting}, {case.network}, {case.workers}",
                 _accuracies(results),
                 _accuracies(mine := ours.get(_without_contestant(case), {})),
                 spread(better := differences(mine, results)),

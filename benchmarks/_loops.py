@@ -11,7 +11,7 @@ from statistics import fmean
 
 import torch
 from _common import accuracy, load_images, network
-from _ranks import gloo_group, meet, run_ranks
+from _ranks import join_group, meet, run_ranks
 from torch import nn
 
 BATCH = 100
@@ -78,8 +78,9 @@ def _run_rank(rank: _Rank) -> tuple[float, float, float]:
     net = network(rank.task.network, rank.task.seed)
     if rank.peer.fast:
         net.to(memory_format=torch.channels_last)
-    with _group(rank):
-        began, ended = _timed(rank, net, x, y)
+    if rank.peer.data_parallel:
+        join_group(rank.folder, rank.number, rank.peer.ranks)
+    began, ended = _timed(rank, net, x, y)
     net.eval()
     with torch.no_grad(), _autocast(rank.peer):
         outputs = net(torch.from_numpy(images.test_x)).float()
@@ -116,13 +117,6 @@ def _train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, peer: 
 
 def _autocast(peer: Client) -> contextlib.AbstractContextManager[object]:
     return torch.autocast("cpu", torch.bfloat16) if peer.fast else contextlib.nullcontext()
-
-
-def _group(rank: _Rank) -> contextlib.AbstractContextManager[None]:
-    """Join the peer's process group where it has one."""
-    if not rank.peer.data_parallel:
-        return contextlib.nullcontext()
-    return gloo_group(rank.folder, rank.number, rank.peer.ranks)
 
 
 def _wrapped(rank: _Rank, net: nn.Module) -> nn.Module:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -41,13 +40,11 @@ def meet() -> None:
         _barrier.wait(START_LIMIT)
 
 
-@contextlib.contextmanager
-def gloo_group(folder: str, number: int, ranks: int) -> Iterator[None]:
-    """Be the rank ``number`` of a process group that meets in the folder."""
+def join_group(folder: str, number: int, ranks: int) -> None:
+    """Be the rank ``number`` of a process group that meets in the folder, until the process ends.
+
+    The group is not destroyed before: its destructor can wait for its own thread, which waits for Python's lock.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # host names need not resolve in a container
     meeting = f"file://{Path(folder, 'store')}"
     distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=ranks)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
