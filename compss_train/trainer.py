@@ -137,7 +137,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
             mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is
             DiLoCo's (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are averaged
-            only. docs/learning.md says what is worth it.
+            only. Commutative merging takes ``sgd`` alone: each worker's change is a step at once, and momentum,
+            which needs ``nesterov``, is applied after as many arrivals as there are workers (delayed Nesterov,
+            arXiv 2401.09135). docs/learning.md says what is worth it.
         optimizer_state:
             What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) leaves each
             worker its own, ``"average"`` averages momentum and moments as the parameters, ``"reset"`` starts every

@@ -216,6 +216,8 @@ class MergedParameters(Parameters):
     """Parameters under commutative merging, with the number of samples that have been merged into them."""
 
     samples: int = 0
+    outer: dict[str, Any] | None = None
+    """The state of an outer optimizer, if there is one."""
 
 
 def apply_delta(
@@ -225,10 +227,11 @@ def apply_delta(
     count: Count,
     total: int,
     buffers: Collection[str] = (),
+    lr: float = 1.0,
 ) -> MergedParameters:
     """Return the global parameters after merging a worker that trained ``count`` of a round's ``total`` samples.
 
-    Weights become current + count/total · (trained - base): additions of the workers' changes commute, so that
+    Weights become current + lr · count/total · (trained - base): additions of the workers' changes commute, so that
     their order changes rounding only. The names in ``buffers`` are statistics, which may shrink faster than a stale
     base allows (a variance would become negative), so they are interpolated towards the worker's instead: with one
     update from each worker to the weighted mean in any order, later by count/total. Integers take the maximum.
@@ -243,7 +246,7 @@ def apply_delta(
         elif name in buffers:
             merged[name] = _interpolate(array, trained[name], count / max(1, min(samples, total)))
         else:
-            merged[name] = _add_change(array, base[name], trained[name], count / total)
+            merged[name] = _add_change(array, base[name], trained[name], lr * (count / total))
     return merged
 
 

@@ -10,6 +10,7 @@ from compss_train._utils.validation import check_choice, check_count, check_frac
 from compss_train.buffers import BufferSpec
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Position, RoundPlan, Shuffle, units_between_merges
+from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server import check_installed
 from compss_train.samplers.pools import Pools, check_pools
@@ -89,23 +90,31 @@ class FitOptions:
             )
 
     def _check_merging(self) -> None:
-        if self.outer_optimizer is not None:
-            try:
-                optimizer_factory(self.outer_optimizer)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
+        check_outer_optimizer(self.outer_optimizer)
+        if self.outer_optimizer is not None and self.merge == "commutative":
+            self._check_commutative_step()
         if self.weight_averaging not in ("ema", None):
             check_fraction("weight_averaging", self.weight_averaging)
         only_synchronous = {
             "optimizer_state='average'": self.optimizer_state == "average",
             "weight_averaging=": self.weight_averaging is not None,
-            "outer_optimizer=": self.outer_optimizer is not None,
+            "outer_optimizer=": self.outer_optimizer is not None and self.merge == "parameter_server",
         }
         given = [name for name, is_given in only_synchronous.items() if is_given]
         if given and self.merge != "synchronous":
             raise ValueError(
                 f"{given[0]} belongs to merge='synchronous', not to merge={self.merge!r}: leave it out"
             )
+
+    def _check_commutative_step(self) -> None:
+        if self.rule == "halving":
+            raise ValueError(
+                "rule='halving' has no outer optimizer: leave outer_optimizer= out, or take rule='weighted'"
+            )
+        try:
+            DelayedNesterov.of(self.outer_optimizer)
+        except ValueError as error:
+            raise ValueError(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
 
     def _check_partial_shuffle(self) -> None:
         if self.shuffle_buffer is not None:
@@ -200,3 +209,13 @@ class FitOptions:
             first_round=first_round,
             start=start,
         )
+
+
+def check_outer_optimizer(spec: OptimizerSpec | None) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless the value is a valid ``outer_optimizer``."""
+    if spec is None:
+        return
+    try:
+        optimizer_factory(spec)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"outer_optimizer={spec!r}: {error}") from None

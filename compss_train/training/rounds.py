@@ -25,7 +25,7 @@ from compss_train.training.task_submission import (
     skipped_batches,
     warn_of_skipped_files,
 )
-from compss_train.training.training_state import TrainingState
+from compss_train.training.training_state import MergeState, TrainingState
 from compss_train.training.worker import WorkerState
 
 Record = dict[str, Any]
@@ -110,6 +110,7 @@ class RoundRunner:
         if self.stopped is not None:
             self._end_early()
         final = self._final()
+        self.merge_state = self._state_of(final)
         while len(self._complete) > 1:
             self.merge.retire(self._complete.popleft())
         return final
@@ -122,7 +123,13 @@ class RoundRunner:
         """Return the same with the state; only after rounds of which a callback ``needs_state``."""
         parameters = self._settled() if self._complete else None
         workers = tuple(fetch_states(self.engine, self._states))
-        return parameters, TrainingState(workers, self.merge_state.fetched(self.engine))
+        return parameters, TrainingState(workers, self._state_of(parameters).fetched(self.engine))
+
+    def _state_of(self, parameters: Parameters | None) -> MergeState:
+        """Return what merges keep beside these parameters, which are those after the last complete round."""
+        if parameters is None or not self._complete:
+            return self.merge_state
+        return self.merge.state_of(self._complete[-1], parameters)
 
     def _settled(self) -> Parameters:
         return self.merge.settled(self._complete[-1])

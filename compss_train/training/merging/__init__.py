@@ -9,6 +9,7 @@ so layer by layer, without the engine.
 from collections.abc import Collection
 
 from compss_train.engines import Engine
+from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.training.fit_options import FitOptions
@@ -44,7 +45,15 @@ def make_merge(
         return SynchronousMerge(engine, initial, _rule(options, weights), state)
     if options.merge == "parameter_server":
         return ServerMerge(engine, initial, num_workers, buffers)
-    return CommutativeMerge(engine, initial, num_workers, rule=options.rule, buffers=buffers)
+    return CommutativeMerge(
+        engine,
+        initial,
+        num_workers,
+        rule=options.rule,
+        buffers=buffers,
+        optimizer=None if options.outer_optimizer is None else DelayedNesterov.of(options.outer_optimizer),
+        state=state,
+    )
 
 
 def _rule(options: FitOptions, weights: tuple[str, ...]) -> MergeRule:

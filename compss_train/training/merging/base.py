@@ -50,6 +50,10 @@ class Merge(ABC):
     def current(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a complete round; waits for its merge if necessary."""
 
+    def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
+        """Return what is kept beside ``parameters``, which are those after this round."""
+        return submitted.merge_state
+
     @abstractmethod
     def settled(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a round; no later round was submitted, or later ones do not count."""

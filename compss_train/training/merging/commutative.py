@@ -1,14 +1,23 @@
-"""Commutative merging: each worker's change is added to the global parameters on arrival."""
+"""Commutative merging: each worker's change is added to the global parameters on arrival.
 
-from collections.abc import Collection
+Additions commute, so that the order of arrival changes rounding only. With an outer optimizer this also holds for
+the steps that the workers' changes make at once. Momentum is applied after as many arrivals as there are workers
+(``model/delayed_nesterov.py``): which changes it then contains, and which workers start from the parameters that it
+has moved, depends on the order of arrival where some workers are ahead of others.
+"""
+
+import copy
+from collections.abc import Collection, Sequence
 
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.model import parameters as params
+from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.parameters import Parameters
 from compss_train.training.fit_options import Rule
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
+from compss_train.training.training_state import NOTHING_KEPT, MergeState
 
 ROUNDS_AHEAD = 8
 """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
@@ -28,13 +37,18 @@ class CommutativeMerge(Merge):
         *,
         rule: Rule = "weighted",
         buffers: Collection[str] = (),
+        optimizer: DelayedNesterov | None = None,
+        state: MergeState = NOTHING_KEPT,
     ) -> None:
         self._engine = engine
         self._buffers = frozenset(buffers)
         self._rule = rule
+        self._optimizer = optimizer
+        self.state = state
         self._initial = engine.publish(initial)
         self._bases = [self._initial] * num_workers
-        self.parameters = engine.publish(initial)
+        saved = None if optimizer is None else state.fetched(engine).outer
+        self.parameters = engine.publish(initial if optimizer is None else optimizer.starting(initial, saved))
 
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base, then update the global parameters."""
@@ -43,15 +57,18 @@ class CommutativeMerge(Merge):
         for worker, count in enumerate(counts):
             if count:
                 trained, measured[worker] = workers.train(worker, round_, self._bases[worker])
-                self._update(worker, trained, measured[worker] if workers.data.may_skip else count, sum(counts))
+                self._update(worker, trained, measured[worker] if workers.data.may_skip else count, counts)
         return SubmittedRound(
             round=round_, measured=measured, parameters=self.parameters, states=tuple(workers.states)
         )
 
-    def _update(self, worker: int, trained: Ref, count: int | Ref, total: int) -> None:
-        base = self._bases[worker]
+    def _update(self, worker: int, trained: Ref, count: int | Ref, counts: Sequence[int]) -> None:
+        base, total = self._bases[worker], sum(counts)
         if self._rule == "halving":
             self._bases[worker] = self._engine.commute(self.parameters, params.halve, trained)
+        elif self._optimizer is not None:
+            merged = base, trained, count, total, len(counts) - counts.count(0), self._buffers
+            self._bases[worker] = self._engine.commute(self.parameters, step_on_arrival, self._optimizer, *merged)
         else:
             self._bases[worker] = self._engine.commute(
                 self.parameters, params.apply_delta, base, trained, count, total, self._buffers
@@ -67,6 +84,11 @@ class CommutativeMerge(Merge):
         """Wait for everything that was submitted, and return the value."""
         value: Parameters = self._engine.fetch([self.parameters])[0]
         return value
+
+    def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
+        """Return the state of the outer optimizer, which the parameters carry."""
+        outer = getattr(parameters, "outer", None)
+        return NOTHING_KEPT if outer is None else MergeState(outer=copy.deepcopy(outer))  # the engine's memory
 
     def retire(self, submitted: SubmittedRound) -> None:
         """Do nothing: all rounds share one value."""

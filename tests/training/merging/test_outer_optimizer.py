@@ -297,7 +297,6 @@ class Odd(torch.optim.SGD):
         ({"outer_optimizer": {"optimizer": "sgd"}}, r"outer_optimizer=.*: optimizer 'sgd' needs a learning rate"),
         ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
         ({"outer_optimizer": torch.optim.LBFGS}, "LBFGS"),
-        ({"outer_optimizer": NESTEROV, "merge": "parameter_server"}, "belongs to merge='synchronous'"),
         ({"optimizer_state": "average", "merge": "commutative"}, "optimizer_state='average' belongs to"),
         ({"weight_averaging": "ema", "merge": "commutative"}, "weight_averaging= belongs to"),
         ({"weight_averaging": 1.0}, "weight_averaging=1.0: give a number above 0 and below 1"),

@@ -1,0 +1,119 @@
+"""Delayed Nesterov: the outer optimizer of commutative merging, where workers arrive one at a time.
+
+Source: Liu et al. 2024, "Asynchronous local-SGD training for language modeling" (arXiv 2401.09135), algorithm 3
+with c = 0. The negative of an arriving worker's weighted change is the gradient g. Each arrival moves the global
+parameters by -lr · g. The momentum gathers as many gradients as there are workers; then m = momentum · m + Σ g, and
+the parameters also move by -lr · momentum · m. If momentum advanced with every arrival, it would decay as often as
+there are workers in each round, and each change would be repeated by all workers that arrive later.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
+from compss_train.model.parameters import Count, MergedParameters, Parameters
+
+_KIND = "delayed Nesterov"
+_ACCEPTED = {"optimizer", "lr", "momentum", "nesterov"}
+
+
+@dataclass(frozen=True)
+class DelayedNesterov:
+    """The learning rate and the momentum of the outer optimizer."""
+
+    lr: float
+    momentum: float = 0.0
+
+    @classmethod
+    def of(cls, spec: object) -> Self:
+        """Return the optimizer that a dict of ``outer_optimizer=`` describes.
+
+        Raises ``ValueError`` for other optimizers, and for momentum without ``nesterov``.
+        """
+        if not isinstance(spec, Mapping) or spec.get("optimizer") != "sgd" or set(spec) - _ACCEPTED:
+            raise ValueError(
+                'merge="commutative" steps with plain SGD or delayed Nesterov, whose options are lr, momentum and '
+                'nesterov: give {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}, or take '
+                'merge="synchronous" for other optimizers'
+            )
+        if spec.get("momentum") and spec.get("nesterov") is not True:
+            raise ValueError('merge="commutative" has Nesterov momentum only: add "nesterov": True')
+        return cls(spec["lr"], spec.get("momentum", 0.0))
+
+    def starting(self, initial: Parameters, saved: Mapping[str, Any] | None) -> Parameters:
+        """Return initial parameters that continue with a saved state, unless it is that of another optimizer."""
+        if not self.momentum or saved is None or saved["kind"] != _KIND:
+            return initial
+        merged = MergedParameters(initial)
+        merged.outer = dict(saved)
+        return merged
+
+
+def step_on_arrival(
+    current: Parameters,
+    optimizer: DelayedNesterov,
+    base: Parameters,
+    trained: Parameters,
+    count: Count,
+    total: int,
+    workers: int,
+    buffers: Collection[str] = (),
+) -> Parameters:
+    """Return the global parameters after a step with the change of a worker, as ``apply_delta`` without optimizer.
+
+    ``workers`` is the number of arrivals after which momentum is applied; a worker without samples does not count,
+    and changes nothing. Names in ``buffers`` and integers are merged as by ``apply_delta``.
+
+    Raises ``DivergedError`` if a step leads to NaN or infinity.
+    """
+    count = params.sample_count(count)
+    if not count:
+        return current
+    with np.errstate(over="ignore", invalid="ignore"):  # the error below says more than a warning
+        merged = params.apply_delta(current, base, trained, count, total, buffers, optimizer.lr)
+        if optimizer.momentum:
+            merged.outer = _gathered(getattr(current, "outer", None), base, trained, count / total, buffers)
+            if merged.outer["arrivals"] >= workers:
+                _apply_momentum(merged, merged.outer["momentum"], optimizer)
+                merged.outer["arrivals"] = 0
+    if (bad := params.first_not_finite(merged)) is not None:
+        raise DivergedError(f"the step of outer_optimizer= made {bad!r} NaN or infinite; lower its lr or momentum")
+    return merged
+
+
+def _gathered(
+    outer: Mapping[str, Any] | None,
+    base: Parameters,
+    trained: Parameters,
+    fraction: float,
+    buffers: Collection[str],
+) -> dict[str, Any]:
+    """Return the state after an arrival: ``momentum`` is momentum · m and the gradients since m was applied."""
+    before: Parameters = {} if outer is None else outer["momentum"]
+    weights = [name for name, array in base.items() if array.dtype.kind in "fc" and name not in buffers]
+    momentum = {name: _gather(before.get(name), base[name], trained[name], fraction) for name in weights}
+    return {"kind": _KIND, "momentum": momentum, "arrivals": 1 + (0 if outer is None else outer["arrivals"])}
+
+
+def _gather(
+    before: NDArray[Any] | None, base: NDArray[Any], trained: NDArray[Any], fraction: float
+) -> NDArray[Any]:
+    gradient = np.subtract(base, trained, dtype=np.result_type(base.dtype, np.float64))
+    gradient *= fraction
+    if before is not None:
+        gradient += before
+    return np.asarray(gradient).astype(np.result_type(base.dtype, np.float32), copy=False)
+
+
+def _apply_momentum(merged: Parameters, momentum: Parameters, optimizer: DelayedNesterov) -> None:
+    """Move the parameters by -lr · momentum · m, and decay m for the gradients that follow."""
+    for name, m in momentum.items():
+        array = merged[name]
+        step = np.multiply(m, optimizer.lr * optimizer.momentum, dtype=np.result_type(m.dtype, np.float64))
+        merged[name] = np.asarray(np.subtract(array, step, dtype=step.dtype)).astype(array.dtype, copy=False)
+        momentum[name] = np.asarray(m * m.dtype.type(optimizer.momentum))
