@@ -12,7 +12,8 @@ from _common import parser, print_table, ratios, spread
 from numpy.typing import NDArray
 
 from compss_train import BlockedTensor, shuffle
-from compss_train.data.partitioning import RoundPlan, Shuffle, WorkerAssignment
+from compss_train.data.block_passes import WorkerAssignment
+from compss_train.data.partitioning import RoundPlan, Shuffle
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.batches import batches
 from compss_train.training.worker.source import Shard, source_of

@@ -5,6 +5,7 @@ pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
 """
 
 import heapq
+import queue
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ from compss_train.exceptions import BufferDrainedError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_POLL_SECONDS = 0.02  # how often a thread that waits for samples checks whether any will come
 _JOIN_SECONDS = 1.0  # how long closing waits for threads that are loading
 
 
@@ -226,12 +228,32 @@ def batches_through(buffer: Buffer, chunks: Iterable[Any], batch_size: int) -> I
             yield batch
 
 
+def batches_while_filling(buffer: Buffer, chunks: Iterable[Any], batch_size: int, least: int) -> Iterator[Any]:
+    """Iterate over batches from a buffer while a thread fills it with chunks, and then up to ``least`` of them.
+
+    Reception does not end, so that the samples that are left can be drawn later.
+    """
+    with _FillThread(buffer, chunks, ends_reception=False) as filling:
+        drawn = 0
+        while (running := filling.running) or drawn < least:
+            try:
+                batch = buffer.get_batch(batch_size, timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if not running:
+                    break
+            else:
+                drawn += 1
+                yield batch
+        filling.raise_error()
+
+
 class _FillThread:
     """A thread that fills a buffer."""
 
-    def __init__(self, buffer: Buffer, chunks: Iterable[Any]) -> None:
+    def __init__(self, buffer: Buffer, chunks: Iterable[Any], *, ends_reception: bool = True) -> None:
         self._buffer = buffer
         self._chunks = chunks
+        self._ends_reception = ends_reception
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fill-buffer", daemon=True)
 
@@ -242,7 +264,13 @@ class _FillThread:
         except BaseException as error:
             self._error = error
         finally:
-            self._buffer.signal_reception_over()
+            if self._ends_reception:
+                self._buffer.signal_reception_over()
+
+    @property
+    def running(self) -> bool:
+        """Whether chunks are left."""
+        return self._thread.is_alive()
 
     def raise_error(self) -> None:
         """Raise the thread's exception, if any."""
@@ -254,7 +282,8 @@ class _FillThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._buffer.signal_reception_over()
+        if self.running:  # it may wait for room
+            self._buffer.signal_reception_over()
         if isinstance(self._chunks, ReadAhead):
             self._chunks.close()
         if self._thread is not threading.current_thread():  # when garbage is collected in it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -91,6 +92,20 @@ class BufferSpec:
                 f"a batch of {batch_size} samples cannot come from a {self.kind.name} of size {self.size} with "
                 f"threshold {self.needed}: give a larger size, a lower threshold or smaller batches"
             )
+
+    def put_counts(self, sizes: Sequence[int]) -> list[int]:
+        """Return how many samples have been put at each draw of batches of these sizes, which are all samples.
+
+        The first batch is drawn as soon as the threshold is reached; then two samples are put for each one drawn
+        until the buffer is full, and one for one from then on. So the buffer's content at a draw, and with it the
+        draw, is reproducible.
+        """
+        total, put, got, counts = sum(sizes), 0, 0, []
+        for size in sizes:
+            put = min(total, got + self.size, put + 2 * size if got else self.needed + size)
+            counts.append(put)
+            got += size
+        return counts
 
     def limited(self, samples: int, batch_size: int) -> BufferSpec:
         """Return a description whose size does not exceed what a total of ``samples`` samples can fill."""

@@ -7,16 +7,25 @@ shuffle: as many samples as n blocks have on average), n batches a worker, or th
 do not change the batches: they are those that the worker would have in a round of whole epochs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from itertools import chain, count, pairwise, zip_longest
-from typing import Any, Literal, Self, TypeAlias
+from itertools import accumulate, chain, count, pairwise, zip_longest
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
+from compss_train.data.block_passes import (
+    BlockPass,
+    BufferedEpoch,
+    Draws,
+    PutCounts,
+    WorkerAssignment,
+    batch_sizes,
+    cut_assignment,
+    join_parts,
+)
 from compss_train.data.order import Batching, block_order, sample_order
 from compss_train.data.row_ranges import partition_files
 
@@ -30,44 +39,6 @@ MergeEvery: TypeAlias = int | Callable[[int], int]
 """The number of units between two merges, or a function of the epoch, counted from 0, that returns it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockPass:
-    """One pass over the samples of one block, or of a part of it."""
-
-    block: int
-    """Number of the block, or of the position in the grid to which a total shuffle moves these samples."""
-    epoch: int
-    size: int
-    """Number of samples in this pass."""
-    samples: NDArray[Any] | None = None
-    """Numbers of the samples among the samples of all blocks; ``None`` for the block's own rows."""
-    first: int = 0
-    """First row of the block in this pass."""
-    skip: int = 0
-    """Number of samples that the whole pass trains before this part of it."""
-    rest: int = 0
-    """Number of samples that the whole pass trains after this part of it."""
-
-    @property
-    def whole(self) -> int:
-        """Number of samples in the whole pass of which this is a part."""
-        return self.skip + self.size + self.rest
-
-    def part(self, start: int, stop: int) -> Self:
-        """Return the part with samples ``start`` to ``stop`` of this pass, in the order of training."""
-        return replace(
-            self,
-            size=stop - start,
-            samples=None if self.samples is None else self.samples[start:stop],
-            skip=self.skip + start,
-            rest=self.rest + self.size - stop,
-        )
-
-
-WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
-"""The block passes of one worker in one round."""
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
     """A point between two rounds of a fit, from which any number of workers can resume it."""
@@ -75,7 +46,7 @@ class Position:
     epoch: int
     """Completed epochs, including those of earlier fits."""
     units: int = 0
-    """Trained units of the next epoch: blocks, or equal parts of the epoch in a partial shuffle."""
+    """Trained units of the next epoch: blocks, or batches, or equal parts of the epoch in a partial shuffle."""
     cut_for: int = 0
     """Number of workers for which the current epoch was partitioned; 0 at the start of an epoch."""
 
@@ -97,10 +68,14 @@ class Round:
     """Where the next round begins."""
     spans: tuple[Span, ...] = ()
     """The part of the epoch that each worker trains, by its own batches; empty for a round of whole epochs."""
+    draws: tuple[Draws | None, ...] = ()
+    """What each worker draws from a buffer that merges do not empty; its assignment is what it puts into it."""
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Samples of each worker."""
+        if self.draws:
+            return tuple(draws.samples if draws else 0 for draws in self.draws)
         return tuple(sum(block_pass.size for block_pass in assignment) for assignment in self.assignments)
 
     @property
@@ -132,6 +107,8 @@ class RoundPlan:
     first_epoch: int = 0
     first_round: int = 0
     start: Position | None = None
+    put_counts: PutCounts | None = None
+    """Of a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
 
     def rounds(self) -> Iterator[Round]:
         """Iterate over the rounds; the order of an epoch is computed when the epoch is reached."""
@@ -170,14 +147,33 @@ class RoundPlan:
             start = self._start if epoch == self._start.epoch else Position(epoch)
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
-            batches = [len(batch_sizes(unit, self.batching)) for unit in units]
+            batches = [self._number_batches(unit) for unit in units]
             size = self.num_workers * (1 if self.shuffle == "partial" else self._every(epoch))
+            buffered = self._buffered_epochs(epoch)
             for first in range(start.units, len(units), size):
                 stop = first + size
                 end_position = Position(epoch, stop, cut_for) if stop < len(units) else Position(epoch + 1)
                 spans = tuple(self._spans(batches, first, stop))
-                assignments = self._assign(units[first:stop], self.num_workers)
-                yield Round(next(numbers), epoch + 1, assignments, end_position, spans)
+                assignments, draws = self._assign(units[first:stop], self.num_workers), ()
+                if buffered:
+                    parts = (
+                        each.part(first // cut_for, stop // cut_for) if each else ((), None) for each in buffered
+                    )
+                    assignments, draws = zip(*parts, strict=True)
+                yield Round(next(numbers), epoch + 1, assignments, end_position, spans, draws)
+
+    def _buffered_epochs(self, epoch: int) -> list[BufferedEpoch | None]:
+        """Return each worker's epoch, ``None`` for one without samples; an empty list if merges empty buffers."""
+        if self.put_counts is None:
+            return []
+        return [
+            BufferedEpoch(passes, Draws.of_epoch(passes, self.batching, self.put_counts)) if passes else None
+            for passes in self._epoch_assignments(epoch, self.num_workers)
+        ]
+
+    def _number_batches(self, unit: WorkerAssignment) -> int:
+        is_batch = self.merge_unit == "batches" and self.shuffle != "partial"
+        return bool(unit) if is_batch else len(batch_sizes(unit, self.batching))
 
     def _spans(self, batches: list[int], first: int, stop: int) -> Iterator[Span]:
         """Iterate over the workers' spans of a round; ``batches`` are those of each unit of the epoch.
@@ -214,7 +210,10 @@ class RoundPlan:
         return -(-max(batches) // every)
 
     def _batches(self, assignment: WorkerAssignment) -> list[WorkerAssignment]:
-        """Return the batches of a worker's epoch."""
+        """Return the batches of a worker's epoch; with a buffer, what it would draw if it kept the order."""
+        if self.put_counts is not None:
+            bounds = pairwise(accumulate(batch_sizes(assignment, self.batching), initial=0))
+            return [cut_assignment(assignment, start, stop) for start, stop in bounds]
         return [
             (block_pass.part(start, stop),)
             for block_pass in assignment
@@ -223,7 +222,7 @@ class RoundPlan:
 
     def _assign(self, units: list[WorkerAssignment], workers: int) -> tuple[WorkerAssignment, ...]:
         """Assign units to workers round-robin."""
-        return tuple(_join_parts(chain.from_iterable(units[worker::workers])) for worker in range(workers))
+        return tuple(join_parts(chain.from_iterable(units[worker::workers])) for worker in range(workers))
 
     def _epoch_assignments(self, epoch: int, workers: int) -> list[WorkerAssignment]:
         if self.shuffle == "partial":
@@ -265,68 +264,6 @@ def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     return check_count(f"merge_every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
 
 
-def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
-    """Return the sizes of the batches that hold every sample of these passes once.
-
-    Sizes differ by one at most. If the number of batches a block is fixed, there are as many as block by block.
-    """
-    samples = sum(block_pass.size for block_pass in block_passes)
-    if not samples:
-        return []
-    together = (
-        batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
-    )
-    return [stop - start for start, stop in together.bounds(samples)]
-
-
 def _join_assignments(epochs: list[list[WorkerAssignment]]) -> tuple[WorkerAssignment, ...]:
     """Return each worker's assignments of several epochs as one."""
     return tuple(tuple(chain.from_iterable(of_worker)) for of_worker in zip(*epochs, strict=True))
-
-
-def _join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
-    """Return the passes with consecutive parts of the same pass as one part."""
-    runs: list[list[BlockPass]] = []
-    for part in parts:
-        if runs and _continues(runs[-1][-1], part):
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return tuple(run[0] if len(run) == 1 else _join_run(run) for run in runs)
-
-
-def _continues(part: BlockPass, other: BlockPass) -> bool:
-    same_pass = (part.block, part.epoch) == (other.block, other.epoch)
-    return same_pass and part.skip + part.size == other.skip
-
-
-def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
-    samples = [part.samples for part in parts if part.samples is not None]
-    return replace(
-        parts[0],
-        size=sum(part.size for part in parts),
-        samples=np.concatenate(samples) if samples else None,
-        rest=parts[-1].rest,
-    )
-
-
-def unique_samples(assignment: WorkerAssignment) -> NDArray[Any]:
-    """Return the numbers of the samples in an assignment, each once and in ascending order."""
-    numbers = [block_pass.samples for block_pass in assignment if block_pass.samples is not None]
-    return np.unique(np.concatenate(numbers))
-
-
-def split_by_block(samples: NDArray[Any], starts: Sequence[int]) -> list[NDArray[Any]]:
-    """Split ascending sample numbers into row numbers of each block; ``starts`` are the blocks' first samples."""
-    bounds = [*np.searchsorted(samples, starts).tolist(), len(samples)]
-    return [samples[low:high] - start for start, (low, high) in zip(starts, pairwise(bounds), strict=True)]
-
-
-def renumber_samples(assignment: WorkerAssignment, samples: NDArray[Any]) -> WorkerAssignment:
-    """Return the assignment with each sample number replaced by its index in the ascending ``samples``."""
-    return tuple(
-        replace(block_pass, samples=np.searchsorted(samples, block_pass.samples))
-        if block_pass.samples is not None
-        else block_pass
-        for block_pass in assignment
-    )

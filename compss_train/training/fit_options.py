@@ -144,6 +144,11 @@ class FitOptions:
         return Batching(self.num_batches_per_worker, self.batch_size)
 
     @property
+    def carries_buffers(self) -> bool:
+        """Whether workers keep samples in their buffers when they merge."""
+        return self.buffer is not None and self.merge_unit == "batches"
+
+    @property
     def partial_shuffle(self) -> Pools | None:
         """The pools of a partial shuffle, ``None`` without one; call ``for_tasks`` first."""
         return Pools(self.shuffle_buffer or 1, self.pools) if self.shuffle == "partial" else None
@@ -208,6 +213,7 @@ class FitOptions:
             first_epoch=first_epoch,
             first_round=first_round,
             start=start,
+            put_counts=self.buffer.put_counts if self.carries_buffers and self.buffer else None,
         )
 
 

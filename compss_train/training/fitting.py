@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from compss_train.data import FileDataset
-from compss_train.data.partitioning import BlockPass, RoundPlan
+from compss_train.data.block_passes import BlockPass
+from compss_train.data.partitioning import RoundPlan
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import check_weightable

@@ -181,6 +181,7 @@ class ResumableTrainer(BaseTrainer):
         path, snapshot = found
         compatibility.check_parameters(path, snapshot.parameters, self._parameters)
         saved = compatibility.check_fit(path, snapshot, described_options, data.sizes)
+        compatibility.check_buffers(path, saved, options, self.num_workers)
         compatibility.check_data(path, snapshot, data.fingerprint)
         compatibility.check_trainer(path, snapshot, self._setting(), self._seed_argument)
         last = snapshot.history[-1] if snapshot.history else {}

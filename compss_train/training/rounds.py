@@ -239,7 +239,7 @@ class RoundRunner:
         now = self.stopping.clock()
         seconds, self._last_end = now - self._last_end, now
         round_, measured = submitted.round, values["workers"]
-        samples = sum(round_.counts) - sum(sums.get("left_out", 0) for sums in measured)
+        samples = sum(sums["given"] for sums in measured)
         return {
             "round": round_.number,
             "epoch": round_.epoch,

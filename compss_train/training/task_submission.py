@@ -10,15 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import warn_user
+from compss_train.data.block_passes import WorkerAssignment, renumber_samples, split_by_block, unique_samples
 from compss_train.data.order import split_points
-from compss_train.data.partitioning import (
-    Round,
-    Span,
-    WorkerAssignment,
-    renumber_samples,
-    split_by_block,
-    unique_samples,
-)
+from compss_train.data.partitioning import Round
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
@@ -120,14 +114,15 @@ class WorkerGroup:
             name=f"round {round_.number} on worker {worker}",
             pieces=inputs.pieces,
             weighted=self.data.weighted,
-            hyperparameters=self._hyperparameters(inputs, round_.span(worker)),
+            hyperparameters=self._hyperparameters(inputs, worker, round_),
+            draws=round_.draws[worker] if round_.draws else None,
         )
 
-    def _hyperparameters(self, inputs: TaskInputs, span: Span) -> dict[int, TimedHyperparameters]:
+    def _hyperparameters(self, inputs: TaskInputs, worker: int, round_: Round) -> dict[int, TimedHyperparameters]:
         if self.schedule is None:
             return {}
-        epochs = sorted({block_pass.epoch for block_pass in inputs.assignment})
-        return {epoch: self.schedule.during(epoch, *span) for epoch in epochs}
+        epochs = {block_pass.epoch for block_pass in inputs.assignment} or {round_.epoch - 1}
+        return {epoch: self.schedule.during(epoch, *round_.span(worker)) for epoch in sorted(epochs)}
 
     def _inputs(self, worker: int, round_: Round) -> TaskInputs:
         assignment = round_.assignments[worker]

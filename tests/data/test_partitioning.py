@@ -9,8 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from compss_train.buffers import BufferSpec
+from compss_train.data.block_passes import renumber_samples, split_by_block, unique_samples
 from compss_train.data.order import Batching
-from compss_train.data.partitioning import Position, RoundPlan, renumber_samples, split_by_block, unique_samples
+from compss_train.data.partitioning import Position, RoundPlan
 
 HOW = st.one_of(
     st.fixed_dictionaries({"merge_unit": st.sampled_from(["epochs", "blocks"]), "merge_every": st.integers(0, 6)}),
@@ -218,6 +220,40 @@ def test_the_spans_of_a_worker_follow_each_other_from_the_start_of_an_epoch_to_i
         assert all(before < after for before, after in bounds.reshape(-1, 2))
         assert all((end, begin) == (1, 0) or end == begin for end, begin in bounds[1:-1].reshape(-1, 2))
         assert len(bounds) == 0 or (bounds[0], bounds[-1]) == (0, 1)
+
+
+@given(
+    sizes=SIZE_LISTS,
+    workers=st.integers(1, 9),
+    every=st.integers(1, 6),
+    batching=st.builds(Batching, size=st.integers(1, 8)) | st.builds(Batching, number=st.integers(1, 3)),
+    shuffle=st.sampled_from(["blocks", "total", None]),
+    buffer=st.builds(BufferSpec, st.just("FIRO"), st.integers(16, 40), st.integers(0, 8)),
+)
+def test_each_sample_is_put_into_a_buffer_once_and_drawn_once(sizes, workers, every, batching, shuffle, buffer):
+    plan = RoundPlan(
+        sizes,
+        workers,
+        2,
+        3,
+        shuffle=shuffle,
+        merge_every=every,
+        merge_unit="batches",
+        batching=batching,
+        put_counts=buffer.put_counts,
+    )
+    rounds, put, drawn, seen = list(plan.rounds()), [0] * workers, [0] * workers, Counter()
+    assert plan.samples == sum(sum(round_.counts) for round_ in rounds) == 2 * sum(sizes)
+    for k, round_ in enumerate(rounds, 1):
+        seen += trained(round_, sizes)
+        for worker, (assignment, draws) in enumerate(zip(round_.assignments, round_.draws, strict=True)):
+            put[worker] += sum(block_pass.size for block_pass in assignment)
+            drawn[worker] += round_.counts[worker]
+            assert 0 <= put[worker] - drawn[worker] <= buffer.size
+            assert draws is None or len(draws.sizes) <= every
+        assert [plain(r) for r in resumed(plan, round_).rounds()] == [plain(r) for r in rounds[k:]]
+    assert seen == once(sizes, range(2))
+    assert put == drawn
 
 
 BLOCK_SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)

@@ -90,6 +90,8 @@ VARIANTS = {
     "FIFO": ({}, {"buffer": BufferSpec("FIFO", 16), **BLOCKS}),
     "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
     "pools": ({}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2, **BLOCKS}),
+    "merges by batches from a FIFO": ({"workers": 2}, {"buffer": BufferSpec("FIFO", 16), **BATCHES}),
+    "merges by batches from a FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BATCHES}),
     "merges by batches": ({"workers": 2}, BATCHES),
     "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
     "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": "partial", "shuffle_buffer": 11}),

@@ -47,6 +47,17 @@ def check_fit(path: Path, snapshot: Snapshot, options: Mapping[str, Any], sizes:
     return progress
 
 
+def check_buffers(path: Path, progress: Progress, options: FitOptions, num_workers: int) -> None:
+    """Raise ``ValueError`` if workers carry buffers inside an epoch, and there were more or fewer of them."""
+    reached = progress.reached
+    if options.carries_buffers and reached.units and reached.cut_for != num_workers:
+        raise ValueError(
+            f"{path} was written inside an epoch by {reached.cut_for} workers, whose buffers hold samples of it, "
+            f"so that {num_workers} cannot resume it: take num_workers={reached.cut_for}, or a checkpoint at the "
+            "end of an epoch"
+        )
+
+
 def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool) -> None:
     """Warn if the fit was complete, and is the trainer's ``own`` or had a shorter last round."""
     saved_epochs, num_epochs = progress.options["num_epochs"], options.num_epochs

@@ -71,17 +71,18 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _worker_to_dict(state: WorkerState) -> dict[str, Any]:
+    others = {"optimizer": state.optimizer, "buffer": state.buffer}
     if isinstance(state.random, int):
-        return {"optimizer": state.optimizer, "random": state.random}
+        return {**others, "random": state.random}
     version, numbers, gauss = state.random.python
     python = {"version": version, "numbers": np.array(numbers, np.int64), "gauss": gauss}
-    return {"optimizer": state.optimizer, "random": {**_fields(state.random), "python": python}}
+    return {**others, "random": {**_fields(state.random), "python": python}}
 
 
 def _worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
-    random = saved["random"]
+    random, buffer = saved["random"], saved.get("buffer")  # early checkpoints have no buffer
     if isinstance(random, int):
-        return WorkerState(saved["optimizer"], random)
+        return WorkerState(saved["optimizer"], random, buffer)
     python = random["python"]
     state = (python["version"], tuple(python["numbers"].tolist()), python["gauss"])
-    return WorkerState(saved["optimizer"], RandomState(**{**random, "python": state}))
+    return WorkerState(saved["optimizer"], RandomState(**{**random, "python": state}), buffer)

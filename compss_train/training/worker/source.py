@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block import Block, as_tensor, rows_of_bytes
+from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment
 from compss_train.data.order import row_order
-from compss_train.data.partitioning import BlockPass, WorkerAssignment
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
@@ -28,6 +28,9 @@ INFERENCE_FILES = 2
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of x, then of y and of weights if the data have them."""
+
+EpochColumns: TypeAlias = tuple[int, Columns]
+"""The number of an epoch, and the columns of a batch in it."""
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
@@ -55,6 +58,8 @@ class Shard:
     """Whether the last column holds the samples' weights."""
     hyperparameters: Mapping[int, TimedHyperparameters] = field(default_factory=dict)
     """The optimizer's hyperparameters by epoch; empty without a learning-rate schedule."""
+    draws: Draws | None = None
+    """The batches to draw from a buffer that merges do not empty; the assignment is what is put into it."""
 
     @property
     def shuffle_seed(self) -> int | None:
@@ -176,7 +181,8 @@ def source_of(shard: Shard, xs: Sequence[Any] | FilePart, others: Sequence[Block
     if shard.pieces:
         return BlockSource(list(zip(*xs, strict=True)), shard)
     blocks = [*xs, *others]
-    return BlockSource([blocks[start : start + len(xs)] for start in range(0, len(blocks), len(xs))], shard)
+    columns = range(0, len(blocks), len(xs) or 1)  # no blocks, where all samples are in a buffer
+    return BlockSource([blocks[start : start + len(xs)] for start in columns], shard)
 
 
 class BlockSource(Source):

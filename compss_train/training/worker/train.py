@@ -21,6 +21,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import batches_in_epoch, epochs
+from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.moments import load_moments, moments_of
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.source import Shard, source_of
@@ -34,6 +35,8 @@ class WorkerState:
     """The optimizer's state_dict; ``None`` makes a new optimizer."""
     random: RandomState | int
     """A state, or the seed of a new worker."""
+    buffer: dict[str, Any] | None = None
+    """The state of a buffer that merges by batches do not empty, inside an epoch."""
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
@@ -74,21 +77,26 @@ def train(
         accumulator = MetricAccumulator(replica.training_spec.measures)
         stepper = OptimizerStepper(replica, optimizer)
         source = source_of(shard, xs, others)
-        for epoch, epoch_batches in epochs(shard, source, device):
+        buffer = CarriedBuffer(state.buffer)
+        drawn = 0
+        for epoch, epoch_batches in epochs(shard, source, device, buffer):
             changes = _hyperparameter_changes(shard, epoch)
             for number, batch in enumerate(epoch_batches):
                 if number in changes:
                     stepper.set_hyperparameters(changes[number])
                 with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                     stepper.learn(batch, accumulator)
+                drawn += len(batch.x)
             stepper.finish()
         sums = {**accumulator.sums(), **source.measured()}
-        sums["given"] = sum(block_pass.size for block_pass in shard.assignment) - sums.get("left_out", 0)
+        sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
         sums["change"] = params.squared_distance(parameters, trained, training_spec.weights)
         averaged = shard.options.optimizer_state == "average"
-        after = WorkerState(None if averaged else to_cpu(optimizer.state_dict()), RandomState.capture(device))
+        after = WorkerState(
+            None if averaged else to_cpu(optimizer.state_dict()), RandomState.capture(device), buffer.after
+        )
         contribution = {**trained, **moments_of(optimizer)} if averaged else trained
         return contribution, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
@@ -101,6 +109,13 @@ def _starting_optimizer(
     if option != "reset" and state is None and moments:
         load_moments(optimizer, moments)
     return optimizer
+
+
+def _given(shard: Shard, drawn: int, left_out: int) -> int:
+    """Return the number of samples that the worker was to train; a reservoir's repetitions do not count."""
+    if shard.draws is not None and shard.options.buffer is not None:
+        return drawn if shard.options.buffer.gives_each_once else min(drawn, shard.draws.samples)
+    return sum(block_pass.size for block_pass in shard.assignment) - left_out
 
 
 def _hyperparameter_changes(shard: Shard, epoch: int) -> dict[int, Hyperparameters]:

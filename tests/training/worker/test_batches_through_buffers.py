@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import FIRO, BufferSpec
 from compss_train.data import BlockedTensor
+from compss_train.data.block_passes import Draws
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import source
-from compss_train.training.worker.batches import batches, draw_in_step
+from compss_train.training.worker.batches import batches
+from compss_train.training.worker.buffered import draw_in_step
 from compss_train.training.worker.source import Shard, source_of
 from tests.training.worker.assignments import DEALT
 
@@ -185,7 +187,10 @@ def test_draws_begin_at_the_threshold_and_the_buffer_then_fills_up(size, number,
     total, capacity = size * number, threshold + size + more
     chunks = [(torch.arange(start, min(start + chunk, total)),) for start in range(0, total, chunk)]
     buffer = Spying(capacity, threshold, seed=0)
-    got = torch.cat([batch[0] for batch in draw_in_step(buffer, chunks, [size] * number, threshold)])
+    sizes = (size,) * number
+    puts = tuple(BufferSpec("FIRO", capacity, threshold).put_counts(sizes))
+    draws = Draws(epoch=0, origin=0, total=total, largest=size, sizes=sizes, puts=puts)
+    got = torch.cat([batch[0] for batch in draw_in_step(buffer, chunks, draws)])
     assert sorted(got.tolist()) == list(range(total))
     # At each draw one batch more is held than at the one before, as far as there is room and there are samples.
     assert buffer.held == [min(threshold + size * (n + 1), capacity, total - size * n) for n in range(number)]

@@ -1,19 +1,24 @@
 """Merges by batches do not change the batches of a worker, whatever the number of batches between two merges."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from compss_train import BufferSpec, FileDataset
+from compss_train.callbacks import Checkpoint
 from compss_train.data import BlockedTensor
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker.batches import batches
+from compss_train.training.worker.batches import epochs as epochs_of
+from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.source import Shard, source_of
-from tests.helpers.models import assert_same_bits
-from tests.helpers.small_fits import fit, trainer_of
+from tests.helpers.models import assert_same_bits, mlp
+from tests.helpers.small_fits import X, Y, fit, trainer_of
+from tests.training.checkpoints.trees import assert_same
 from tests.training.worker.assignments import DEALT
 
 BATCHES = {"merge_unit": "batches"}
@@ -22,14 +27,24 @@ BATCHES = {"merge_unit": "batches"}
 def batches_of_workers(x, options, workers, epochs):
     """Return the batches of each worker, by epoch, over all rounds."""
     made = [[[] for _ in range(epochs)] for _ in range(workers)]
+    held = [None] * workers
     starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
     for round_ in options.round_plan(x.sizes, workers, 4, 0, 0).rounds():
         for worker, share in enumerate(round_.assignments):
+            if not round_.counts[worker]:
+                continue
             blocks = tuple(range(len(x.sizes)))
-            shard = Shard(options=options, assignment=share, blocks=blocks, starts=starts, seed=4)
-            found = [batch.x.tolist() for batch in batches(shard, source_of(shard, list(x.blocks()), []), "cpu")]
-            assert sum(map(len, found)) == round_.counts[worker]
+            draws = round_.draws[worker] if round_.draws else None
+            shard = Shard(options=options, assignment=share, blocks=blocks, starts=starts, seed=4, draws=draws)
+            before = copy.deepcopy(held[worker])
+            for _ in range(2):  # a task can be run again
+                buffer = CarriedBuffer(held[worker])
+                of_epochs = epochs_of(shard, source_of(shard, list(x.blocks()), []), "cpu", buffer)
+                found = [batch.x.tolist() for _, of_epoch in of_epochs for batch in of_epoch]
+                assert_same(held[worker], before)
+            held[worker] = buffer.after
             made[worker][round_.epoch - 1] += found
+    assert held == [None] * workers
     return made
 
 
@@ -37,12 +52,18 @@ def batches_of_workers(x, options, workers, epochs):
     **DEALT,
     every=st.integers(1, 9),
     batching=st.sampled_from([{"batch_size": 1}, {"batch_size": 7}, {"num_batches_per_worker": 1}]),
+    buffer=st.none()
+    | st.builds(BufferSpec, st.just("FIFO"), st.integers(1, 70))
+    | st.builds(BufferSpec, st.just("FIRO"), st.integers(21, 100), st.integers(0, 20)),
 )
 def test_the_batches_are_those_of_rounds_of_epochs(
-    samples, blocks, workers, shuffle, shuffle_seed, every, batching
+    samples, blocks, workers, shuffle, shuffle_seed, every, batching, buffer
 ):
     x = BlockedTensor.from_array(torch.arange(samples), (min(samples, blocks), 1))
-    of_epochs = FitOptions(num_epochs=2, shuffle=shuffle, shuffle_block_data=shuffle_seed is not None, **batching)
+    shuffles = {"shuffle": shuffle, "shuffle_block_data": shuffle_seed is not None}
+    of_epochs = FitOptions(num_epochs=2, buffer=buffer, **shuffles, **batching)
+    if buffer is not None and buffer.size - buffer.needed < batching.get("batch_size", max(x.sizes)):
+        reject()  # too small for a batch
     of_batches = replace(of_epochs, merge_unit="batches", merge_every=every)
     expected = batches_of_workers(x, of_epochs, workers, 2)
     assert batches_of_workers(x, of_batches, workers, 2) == expected
@@ -65,3 +86,53 @@ def test_a_merge_ends_a_step_of_several_batches():
         fit(trainer, num_epochs=1, blocks=1, batch_size=10, **options)
         steps.append(trainer.snapshot().workers[0].optimizer["state"][0]["step"].item())
     assert steps == [3, 4]  # of 6 batches: in twos, and in twos until a merge after three
+
+
+@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_reservoir_returns_each_sample_in_the_epoch_at_least_once(kind, every):
+    x = BlockedTensor.from_array(torch.arange(57), (4, 1))
+    spec = BufferSpec(kind, 20, 5)
+    options = FitOptions(num_epochs=2, batch_size=6, buffer=spec, merge_every=every, **BATCHES)
+    for of_worker in batches_of_workers(x, options, 1, 2):
+        for made in of_worker:
+            assert {sample for batch in made for sample in batch} == set(range(57))
+            assert len(made) >= -(-57 // 6)
+
+
+BUFFERS = [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)]
+
+
+@pytest.mark.parametrize("buffer", BUFFERS, ids=str)
+def test_one_worker_with_a_buffer_learns_the_same_however_often_it_merges(shared_local, buffer):
+    one, other = trainer_of(workers=1), trainer_of(shared_local, workers=1)
+    fit(one, buffer=buffer)
+    fit(other, buffer=buffer, merge_every=3, **BATCHES)
+    assert_same_bits(one.get_parameters(), other.get_parameters())
+    assert [state.buffer for state in other.snapshot().workers] == [None]
+
+
+def test_another_number_of_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):
+    options = {"buffer": BUFFERS[1], "merge_every": 5, **BATCHES}
+    trainer = trainer_of(workers=2)
+    fit(trainer, Checkpoint(tmp_path, keep=99), **options)
+    epochs = [record["epoch"] for record in trainer.history]
+    inside, at_the_end = (tmp_path / f"round-{n:06}" for n in (0, epochs.index(2) - 1))
+    with pytest.raises(ValueError, match="by 2 workers, whose buffers hold samples of it, so that 3 cannot resume"):
+        fit(trainer_of(workers=3), resume=inside, **options)
+    with pytest.warns(UserWarning, match="num_workers was 2, and is 3"):
+        fit(trainer_of(workers=3), resume=at_the_end, **options)
+
+
+@pytest.mark.parametrize("buffer", [None, *BUFFERS], ids=str)
+def test_files_that_are_skipped_leave_the_others(tmp_path, buffer):
+    for number in range(5):
+        np.savez(tmp_path / f"{number}.npz", x=X[number::5], y=Y[number::5])
+    files = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
+    (tmp_path / "3.npz").write_bytes(b"nothing")
+    for every in (1, 2):
+        trainer = trainer_of(workers=2, net=mlp)  # the last batch may be of one sample
+        with pytest.warns(UserWarning, match="skipped"):
+            fit(trainer, data=(files,), num_epochs=2, buffer=buffer, merge_every=every, **BATCHES)
+        trained = sum(record["samples"] for record in trainer.history)
+        assert trained == sum(w["samples"] for r in trainer.history for w in r["workers"]) == 2 * (57 - 11)

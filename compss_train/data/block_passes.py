@@ -1,0 +1,194 @@
+"""Block passes: what a worker trains on, and the parts, batches and row numbers of such passes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.data.order import Batching
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPass:
+    """One pass over the samples of one block, or of a part of it."""
+
+    block: int
+    """Number of the block, or of the position in the grid to which a total shuffle moves these samples."""
+    epoch: int
+    size: int
+    """Number of samples in this pass."""
+    samples: NDArray[Any] | None = None
+    """Numbers of the samples among the samples of all blocks; ``None`` for the block's own rows."""
+    first: int = 0
+    """First row of the block in this pass."""
+    skip: int = 0
+    """Number of samples that the whole pass trains before this part of it."""
+    rest: int = 0
+    """Number of samples that the whole pass trains after this part of it."""
+
+    @property
+    def whole(self) -> int:
+        """Number of samples in the whole pass of which this is a part."""
+        return self.skip + self.size + self.rest
+
+    def part(self, start: int, stop: int) -> Self:
+        """Return the part with samples ``start`` to ``stop`` of this pass, in the order of training."""
+        return replace(
+            self,
+            size=stop - start,
+            samples=None if self.samples is None else self.samples[start:stop],
+            skip=self.skip + start,
+            rest=self.rest + self.size - stop,
+        )
+
+
+WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
+"""The block passes of one worker in one round."""
+
+
+def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
+    """Return the sizes of the batches that hold every sample of these passes once.
+
+    Sizes differ by one at most. If the number of batches a block is fixed, there are as many as block by block.
+    """
+    samples = sum(block_pass.size for block_pass in block_passes)
+    if not samples:
+        return []
+    together = (
+        batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
+    )
+    return [stop - start for start, stop in together.bounds(samples)]
+
+
+def cut_assignment(assignment: WorkerAssignment, start: int, stop: int) -> WorkerAssignment:
+    """Return the parts of the passes with samples ``start`` to ``stop`` of all passes, in the order of training."""
+    parts = []
+    for block_pass in assignment:
+        low, high = max(start, 0), min(stop, block_pass.size)
+        if low < high:
+            parts.append(block_pass.part(low, high))
+        start, stop = start - block_pass.size, stop - block_pass.size
+    return tuple(parts)
+
+
+def join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
+    """Return the passes with consecutive parts of the same pass as one part."""
+    runs: list[list[BlockPass]] = []
+    for part in parts:
+        if runs and _continues(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return tuple(run[0] if len(run) == 1 else _join_run(run) for run in runs)
+
+
+def _continues(part: BlockPass, other: BlockPass) -> bool:
+    same_pass = (part.block, part.epoch) == (other.block, other.epoch)
+    return same_pass and part.skip + part.size == other.skip
+
+
+def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
+    samples = [part.samples for part in parts if part.samples is not None]
+    return replace(
+        parts[0],
+        size=sum(part.size for part in parts),
+        samples=np.concatenate(samples) if samples else None,
+        rest=parts[-1].rest,
+    )
+
+
+PutCounts: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
+"""Given the sizes of a worker's batches, how many samples have been put into its buffer when each is drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Batches that a worker draws from a buffer: those of an epoch, or of a round inside it.
+
+    Merges inside an epoch do not empty the buffer, so that they do not change the batches.
+    """
+
+    epoch: int
+    origin: int
+    """The block of the first pass of the epoch, which determines the draws."""
+    total: int
+    """Samples of the worker in the epoch."""
+    largest: int
+    """Size of the largest batch of the epoch."""
+    sizes: tuple[int, ...]
+    """Sizes of the batches."""
+    puts: tuple[int, ...]
+    """How many samples of the epoch have been put into the buffer when each batch is drawn."""
+    is_first: bool = True
+    """Whether the first of these batches is the first one of the epoch."""
+    is_last: bool = True
+    """Whether the last of these batches is the last one of the epoch."""
+
+    @classmethod
+    def of_epoch(cls, assignment: WorkerAssignment, batching: Batching, put_counts: PutCounts) -> Self:
+        """Return the draws of all batches of a worker's passes over the blocks of one epoch."""
+        sizes, first = tuple(batch_sizes(assignment, batching)), assignment[0]
+        return cls(
+            epoch=first.epoch,
+            origin=first.block,
+            total=sum(sizes),
+            largest=max(sizes),
+            sizes=sizes,
+            puts=tuple(put_counts(sizes)),
+        )
+
+    def part(self, first: int, stop: int) -> Self:
+        """Return the draws of the epoch's batches from ``first`` to ``stop``, as far as there are any."""
+        return replace(
+            self,
+            sizes=self.sizes[first:stop],
+            puts=self.puts[first:stop],
+            is_first=first == 0,
+            is_last=stop >= len(self.sizes),
+        )
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in these batches."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedEpoch:
+    """A worker's epoch of batches from a buffer, whose rounds are parts of it."""
+
+    assignment: WorkerAssignment
+    draws: Draws
+
+    def part(self, first: int, stop: int) -> tuple[WorkerAssignment, Draws]:
+        """Return the passes whose samples are put for the batches from ``first`` to ``stop``, and their draws."""
+        draws = self.draws.part(first, stop)
+        if not draws.sizes:
+            return (), draws
+        put_before = self.draws.puts[first - 1] if first else 0
+        return cut_assignment(self.assignment, put_before, draws.puts[-1]), draws
+
+
+def unique_samples(assignment: WorkerAssignment) -> NDArray[Any]:
+    """Return the numbers of the samples in an assignment, each once and in ascending order."""
+    numbers = [block_pass.samples for block_pass in assignment if block_pass.samples is not None]
+    return np.unique(np.concatenate(numbers))
+
+
+def split_by_block(samples: NDArray[Any], starts: Sequence[int]) -> list[NDArray[Any]]:
+    """Split ascending sample numbers into row numbers of each block; ``starts`` are the blocks' first samples."""
+    bounds = [*np.searchsorted(samples, starts).tolist(), len(samples)]
+    return [samples[low:high] - start for start, (low, high) in zip(starts, pairwise(bounds), strict=True)]
+
+
+def renumber_samples(assignment: WorkerAssignment, samples: NDArray[Any]) -> WorkerAssignment:
+    """Return the assignment with each sample number replaced by its index in the ascending ``samples``."""
+    return tuple(
+        replace(block_pass, samples=np.searchsorted(samples, block_pass.samples))
+        if block_pass.samples is not None
+        else block_pass
+        for block_pass in assignment
+    )

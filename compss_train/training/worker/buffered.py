@@ -1,0 +1,135 @@
+"""Batches from a buffer: drawn in step with the samples that are put, or from a reservoir by time."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any
+
+from compss_train.buffers import Buffer, BufferSpec
+from compss_train.buffers.reading_ahead import batches_through, batches_while_filling
+from compss_train.data.block_passes import Draws, WorkerAssignment
+from compss_train.data.order import buffer_seed
+from compss_train.training.worker.source import Columns, EpochColumns, Shard, Source
+
+_BURST = 8  # batches made at a time
+
+
+@dataclass
+class CarriedBuffer:
+    """The state of a worker's buffer, which passes from task to task inside an epoch."""
+
+    before: dict[str, Any] | None = None
+    """The state before a task, which the task does not change."""
+    after: dict[str, Any] | None = None
+    """The state after a task; ``None`` for an empty buffer."""
+
+
+def buffered_batches(
+    shard: Shard, spec: BufferSpec, source: Source, device: str, buffer: CarriedBuffer
+) -> Iterator[EpochColumns]:
+    """Iterate over the batches of a shard, on the device, each with the number of its epoch.
+
+    The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
+    batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
+    """
+    for draws, block_passes in _draws(shard, spec):
+        for batch in _drawn(draws, block_passes, shard, spec, source, device, buffer):
+            yield draws.epoch, tuple(part.to(device, non_blocking=True) for part in batch)
+
+
+def _draws(shard: Shard, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
+    """Iterate over the draws of each epoch, with the passes whose samples are put for them."""
+    if shard.draws is not None:
+        yield shard.draws, shard.assignment
+        return
+    for _, group in groupby(shard.assignment, lambda block_pass: block_pass.epoch):
+        block_passes = tuple(group)
+        yield Draws.of_epoch(block_passes, shard.options.batching, spec.put_counts), block_passes
+
+
+def _drawn(
+    draws: Draws,
+    block_passes: WorkerAssignment,
+    shard: Shard,
+    spec: BufferSpec,
+    source: Source,
+    device: str,
+    carried: CarriedBuffer,
+) -> Iterator[Columns]:
+    seed = buffer_seed(shard.seed, draws.epoch, draws.origin)
+    limited = spec.limited(draws.total, draws.largest)
+    buffer = limited.make(draws.largest, seed, pin_memory=device.startswith("cuda"))
+    if not draws.is_first and carried.before is not None:
+        buffer.load_state_dict(carried.before)
+    with source.chunks(block_passes) as chunks:
+        if spec.gives_each_once:
+            yield from in_bursts(draw_in_step(buffer, chunks, draws))
+        elif draws.is_last:
+            yield from batches_through(buffer, chunks, draws.largest)
+        else:
+            yield from batches_while_filling(buffer, chunks, draws.largest, len(draws.sizes))
+    carried.after = None if draws.is_last else buffer.state_dict()
+
+
+class _Rows:
+    """Cuts chunks into pieces of the requested length."""
+
+    def __init__(self, chunks: Iterable[Columns]) -> None:
+        self._chunks = iter(chunks)
+        self._rest: Columns = ()
+        self.ended = False
+
+    def take(self, number: int) -> Iterator[Columns]:
+        """Iterate over the next ``number`` samples in pieces of chunks, or fewer at the end."""
+        while number:
+            if not self._rest or not len(self._rest[0]):
+                self._rest = next(self._chunks, ())
+            if not self._rest:
+                self.ended = True
+                return
+            taken = tuple(part[:number] for part in self._rest)
+            self._rest = tuple(part[number:] for part in self._rest)
+            number -= len(taken[0])
+            yield taken
+
+
+def draw_in_step(buffer: Buffer, chunks: Iterable[Columns], draws: Draws) -> Iterator[Columns]:
+    """Iterate over the batches, putting samples into the buffer by counts (``draws.puts``) and not by time.
+
+    If files are skipped, a batch waits until there are enough samples for it, and the last one may be smaller.
+    """
+    rows = _Rows(chunks)
+    for size, wanted in zip(draws.sizes, draws.puts, strict=True):
+        _put(buffer, rows, wanted, draws)
+        yield from _get(buffer, size)
+    while not rows.ended and buffer.samples_put < draws.puts[-1]:  # those for which batches that wait left no room
+        yield from _get(buffer, draws.largest)
+        _put(buffer, rows, draws.puts[-1], draws)
+    while draws.is_last and len(buffer):
+        yield from _get(buffer, draws.largest)
+
+
+def _put(buffer: Buffer, rows: _Rows, wanted: int, draws: Draws) -> None:
+    """Put samples until as many as wanted have been put into the buffer in this epoch, as far as there is room."""
+    room = buffer.capacity - len(buffer)
+    for chunk in rows.take(min(wanted - buffer.samples_put, room)):
+        buffer.put_many(chunk, block=False)
+    if buffer.samples_put == draws.total or (rows.ended and draws.is_last):
+        buffer.signal_reception_over()
+
+
+def _get(buffer: Buffer, size: int) -> Iterator[Columns]:
+    """Draw a batch if there are enough samples, or fewer at the end of an epoch."""
+    available = len(buffer) - (0 if buffer.reception_over else buffer.threshold)
+    if available >= size or (buffer.reception_over and available):
+        yield buffer.get_batch(min(size, available), block=False)
+
+
+def in_bursts(batches: Iterator[Columns]) -> Iterator[Columns]:
+    """Iterate over the batches, drawing a few at a time.
+
+    Between two training steps the code and data of a buffer leave the core's caches: drawn one by one, batches
+    cost three times as much.
+    """
+    while burst := list(islice(batches, _BURST)):
+        yield from burst
