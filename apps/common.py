@@ -105,8 +105,8 @@ def _add_merging(parser: argparse.ArgumentParser) -> None:
         default=names[0],
     )
     _add(group, "--merge-every", "merge every so many units, 0 for once at the end", type=int, default=1)
-    units = ("epochs", "blocks")
-    _add(group, "--merge-unit", "whole epochs, or blocks a worker", choices=units, default=units[0])
+    units = ("epochs", "blocks", "batches")
+    _add(group, "--merge-unit", "whole epochs, or blocks or batches a worker", choices=units, default=units[0])
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:

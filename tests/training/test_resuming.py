@@ -19,6 +19,7 @@ from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
 BATCHES = {"merge_unit": "batches", "merge_every": 3, "num_epochs": 2}
+IN_BUFFERS = {"buffer": BufferSpec("FIRO", 24, threshold=9), **BATCHES}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ VARIANTS = {
     "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
     "pools": ({}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2, **BLOCKS}),
     "merges by batches from a FIFO": ({"workers": 2}, {"buffer": BufferSpec("FIFO", 16), **BATCHES}),
-    "merges by batches from a FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BATCHES}),
+    "merges by batches from a FIRO": ({}, IN_BUFFERS),
     "merges by batches": ({"workers": 2}, BATCHES),
     "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
     "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": "partial", "shuffle_buffer": 11}),
@@ -112,7 +113,7 @@ def test_whatever_is_trained_and_how(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}, BLOCKS, BATCHES], ids=str
+    "options", [{}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}, BLOCKS, BATCHES, IN_BUFFERS], ids=str
 )
 def test_files(tmp_path, files, options):
     every_round_resumed(tmp_path, trainer_of, data=(files,), **options)

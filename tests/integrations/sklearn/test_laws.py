@@ -12,6 +12,7 @@ from torch import nn
 
 from compss_train import DistributedClassifier, DistributedTrainer
 from compss_train.integrations.sklearn.base import perceptron
+from compss_train.training import PostLocal
 from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
 from tests.helpers.tolerances import WIDTHS, sum_error
 from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, digits, regressor
@@ -27,6 +28,7 @@ X, Y = classification()
     [
         {"num_workers": 1, "shuffle": None, "fit_options": {"shuffle_block_data": False}},
         {"num_workers": 3, "merge_unit": "blocks", "batch_size": 4},
+        {"num_workers": 3, "merge_unit": "batches", "merge_every": PostLocal(epochs=1, then=2), "batch_size": 4},
         {"num_workers": 2, "batch_size": None, "fit_options": {"num_batches_per_worker": 3}, "merge_every": 0},
         {"num_workers": 2, "shuffle": "blocks", "build_options": {"precision": "bf16"}},
     ],

@@ -16,6 +16,7 @@ from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.batches import epochs as epochs_of
 from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.source import Shard, source_of
+from tests.helpers.callbacks import StopAfter
 from tests.helpers.models import assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
@@ -136,3 +137,20 @@ def test_files_that_are_skipped_leave_the_others(tmp_path, buffer):
             fit(trainer, data=(files,), num_epochs=2, buffer=buffer, merge_every=every, **BATCHES)
         trained = sum(record["samples"] for record in trainer.history)
         assert trained == sum(w["samples"] for r in trainer.history for w in r["workers"]) == 2 * (57 - 11)
+
+
+@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
+@pytest.mark.parametrize("buffer", [None, BUFFERS[1]], ids=str)
+def test_workers_that_do_not_wait_train_every_sample_once_an_epoch(merge, buffer):
+    trainer = trainer_of(workers=3)
+    fit(trainer, merge=merge, buffer=buffer, num_epochs=2, merge_every=2, **BATCHES)
+    assert sum(record["samples"] for record in trainer.history) == 2 * len(X)
+
+
+def test_a_new_fit_does_not_continue_the_buffers_of_one_that_was_stopped():
+    trainer = trainer_of(workers=2)
+    fit(trainer, StopAfter(0), buffer=BUFFERS[1], **BATCHES)
+    assert all(state.buffer is not None for state in trainer.snapshot().workers)
+    fit(trainer, buffer=BUFFERS[1], num_epochs=1, **BATCHES)
+    assert sum(record["samples"] for record in trainer.history[1:]) == len(X)
+    assert [state.buffer for state in trainer.snapshot().workers] == [None, None]
