@@ -40,6 +40,7 @@ class _KeepMarks(Callback):
         self.marks = marks
         self._samples = samples
         self._trained = 0
+        self.noise: dict[str, list[float | None]] = {"worker_agreement": [], "noise_scale": []}
         self._began = time.perf_counter()
 
     def on_round_end(self, trainer: Any, record: dict[str, Any]) -> None:
@@ -49,6 +50,8 @@ class _KeepMarks(Callback):
         if self.marks.is_due(epochs):
             parameters = trainer.get_parameters()
             self.marks.add(epochs, time.perf_counter() - self._began, parameters)
+            for name, values in self.noise.items():
+                values.append(record.get(name))
 
 
 class _Weighing(SerialEngine):
@@ -96,8 +99,14 @@ def run_ours(case: Case) -> Result:
         except DivergedError:
             diverged = True
         used = dict(trainer.configuration["fit"] or {})
-        merges = len(trainer.history)
-        return marks.result(images, merges=merges, diverged=diverged, merge_bytes=merge_bytes(), used=used)
+        return marks.result(
+            images,
+            merges=len(trainer.history),
+            diverged=diverged,
+            merge_bytes=merge_bytes(),
+            used=used,
+            **keep.noise,
+        )
 
 
 def _fit(trainer: DistributedTrainer, case: Case, x: Any, y: Any, *callbacks: Callback) -> None:
