@@ -15,11 +15,13 @@ from compss_train.callbacks.checks import check_callbacks, check_watched, warn_o
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
+from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
-from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.setup import FitStart, online_fit
+from compss_train.training.build_arguments import check_optimizer
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
@@ -139,7 +141,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             DiLoCo's (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are averaged
             only. Commutative merging takes ``sgd`` alone: each worker's change is a step at once, and momentum,
             which needs ``nesterov``, is applied after as many arrivals as there are workers (delayed Nesterov,
-            arXiv 2401.09135). docs/learning.md says what is worth it.
+            arXiv 2401.09135). A parameter server steps with each change on arrival: there momentum advances once a
+            worker and round, and is new in every fit. docs/learning.md says what is worth it.
         optimizer_state:
             What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) leaves each
             worker its own, ``"average"`` averages momentum and moments as the parameters, ``"reset"`` starts every
@@ -252,7 +255,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         senders: int = 0,
         address: str | None = None,
         token: str | None = None,
-        optimizer_state: OptimizerState = "keep",
+        optimizer_state: Literal["keep", "reset"] = "keep",
+        outer_optimizer: OptimizerSpec | None = None,
     ) -> Parameters:
         """Train while simulations run, and return the final global parameters, arrays in state_dict order.
 
@@ -279,8 +283,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             Batches after which a worker merges with the others, through a parameter server in this process.
         max_batches:
             Maximum number of batches that each worker trains on; ``None`` for no limit.
-        validation_data, callbacks, progress, max_time, optimizer_state:
-            As in ``fit``. Validation runs beside the training, for one record of the history at a time.
+        validation_data, callbacks, progress, max_time, optimizer_state, outer_optimizer:
+            As in ``fit`` with ``merge="parameter_server"``. Validation runs beside the training, for one record of
+            the history at a time.
         pairing:
             For a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
         record_every:
@@ -316,6 +321,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             senders=senders,
             address=address,
             optimizer_state=optimizer_state,
+            outer_optimizer=outer_optimizer,
             token=token,
         )
         built = self._require_built()
@@ -328,6 +334,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         stopping = Stopping(max_time, self._clock)
         called = self._callback_list(callbacks, progress, validated=validation_data is not None, online=True)
         validation = None if validation_data is None else self._validation_source(validation_data)
+        if outer_optimizer is not None:
+            check_optimizer(built.training_spec.net, optimizer_factory(outer_optimizer))
         params.check_finite(self._parameters)
         self.resumed_from = None
         self._last_fit = described_fit("fit_online", options, called.callbacks, validation_data=validation)
@@ -364,7 +372,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
                 self._parameters = running.current()
                 self.stopped = running.stopped
             except BaseException:
-                with suppress(OSError, RuntimeError):  # the error that ended the fit is the one to raise
+                with suppress(
+                    OSError, RuntimeError, DivergedError
+                ):  # the error that ended the fit is the one to raise
                     self._parameters = running.newest()
                 raise
             finally:

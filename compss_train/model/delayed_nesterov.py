@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.parameters import Count, MergedParameters, Parameters
 
@@ -81,8 +80,7 @@ def step_on_arrival(
             if merged.outer["arrivals"] >= workers:
                 _apply_momentum(merged, merged.outer["momentum"], optimizer)
                 merged.outer["arrivals"] = 0
-    if (bad := params.first_not_finite(merged)) is not None:
-        raise DivergedError(f"the step of outer_optimizer= made {bad!r} NaN or infinite; lower its lr or momentum")
+    params.check_outer_step(merged)
     return merged
 
 

@@ -22,7 +22,7 @@ from safetensors.numpy import save as serialize
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from compss_train.exceptions import BadFileError
+from compss_train.exceptions import BadFileError, DivergedError
 
 Parameters = dict[str, NDArray[Any]]
 
@@ -98,6 +98,12 @@ def check_finite(parameters: Parameters) -> None:
             f"parameter {name!r} has {bad} NaN or infinite values of {array.size} before training; "
             "initialise the network again, or load valid parameters with set_parameters"
         )
+
+
+def check_outer_step(parameters: Parameters) -> None:
+    """Raise ``DivergedError`` if a step of an outer optimizer led to a NaN or infinite value."""
+    if (name := first_not_finite(parameters)) is not None:
+        raise DivergedError(f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum")
 
 
 @dataclass(frozen=True)

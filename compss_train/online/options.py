@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal
 
 from compss_train._utils.validation import check_choice, check_count, check_seconds
 from compss_train.buffers import BufferSpec
+from compss_train.model.optimizers import OptimizerSpec
 from compss_train.online.connection import Address
 from compss_train.online.sender import host_and_port
 from compss_train.online.stream import end_offset
 from compss_train.training.build_arguments import check_picklable
-from compss_train.training.fit_options import OptimizerState
+from compss_train.training.fit_options import check_outer_optimizer
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.server_exchange import ServerAddress
 
@@ -37,7 +38,8 @@ class OnlineOptions:
     senders: int = 0
     address: str | None = None
     token: str | None = field(default=None, repr=False)
-    optimizer_state: OptimizerState = "keep"
+    optimizer_state: Literal["keep", "reset"] = "keep"
+    outer_optimizer: OptimizerSpec | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "merge_every_batches"):
@@ -50,7 +52,8 @@ class OnlineOptions:
         for name in ("checkpoint_every", "simulation_timeout"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
-        check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerState))
+        check_choice("optimizer_state", self.optimizer_state, ("keep", "reset"))
+        check_outer_optimizer(self.outer_optimizer)
         self._check_buffer()
         self._check_simulate()
         self._check_inputs()

@@ -55,9 +55,16 @@ def online_fit(
     engine = session.engine
     workers = len(session.devices)
     _reserve(session, options, validation)
-    statistics = [name for name, _ in session.net.named_buffers()]
     with ExitStack() as stack:
-        shared = stack.enter_context(GlobalParameters(engine, start.parameters, workers, statistics))
+        shared = GlobalParameters(
+            engine,
+            start.parameters,
+            workers,
+            buffers=session.buffer_names,
+            optimizer=options.outer_optimizer,
+            weights=session.weights,
+        )
+        stack.enter_context(shared)
         checkpoints = stack.enter_context(CheckpointStore())
         server = stack.enter_context(EventServer(engine.host(), checkpoints.store))
         if options.address is not None:

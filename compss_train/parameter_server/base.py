@@ -38,8 +38,11 @@ class ParameterServer(Closable):
     """
 
     @abstractmethod
-    def init(self, parameter_id: str, value: Sequence[Block]) -> None:
-        """Set the arrays of a new key; they are copied."""
+    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
+        """Set the arrays of a new key; they are copied.
+
+        With ``optimized=False`` pushed arrays are added to them, even if the server has an optimizer.
+        """
 
     @abstractmethod
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:

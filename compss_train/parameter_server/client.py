@@ -20,9 +20,11 @@ class RemoteParameterServer(ParameterServer):
         self._connection = Connection(address, token.encode(), timeout, name)
         self._finalizer = weakref.finalize(self, self._connection.close)
 
-    def init(self, parameter_id: str, value: Sequence[Block]) -> None:
+    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
         """Set the arrays of a new key, and wait for the answer."""
-        self._ask(self._connection.request("init", parameter_id, check_sequence("value", value)))
+        request = self._connection.request("init", parameter_id, check_sequence("value", value))
+        request.optimized = optimized
+        self._ask(request)
         self._specs[parameter_id] = specs_of(value)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:

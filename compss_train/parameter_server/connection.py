@@ -36,6 +36,7 @@ _MAX_BYTES_IN_FLIGHT = 2**24  # or a single larger request
 _GOODBYE_MILLISECONDS = 200  # time to send the last message
 _ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "PermissionError": PermissionError}
 _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
+_FIELDS = "call", "key", "priority", "number", "count", "optimized"  # of a request's header
 _MAX_FREE_FRAMES = 2**26 // PIECE
 
 
@@ -45,6 +46,8 @@ class Request(Call):
 
     call: str = ""
     priority: int = 0
+    optimized: bool = True
+    """Whether a new key is updated by the server's optimizer."""
     descriptions: ArrayDescriptions = field(default_factory=list)
     frames: Sequence[bytes | zmq.Frame] = ()
     number: int = -1
@@ -251,7 +254,7 @@ class Connection:
 
     def _transmit(self, request: Request) -> None:
         self._in_flight.add(request)
-        fields = {name: getattr(request, name) for name in ("call", "key", "priority", "number", "count")}
+        fields = {name: getattr(request, name) for name in _FIELDS}
         fields["client"] = self._identity
         self._socket.send_multipart([self._token, pack_header(fields, request.descriptions), *request.frames])
 

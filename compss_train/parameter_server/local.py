@@ -41,10 +41,10 @@ class LocalParameterServer(ParameterServer):
         self._thread.start()
         weakref.finalize(self, self._queue.close).atexit = False
 
-    def init(self, parameter_id: str, value: Sequence[Block]) -> None:
+    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
         """Set the arrays of a new key."""
         self._check_open()
-        self._store.add(parameter_id, value)
+        self._store.add(parameter_id, value, optimized)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Update a key in the background; blocks while too many bytes are waiting."""

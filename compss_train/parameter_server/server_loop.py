@@ -35,6 +35,7 @@ class _Request:
     priority: int
     number: int
     count: int
+    optimized: bool
     arrays: list[ReceivedArray]
 
     @property
@@ -52,6 +53,7 @@ def _request(header: dict[str, Any], arrays: list[ReceivedArray]) -> _Request:
         priority=int(header["priority"]),
         number=int(header["number"]),
         count=int(header["count"]),
+        optimized=bool(header.get("optimized", True)),
         arrays=arrays,
     )
 
@@ -204,7 +206,7 @@ class ServerLoop:
             if request.call == "push":
                 self._queue_update(request, calls)
                 return
-            self._store.add(request.key, [array.tensor() for array in request.arrays])
+            self._store.add(request.key, [array.tensor() for array in request.arrays], request.optimized)
         except (ValueError, TypeError) as error:
             calls.add_error(request.count, ("ValueError", str(error)))
         self._answer(request, calls.error(request.count))

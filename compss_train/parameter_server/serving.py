@@ -5,11 +5,14 @@ interpreter lock while its binding waits for a task.
 """
 
 import json
+import pickle
 import secrets
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
+import cloudpickle
 import zmq
 
 from compss_train._utils.closing import Closable
@@ -97,11 +100,13 @@ class ServingProcess(Closable):
         _end(self._process)
 
 
-def serve_apart(address: str = "tcp://127.0.0.1:*") -> ServingProcess:
+def serve_apart(address: str = "tcp://127.0.0.1:*", *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
     """Serve parameters as ``serve`` does, from a process that ends with this one, even if this one is killed.
 
-    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address.
+    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, or cannot
+    load the optimizer.
     """
+    sent = pickle.dumps((sys.path, cloudpickle.dumps(optimizer)))  # it may be a function of this program
     process = subprocess.Popen(
         [sys.executable, "-c", f"from {__name__} import _serve_until_closed; _serve_until_closed()", address],
         stdin=subprocess.PIPE,
@@ -110,7 +115,7 @@ def serve_apart(address: str = "tcp://127.0.0.1:*") -> ServingProcess:
         start_new_session=True,  # so that Ctrl-C reaches this process only
     )
     try:
-        started = json.loads(_first_line(process))
+        started = json.loads(_first_line(process, sent.hex()))
         if "error" in started:
             raise OSError(started["error"])
     except BaseException:
@@ -122,11 +127,12 @@ def serve_apart(address: str = "tcp://127.0.0.1:*") -> ServingProcess:
 def _serve_until_closed() -> None:
     """Serve at the address in the process's arguments until its input ends, as it does when the parent ends.
 
-    The first line of output is JSON: the address and token, or an error.
+    The first line of input is the optimizer. The first line of output is JSON: the address and token, or an error.
     """
     try:
-        serving = serve(sys.argv[1])
-    except OSError as error:
+        sys.path[:], optimizer = pickle.loads(bytes.fromhex(sys.stdin.readline()))
+        serving = serve(sys.argv[1], optimizer=pickle.loads(optimizer))
+    except Exception as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return
     with serving:
@@ -134,8 +140,13 @@ def _serve_until_closed() -> None:
         sys.stdin.read()
 
 
-def _first_line(process: subprocess.Popen[str]) -> str:
-    line = process.stdout.readline() if process.stdout else ""
+def _first_line(process: subprocess.Popen[str], sent: str) -> str:
+    """Send a line to the process, and return its first line of output."""
+    line = ""
+    if process.stdin and process.stdout:
+        with suppress(BrokenPipeError):  # it has ended
+            print(sent, file=process.stdin, flush=True)
+        line = process.stdout.readline()
     if not line:
         raise OSError("the parameter server's process ended before it served; its error output is above")
     return line

@@ -87,9 +87,9 @@ class ParameterStore:
         self._entries: dict[str, Entry] = {}
         self._adding = threading.Lock()
 
-    def add(self, key: str, value: Sequence[Block]) -> None:
-        """Add a key; raise ``ValueError`` if it exists already."""
-        entry = Entry(key, value, self._optimizer)
+    def add(self, key: str, value: Sequence[Block], optimized: bool) -> None:
+        """Add a key, which the optimizer updates if ``optimized``; raise ``ValueError`` if it exists already."""
+        entry = Entry(key, value, self._optimizer if optimized else None)
         with self._adding:
             if key in self._entries:
                 raise ValueError(f"{key!r} exists already; push to it, or use another key")

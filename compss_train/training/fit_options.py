@@ -98,7 +98,6 @@ class FitOptions:
         only_synchronous = {
             "optimizer_state='average'": self.optimizer_state == "average",
             "weight_averaging=": self.weight_averaging is not None,
-            "outer_optimizer=": self.outer_optimizer is not None and self.merge == "parameter_server",
         }
         given = [name for name, is_given in only_synchronous.items() if is_given]
         if given and self.merge != "synchronous":

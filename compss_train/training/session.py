@@ -24,6 +24,8 @@ class Session:
     ) -> None:
         self.engine = engine
         self.net = training_spec.net
+        self.weights = training_spec.weights
+        """The names of the trained parameters."""
         self.training_spec = engine.publish(training_spec)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))

@@ -11,7 +11,7 @@ from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
-from tests.helpers.tolerances import adam_error
+from tests.helpers.tolerances import adam_error, sgd_error
 from tests.online.fits import FIFO, batches_of, build_trainer, fit_online, plain_loop
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -53,6 +53,30 @@ def test_double_precision_equals_the_plain_loop_up_to_rounding(local, merge_ever
     ours = fit_online(trainer, simulate_rows, [(x, y)], merge_every_batches=merge_every)
     plain = plain_loop(net, PLAIN["adam"][1], batches_of(7, x, y), nn.functional.mse_loss)
     assert_close(ours, plain, adam_error(np.float64, 6, 0.01, samples=7))
+
+
+def test_an_outer_learning_rate_of_1_without_momentum_has_the_bits_of_none(local):
+    x, y = classification(samples=60)
+    spec, plain = PLAIN["momentum"]
+    outer = {"optimizer": "sgd", "lr": 1.0}
+    trainer = build_trainer(local, 1, awkward_net(), spec)
+    ours = fit_online(trainer, simulate_rows, [(x, y)], merge_every_batches=3, outer_optimizer=outer)
+    assert_same_bits(ours, plain_loop(awkward_net(), plain, batches_of(7, x, y)))
+
+
+def test_an_outer_optimizer_steps_with_each_merge(local):
+    """v = 0.9 v + g, w = w - 0.7 (g + 0.9 v), with the worker's step as the gradient g = 0.1 ∇."""
+    x, y = classification(samples=42)
+    net = mlp()
+    trainer = build_trainer(local, 1, net, {"optimizer": "sgd", "lr": 0.1})
+    outer = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+    ours = fit_online(trainer, simulate_rows, [(x, y)], outer_optimizer=outer)
+    textbook = plain_loop(
+        net,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.07, momentum=0.9, nesterov=True),
+        batches_of(7, x, y),
+    )
+    assert_close(ours, textbook, sgd_error(np.float32, 2 * 6, 0.07 * 1.9, samples=7, momentum=0.9))
 
 
 def test_samples_without_y_are_their_own_targets(local):

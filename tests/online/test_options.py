@@ -36,6 +36,7 @@ SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, **
         {"inputs": iter(()), "simulation_retries": 0, "checkpoint_every": None},
         {"inputs": np.zeros((3, 2)), "record_every": 1e-9, "simulation_timeout": 5, "checkpoint_every": 0.5},
         {"simulate": lambda value: [value], "inputs": "abc", "optimizer_state": "reset"},
+        {"outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}},
         {"buffer": PAIRED, "pairing": pairing},
         SENDERS,
         {"senders": 2, "address": "tcp://node-1:1", "token": "x"},
@@ -114,6 +115,9 @@ def test_counts_must_be_integers(name, least, value):
         ({**SENDERS, "inputs": [1]}, ValueError, "inputs= without simulate=: give the function"),
         ({**SENDERS, "inputs": iter(())}, ValueError, "inputs= without simulate=: give the function"),
         ({"optimizer_state": "lose"}, ValueError, "optimizer_state='lose'"),
+        ({"optimizer_state": "average"}, ValueError, "optimizer_state='average': choose one of 'keep', 'reset'"),
+        ({"outer_optimizer": {"optimizer": "sgd"}}, ValueError, "outer_optimizer=.*needs a learning rate"),
+        ({"outer_optimizer": 3}, TypeError, "outer_optimizer=3: .* is neither a dict nor a callable"),
         (
             {"simulate": lambda _, it=itertools.count, gen=(n for n in ()): it},
             TypeError,

@@ -90,6 +90,16 @@ def test_a_pull_sees_all_pushes_before_it(server, form):
         assert value.tolist() == [3.0 + sum(range(number + 1)), 4.0]
 
 
+def test_arrays_are_added_to_keys_without_the_optimizer(make):
+    with make(SGD) as server:
+        server.init("counts", [np.array([1, 2])], optimized=False)
+        server.init("weight", [np.array([1.0, 2.0])])
+        server.push("counts", [np.array([3, 4])])
+        server.push("weight", [np.array([1.0, 1.0])])
+        assert [value.tolist() for value in server.pull("counts")] == [[4, 6]]
+        np.testing.assert_allclose(server.pull("weight")[0], [0.9, 1.9])
+
+
 def test_new_arrays_have_the_types_of_the_initial_ones():
     with LocalParameterServer() as server:
         server.init("w", [np.ones(2), torch.ones(2)])

@@ -44,7 +44,15 @@ def make_merge(
     if options.merge == "synchronous":
         return SynchronousMerge(engine, initial, _rule(options, weights), state)
     if options.merge == "parameter_server":
-        return ServerMerge(engine, initial, num_workers, buffers)
+        return ServerMerge(
+            engine,
+            initial,
+            num_workers,
+            buffers=buffers,
+            optimizer=options.outer_optimizer,
+            weights=weights,
+            state=state,
+        )
     return CommutativeMerge(
         engine,
         initial,

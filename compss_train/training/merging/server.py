@@ -6,10 +6,12 @@ from compss_train import parameter_server
 from compss_train._utils.closing import Closable
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
+from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import ROUNDS_AHEAD
 from compss_train.training.task_submission import WorkerGroup
+from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.training.worker.server_exchange import (
     Exchange,
     ServerAddress,
@@ -21,13 +23,23 @@ from compss_train.training.worker.server_exchange import (
 class GlobalParameters(Closable):
     """Serves parameters to the tasks of an engine, starting from ``initial``, for ``num_workers`` workers.
 
-    ``buffers`` names the network's buffers. Raises ``ModuleNotFoundError`` without ZeroMQ (the extra ``server``).
+    ``buffers`` names the network's buffers. Changes are added, or an ``optimizer`` of the server steps the
+    ``weights`` with them. Raises ``ModuleNotFoundError`` without ZeroMQ (the extra ``server``).
     """
 
-    def __init__(self, engine: Engine, initial: Parameters, num_workers: int, buffers: Collection[str]) -> None:
-        exchange = Exchange.of(initial, buffers, num_workers)
+    def __init__(
+        self,
+        engine: Engine,
+        initial: Parameters,
+        num_workers: int,
+        *,
+        buffers: Collection[str],
+        optimizer: OptimizerSpec | None = None,
+        weights: Collection[str] = (),
+    ) -> None:
+        exchange = Exchange.of(initial, buffers, num_workers, None if optimizer is None else weights)
         serve = parameter_server.serve_apart if engine.waiting_stops_threads else parameter_server.serve
-        self._serving = serve(f"tcp://{engine.host()}:*")
+        self._serving = serve(f"tcp://{engine.host()}:*", optimizer=optimizer)
         self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
         """The address, token and layout that tasks need to connect."""
         try:
@@ -48,14 +60,33 @@ class GlobalParameters(Closable):
 
 
 class ServerMerge(Merge):
-    """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls."""
+    """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls.
+
+    An outer optimizer is the server's: it steps with each worker's change when it arrives, layer by layer, and is
+    new in every fit. Its momentum advances with every push, as often in a round as there are workers. A momentum of
+    β then acts like a learning rate 1 / (1 - β) times as large, with changes that were computed without it: values
+    that suit one step a round, such as 0.9, can diverge. Commutative merging waits with momentum.
+    """
 
     name = "parameter_server"
     rounds_ahead = ROUNDS_AHEAD
 
-    def __init__(self, engine: Engine, initial: Parameters, num_workers: int, buffers: Collection[str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        initial: Parameters,
+        num_workers: int,
+        *,
+        buffers: Collection[str],
+        optimizer: OptimizerSpec | None = None,
+        weights: Collection[str] = (),
+        state: MergeState = NOTHING_KEPT,
+    ) -> None:
         self._engine = engine
-        self._global = GlobalParameters(engine, initial, num_workers, buffers)
+        self.state = state
+        self._global = GlobalParameters(
+            engine, initial, num_workers, buffers=buffers, optimizer=optimizer, weights=weights
+        )
         try:
             self._address = engine.publish(self._global.server_address)
             self.parameters = self._initial = engine.publish(initial)

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Count, Parameters, PartialSum
@@ -83,8 +82,7 @@ def _step(
     stepped = {
         name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name]) for name, weight in weights.items()
     }
-    if (bad := params.first_not_finite(stepped)) is not None:
-        raise DivergedError(f"the step of outer_optimizer= made {bad!r} NaN or infinite; lower its lr or momentum")
+    params.check_outer_step(stepped)
     state = {"kind": type(optimizer).__name__, "state": optimizer.state_dict()["state"]}
     return {name: stepped.get(name, array) for name, array in mean.items()}, state
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
+from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.parameter_server import ParameterServer
@@ -31,6 +32,8 @@ class Layer:
     name: str
     added: tuple[str, ...]
     by_worker: tuple[str, ...]
+    stepped: bool = False
+    """Whether an optimizer of the server steps with the changes, instead of adding them."""
 
     @property
     def weights(self) -> str:
@@ -56,40 +59,58 @@ class Exchange:
     num_workers: int
 
     @classmethod
-    def of(cls, parameters: Parameters, statistics: Collection[str], num_workers: int) -> Self:
-        """Return the exchange for parameters of this structure; ``statistics`` are the names of the buffers."""
+    def of(
+        cls,
+        parameters: Parameters,
+        statistics: Collection[str],
+        num_workers: int,
+        stepped: Collection[str] | None = None,
+    ) -> Self:
+        """Return the exchange for parameters of this structure; ``statistics`` are the names of the buffers.
 
-        def layer(name: str, members: list[str]) -> Layer:
-            added = [m for m in members if _is_floating(parameters[m].dtype) and m not in statistics]
-            return Layer(name, tuple(added), tuple(m for m in members if m not in added))
+        ``stepped`` are the names of the weights that an optimizer of the server steps with, ``None`` without one.
+        The other weights of a module, which are frozen, are then a layer of their own: weight decay would move
+        them.
+        """
+        added = [name for name in parameters if _is_floating(parameters[name].dtype) and name not in statistics]
+        frozen = [] if stepped is None else [name for name in added if name not in stepped]
 
-        modules: dict[str, list[str]] = {}
+        def layer(name: str, is_frozen: bool, members: list[str]) -> Layer:
+            weights = tuple(member for member in members if member in added)
+            others = tuple(member for member in members if member not in added)
+            key = f"{name}: frozen" if is_frozen else name
+            return Layer(key, weights, others, stepped is not None and not is_frozen)
+
+        modules: dict[tuple[str, bool], list[str]] = {}
         for name in parameters:
-            modules.setdefault(name.rpartition(".")[0], []).append(name)
-        layers = tuple(layer(name, members) for name, members in modules.items())
+            modules.setdefault((name.rpartition(".")[0], name in frozen), []).append(name)
+        layers = tuple(layer(*key, members) for key, members in modules.items())
         return cls(layers, {name: array.dtype for name, array in parameters.items()}, num_workers)
 
     def publish(self, server: ParameterServer, parameters: Parameters) -> None:
         """Initialize the global parameters on an empty server; called once, before any worker connects."""
         for _, layer in self._by_priority():
             if layer.added:
-                server.init(layer.weights, [_wide(parameters[name]) for name in layer.added])
+                weights = [_wide(parameters[name]) for name in layer.added]
+                server.init(layer.weights, weights, optimized=layer.stepped)
             if layer.by_worker:
                 rows = [np.repeat(_wide(parameters[name])[None], self.num_workers, 0) for name in layer.by_worker]
-                server.init(layer.rows, [np.zeros(self.num_workers), *rows])
+                server.init(layer.rows, [np.zeros(self.num_workers), *rows], optimized=False)
 
     def push_change(
         self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float
     ) -> None:
         """Push the change of a worker relative to its base, weighted by ``share``; all shares sum to 1.
 
+        An optimizer of the server gets the negative change, as a gradient.
         Returns before everything is sent. With a share of 0 nothing is pushed.
         """
         if not share:
             return
         for priority, layer in self._by_priority():
             if layer.added:
-                changes = [share * (_wide(trained[name]) - _wide(base[name])) for name in layer.added]
+                before, after = (trained, base) if layer.stepped else (base, trained)
+                changes = [share * (_wide(after[name]) - _wide(before[name])) for name in layer.added]
                 server.push(layer.weights, changes, priority)
         for priority, layer in self._by_priority():
             if layer.by_worker:
@@ -106,7 +127,7 @@ class Exchange:
         server.push(layer.rows, changes, priority)
 
     def pull(self, server: ParameterServer) -> Parameters:
-        """Return the current global parameters."""
+        """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or infinite."""
         pulled: Parameters = {}
         for priority, layer in self._by_priority():
             if layer.added:
@@ -116,7 +137,12 @@ class Exchange:
                 shares, *rows = map(np.asarray, server.pull(layer.rows, priority=priority))
                 for name, array in zip(layer.by_worker, rows, strict=True):
                     pulled[name] = _merged(shares, array, self.dtypes[name])
-        return {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
+        if not any(layer.stepped for layer in self.layers):
+            return {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
+        with np.errstate(over="ignore"):  # the error says more than a warning
+            narrow = {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
+        params.check_outer_step(narrow)
+        return narrow
 
     def _by_priority(self) -> Iterator[tuple[int, Layer]]:
         return zip(range(len(self.layers), 0, -1), self.layers, strict=True)

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, DivergedError, parameter_server
@@ -27,7 +28,7 @@ from tests.helpers.models import (
     mlp,
 )
 from tests.helpers.processes import children
-from tests.helpers.small_fits import STILL, fitted
+from tests.helpers.small_fits import STILL, fit, fitted, trainer_of
 from tests.helpers.tolerances import largest, sgd_error, sum_error
 
 SERVED = {"merge": "parameter_server"}
@@ -275,6 +276,96 @@ def test_an_exception_in_a_worker_ends_everything_and_what_complete_rounds_made_
     kept = trainer.get_parameters()
     assert all(np.isfinite(array).all() for array in kept.values())
     assert (kept["0.weight"] != initial["0.weight"]).any()
+
+
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_an_outer_learning_rate_of_1_without_momentum_has_the_bits_of_adding(mode):
+    """The server works in double precision, where w - (-change) is w + change."""
+    with_outer, without = trainer_of(), trainer_of()
+    outer = {"optimizer": "sgd", "lr": 1.0}
+    assert_same_bits(fit(with_outer, outer_optimizer=outer, **mode, **SERVED), fit(without, **mode, **SERVED))
+
+
+def test_one_worker_with_an_outer_optimizer_is_synchronous():
+    """One push a round; the server rounds to single precision when it is pulled, and not its own parameters."""
+    x, y = classification(samples=60)
+    options = {"num_epochs": 2, "batch_size": 10, "merge_unit": "batches", "outer_optimizer": NESTEROV, **STILL}
+    ours, theirs = (
+        fitted("serial", 1, *blocked(x, y, 6), merge=merge, **options)
+        for merge in ("parameter_server", "synchronous")
+    )
+    assert_close(ours, theirs, sgd_error(np.float32, 2 * 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
+
+
+@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
+def test_a_worker_without_samples_takes_no_outer_step():
+    two, five = trainer_of(workers=2), trainer_of(workers=5)
+    options = {"outer_optimizer": NESTEROV, "blocks": 2, "num_epochs": 1, **SERVED}
+    assert_same_bits(fit(two, **options), fit(five, **options))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 0)])
+def test_the_server_steps_with_each_change_as_a_gradient(order):
+    random = np.random.default_rng(1)
+    base, *trained = ({"w": random.normal(size=50), "v": random.uniform(size=4)} for _ in range(3))
+    exchange = Exchange.of(base, ("v",), 2, ("w",))
+    weight = nn.Parameter(torch.from_numpy(base["w"].copy()))
+    sgd = torch.optim.SGD([weight], lr=0.7, momentum=0.9, nesterov=True)
+    with LocalParameterServer(NESTEROV) as server, LocalParameterServer() as plain:
+        for each in (server, plain):
+            exchange.publish(each, base)
+        for worker in order:
+            exchange.push_change(server, worker, base, trained[worker], 0.5)
+            exchange.push_change(plain, worker, base, trained[worker], 0.5)
+            weight.grad = torch.from_numpy(0.5 * (base["w"] - trained[worker]["w"]))
+            sgd.step()
+        ours, added = exchange.pull(server), exchange.pull(plain)
+    assert ours["w"].tobytes() == weight.detach().numpy().tobytes()
+    assert ours["v"].tobytes() == added["v"].tobytes()
+
+
+def test_frozen_weights_are_not_stepped_and_statistics_and_integers_are_merged_as_without():
+    def frozen():
+        net = awkward_net()
+        net[0].requires_grad_(False)
+        return net
+
+    outer = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}
+    stepped, added = trainer_of(net=frozen), trainer_of(net=frozen)
+    ours = fit(stepped, num_epochs=1, merge_every=0, outer_optimizer=outer, **SERVED)
+    plain = fit(added, num_epochs=1, merge_every=0, **SERVED)
+    for name in ("0.weight", "0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"):
+        assert ours[name].tobytes() == plain[name].tobytes()
+    assert (ours["4.weight"] != plain["4.weight"]).all()
+
+
+def test_frozen_weights_of_a_module_are_a_layer_of_their_own():
+    parameters = params.from_module(awkward_net())
+    layers = Exchange.of(parameters, ("1.running_mean",), 2, ("0.weight", "4.weight")).layers
+    assert [(layer.name, layer.added, layer.stepped) for layer in layers[:2]] == [
+        ("0", ("0.weight",), True),
+        ("0: frozen", ("0.bias",), False),
+    ]
+
+
+@pytest.mark.parametrize("merge", ["parameter_server", "commutative"])
+def test_an_outer_step_that_diverges_is_an_error(merge):
+    outer = {"optimizer": "sgd", "lr": 1e38}
+    with pytest.raises(DivergedError, match=r"outer_optimizer= made '\d\.\w+' NaN or infinite"):
+        fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 100.0}), outer_optimizer=outer, merge=merge)
+
+
+def test_a_server_apart_has_an_outer_optimizer_that_is_a_function_of_this_program(monkeypatch, shared_local):
+    monkeypatch.setattr(type(shared_local), "waiting_stops_threads", True)
+    monkeypatch.setattr(parameter_server, "serve", None)
+    outer = lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)  # noqa: E731
+    apart = fit(trainer_of(shared_local, workers=1), num_epochs=1, outer_optimizer=outer, **SERVED)
+    monkeypatch.undo()
+    here = fit(trainer_of(workers=1), num_epochs=1, outer_optimizer=NESTEROV, **SERVED)
+    assert_same_bits(apart, here)
 
 
 def test_without_zeromq_nothing_starts(monkeypatch):
