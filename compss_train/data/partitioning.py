@@ -154,12 +154,10 @@ class RoundPlan:
                 stop = first + size
                 end_position = Position(epoch, stop, cut_for) if stop < len(units) else Position(epoch + 1)
                 spans = tuple(self._spans(batches, first, stop))
-                assignments, draws = self._assign(units[first:stop], self.num_workers), ()
+                draws: tuple[Draws | None, ...] = ()
+                assignments = self._assign(units[first:stop], self.num_workers)
                 if buffered:
-                    parts = (
-                        each.part(first // cut_for, stop // cut_for) if each else ((), None) for each in buffered
-                    )
-                    assignments, draws = zip(*parts, strict=True)
+                    assignments, draws = _buffered_part(buffered, first // cut_for, stop // cut_for)
                 yield Round(next(numbers), epoch + 1, assignments, end_position, spans, draws)
 
     def _buffered_epochs(self, epoch: int) -> list[BufferedEpoch | None]:
@@ -248,6 +246,14 @@ class RoundPlan:
         return [
             BlockPass(block, epoch, stop - start, order[start:stop]) for block, (start, stop) in enumerate(bounds)
         ]
+
+
+def _buffered_part(
+    workers: list[BufferedEpoch | None], first: int, stop: int
+) -> tuple[tuple[WorkerAssignment, ...], tuple[Draws | None, ...]]:
+    """Return what each worker puts into its buffer for the batches from ``first`` to ``stop``, and their draws."""
+    parts = [each.part(first, stop) if each else ((), None) for each in workers]
+    return tuple(assignment for assignment, _ in parts), tuple(draws for _, draws in parts)
 
 
 def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:

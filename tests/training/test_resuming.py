@@ -93,6 +93,10 @@ VARIANTS = {
     "pools": ({}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2, **BLOCKS}),
     "merges by batches from a FIFO": ({"workers": 2}, {"buffer": BufferSpec("FIFO", 16), **BATCHES}),
     "merges by batches from a FIRO": ({}, IN_BUFFERS),
+    "all at once": (
+        {"workers": 2, "optimizer": SGD, "schedule": lambda epoch: 0.5**epoch, "schedule_steps": 3},
+        {"optimizer_state": "average", "outer_optimizer": {"optimizer": "sgd", "lr": 0.7}, **IN_BUFFERS},
+    ),
     "merges by batches": ({"workers": 2}, BATCHES),
     "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
     "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": "partial", "shuffle_buffer": 11}),
