@@ -25,10 +25,11 @@ from compss_train.training.build_arguments import check_optimizer
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
-from compss_train.training.fit_options import FitOptions, MergeName, OptimizerState, Rule
+from compss_train.training.fit_options import FitOptions, MergeName, Rule
 from compss_train.training.fit_state import ActiveFit
 from compss_train.training.fitting import FittingTrainer
 from compss_train.training.named_fits import NamedFits
+from compss_train.training.presets import OptimizerState, Preset
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 
@@ -64,11 +65,12 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         y: Any = None,
         *,
         num_epochs: int,
+        preset: Preset | None = None,
         num_batches_per_worker: int | None = None,
         batch_size: int | None = None,
         merge: MergeName = "synchronous",
-        merge_every: MergeEvery = 1,
-        merge_unit: MergeUnit = "epochs",
+        merge_every: MergeEvery | None = None,
+        merge_unit: MergeUnit | None = None,
         shuffle: Shuffle = "blocks",
         shuffle_block_data: bool = True,
         validation_data: tuple[Any, Any] | FileDataset | None = None,
@@ -78,7 +80,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         max_time: float | timedelta | None = None,
         rule: Rule = "weighted",
         outer_optimizer: OptimizerSpec | None = None,
-        optimizer_state: OptimizerState = "keep",
+        optimizer_state: OptimizerState | None = None,
         weight_averaging: Literal["ema"] | float | None = None,
         buffer: BufferSpec | None = None,
         shuffle_buffer: int | None = None,
@@ -98,6 +100,11 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             Without ``y`` each transformed batch is its own target, as for autoencoders.
         num_epochs:
             Passes over all samples.
+        preset:
+            Chooses among ``batch_size``, ``merge_every``, ``merge_unit``, ``outer_optimizer`` and
+            ``optimizer_state`` those that are not given: ``"auto"`` by the number of workers, the data and the
+            network, or as published ``"diloco"``, ``"slowmo"`` and ``"post_local"``. ``configuration["fit"]`` has
+            the options used, and docs/learning.md what to expect of each. ``None`` (default) for the defaults.
         num_batches_per_worker, batch_size:
             Exactly one of them: the number of batches that each block is cut into, or the maximum number of samples
             in a batch. Batch sizes within a block differ by one at most.
@@ -172,7 +179,10 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last complete round
         (including later changes if workers merge commutatively; on COMPSs then those before the fit).
         """
-        options = FitOptions(
+        options = self._fit_options(
+            x,
+            y,
+            preset,
             num_epochs=num_epochs,
             num_batches_per_worker=num_batches_per_worker,
             batch_size=batch_size,
@@ -227,7 +237,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
         bound.apply_defaults()
         arguments = bound.arguments
-        fit_options = FitOptions(**{field.name: arguments.pop(field.name) for field in fields(FitOptions)})
+        given = {each.name: arguments.pop(each.name) for each in fields(FitOptions)}
+        fit_options = self._fit_options(x, y, **given)
         self._require_built()
         validated = arguments["validation_data"] is not None
         called = self._callback_list(arguments.pop("callbacks"), arguments.pop("progress"), validated=validated)

@@ -15,10 +15,10 @@ from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server import check_installed
 from compss_train.samplers.pools import Pools, check_pools
 from compss_train.training.description import described
+from compss_train.training.presets import OptimizerState, Preset
 
 MergeName = Literal["synchronous", "commutative", "parameter_server"]
 Rule = Literal["weighted", "halving"]
-OptimizerState = Literal["keep", "average", "reset"]
 
 PLAIN = str | bool | int | float | None
 """Values that JSON holds as they are."""
@@ -29,6 +29,8 @@ class FitOptions:
     """The options of a fit, from ``DistributedTrainer.fit``, which documents them, to the workers' tasks."""
 
     num_epochs: int
+    preset: Preset | None = None
+    """Where options that the caller left out come from."""
     num_batches_per_worker: int | None = None
     batch_size: int | None = None
     merge: MergeName = "synchronous"

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
+from compss_train._utils.validation import check_choice
 from compss_train.data import FileDataset
 from compss_train.data.block_passes import BlockPass
 from compss_train.data.partitioning import RoundPlan
@@ -20,6 +21,7 @@ from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.merging import make_merge
+from compss_train.training.presets import CHOSEN, Preset, Situation, with_preset
 from compss_train.training.resuming import Checkpoint, ResumableTrainer
 from compss_train.training.rounds import Record, RoundRunner
 from compss_train.training.session import Session
@@ -51,6 +53,20 @@ class FitPlan:
 
 class FittingTrainer(ResumableTrainer):
     """A trainer that runs the rounds of fits; ``DistributedTrainer.fit`` documents their options."""
+
+    def _fit_options(self, x: Any, y: Any, preset: Preset | None, **given: Any) -> FitOptions:
+        """Return the options, with those of the preset and defaults for those that are ``None``."""
+        given = {name: value for name, value in given.items() if value is not None or name not in CHOSEN}
+        if preset is None:
+            return FitOptions(**given)
+        check_choice("preset", preset, (*get_args(Preset), None))
+        spec = self._require_built().training_spec
+
+        def situation() -> Situation:
+            sizes = as_data_source(x, y, self.num_workers).sizes
+            return Situation.of(self.num_workers, sizes, spec.net, spec.optimizer)
+
+        return FitOptions(preset=preset, **with_preset(preset, given, situation))
 
     def _plan_fit(
         self,
