@@ -113,11 +113,10 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             weighted change on arrival, so that no worker waits; ``"parameter_server"`` does so layer by layer on a
             server that the workers connect to (needs the extra ``server``).
         merge_every, merge_unit:
-            Number of ``"epochs"``, or of ``"blocks"`` or ``"batches"`` a worker in an epoch, between two merges;
-            0 merges once, at the end (not with batches). The last round of an epoch may be shorter. Merges by
-            batches do not change the batches of a worker. ``merge_every`` may be a function of the epoch, counted
-            from 0 over all fits, such as ``training.PostLocal`` and ``training.Quadratic``; a round of epochs takes
-            the number of its first epoch.
+            Number of ``"epochs"`` (default: 1), or of ``"blocks"`` or ``"batches"`` a worker in an epoch, between
+            merges; 0 merges once, at the end (not with batches). The last round of an epoch may be shorter.
+            ``merge_every`` may be a function of the epoch, counted from 0 over all fits, such as
+            ``training.PostLocal`` and ``training.Quadratic``; a round of epochs takes the number of its first one.
         shuffle:
             In each epoch distribute whole ``"blocks"`` to the workers in a new order, or permute all samples
             (``"total"``, not for files), or distribute equal shares of blocks in a new order and mix their samples
@@ -142,18 +141,15 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         rule:
             Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
         outer_optimizer:
-            How the global parameters move when workers merge: ``None`` to the mean of the workers. Otherwise an
+            How the global parameters move when workers merge: ``None`` (default) to the mean of the workers; or an
             optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
             mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is
             DiLoCo's (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are averaged
-            only. Commutative merging takes ``sgd`` alone: each worker's change is a step at once, and momentum,
-            which needs ``nesterov``, is applied after as many arrivals as there are workers (delayed Nesterov,
-            arXiv 2401.09135). A parameter server steps with each change on arrival: there momentum advances once a
-            worker and round, and is new in every fit. docs/learning.md says what is worth it.
+            only. Commutative merging takes ``sgd`` alone, as delayed Nesterov (arXiv 2401.09135), and a parameter
+            server steps with each change on arrival: docs/learning.md.
         optimizer_state:
             What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) leaves each
-            worker its own, ``"average"`` averages momentum and moments as the parameters, ``"reset"`` starts every
-            round with new ones.
+            worker its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with none.
         weight_averaging:
             ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8,
             or the given one between 0 and 1. It is evaluated on the validation data as ``val_averaged_loss`` and so
