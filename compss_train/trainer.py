@@ -8,11 +8,9 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Literal
 
-from compss_train._utils.validation import check_choice
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
-from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
-from compss_train.callbacks.progress import with_progress
+from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.exceptions import DivergedError
@@ -22,7 +20,6 @@ from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.setup import FitStart, online_fit
 from compss_train.training.build_arguments import check_optimizer
-from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
 from compss_train.training.fit_options import FitOptions, MergeName, Rule
@@ -202,7 +199,13 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             x=x,
             y=y,
             options=options,
-            callbacks=self._callback_list(callbacks, progress, validated=validation_data is not None),
+            callbacks=callback_list(
+                self,
+                callbacks,
+                progress,
+                validated=validation_data is not None,
+                averaged=weight_averaging is not None,
+            ),
             validation_data=validation_data,
             resume=resume,
             max_time=max_time,
@@ -237,7 +240,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         fit_options = self._fit_options(x, y, **given)
         self._require_built()
         validated = arguments["validation_data"] is not None
-        called = self._callback_list(arguments.pop("callbacks"), arguments.pop("progress"), validated=validated)
+        averaged = fit_options.weight_averaging is not None
+        shown = arguments.pop("callbacks"), arguments.pop("progress")
+        called = callback_list(self, *shown, validated=validated, averaged=averaged)
         self._check_plan(self._plan_fit(options=fit_options, callbacks=called, **arguments))
 
     def fit_online(
@@ -339,7 +344,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
                 "learning rate"
             )
         stopping = Stopping(max_time, self._clock)
-        called = self._callback_list(callbacks, progress, validated=validation_data is not None, online=True)
+        called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
         validation = None if validation_data is None else self._validation_source(validation_data)
         if outer_optimizer is not None:
             check_optimizer(built.training_spec.net, optimizer_factory(outer_optimizer))
@@ -386,13 +391,3 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
                 raise
             finally:
                 active.running = None
-
-    def _callback_list(
-        self, callbacks: Sequence[Callback], progress: bool, *, validated: bool, online: bool = False
-    ) -> CallbackList:
-        checked = check_callbacks(callbacks)
-        warn_of_other_hooks(checked)
-        check_choice("progress", progress, (True, False))
-        called = CallbackList(with_progress(checked, progress), self)
-        check_watched(called.callbacks, self.measures, validated=validated, online=online)
-        return called

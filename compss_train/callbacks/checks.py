@@ -5,14 +5,31 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from compss_train._utils.files import is_special_file
-from compss_train._utils.validation import suggestion, warn_user
+from compss_train._utils.validation import check_choice, suggestion, warn_user
+from compss_train.callbacks.progress import with_progress
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
-from compss_train.training.callback import Callback
+from compss_train.training.callback import Callback, CallbackList, TrainerProtocol
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 _MOMENTS = ("epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round")
 """Words in the names of hooks of Keras, Lightning and others."""
+
+
+def callback_list(
+    trainer: TrainerProtocol, callbacks: Iterable[object], progress: bool, **records: bool
+) -> CallbackList:
+    """Return the callbacks of a fit, with one that shows the progress unless it is off.
+
+    ``records`` says what records will have, as in ``check_watched``. Raises ``TypeError`` and ``ValueError`` for
+    callbacks that the fit cannot use.
+    """
+    checked = check_callbacks(callbacks)
+    warn_of_other_hooks(checked)
+    check_choice("progress", progress, (True, False))
+    called = CallbackList(with_progress(checked, progress), trainer)
+    check_watched(called.callbacks, trainer.measures, **records)
+    return called
 
 
 def check_callbacks(callbacks: Iterable[object]) -> list[Callback]:
@@ -71,13 +88,20 @@ def _other_hooks(kind: type[Callback]) -> Iterator[str]:
 
 
 def check_watched(
-    callbacks: Sequence[Callback], measures: Collection[str], *, validated: bool, online: bool = False
+    callbacks: Sequence[Callback],
+    measures: Collection[str],
+    *,
+    validated: bool,
+    averaged: bool = False,
+    online: bool = False,
 ) -> None:
     """Raise ``ValueError`` if a callback monitors a field that records will not have.
 
     A user's callback that runs before it may add the field, so nothing is raised then.
     """
     validation_names = [f"val_{name}" for name in measures]
+    if averaged:
+        validation_names += [f"val_averaged_{name}" for name in measures]
     measured = [*measures, *validation_names] if validated else list(measures)
     bookkeeping = NUMERIC_ONLINE if online else NUMERIC
     for index, callback in enumerate(callbacks):

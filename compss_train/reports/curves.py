@@ -15,6 +15,8 @@ LEARNING_RATE = "lr"
 _OTHER_PANELS = {
     "learning rate": (LEARNING_RATE,),
     "samples/s": ("samples_per_second",),
+    "worker agreement": ("worker_agreement",),
+    "noise scale (samples)": ("noise_scale",),
     "batches/s": ("batches_per_second",),
     "samples in buffers": ("buffer",),
     "share not trained on yet": ("unseen",),
@@ -78,8 +80,8 @@ def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
 
 
 def title_of(name: str) -> str:
-    """Return the name of the metric of a field: ``recall`` for ``val_recall[2]``."""
-    return name.removeprefix("val_").partition("[")[0].partition(".")[0]
+    """Return the name of the metric of a field: ``recall`` for ``val_recall[2]`` and ``val_averaged_recall[2]``."""
+    return name.removeprefix("val_").removeprefix("averaged_").partition("[")[0].partition(".")[0]
 
 
 def worker_panel(history: Sequence[Record], name: str = "loss", against: Axis = "round") -> Panel:

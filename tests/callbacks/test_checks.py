@@ -107,6 +107,13 @@ def test_existing_fields_can_be_monitored(monitor):
     check_watched([EarlyStopping(monitor, mode="max"), Callback()], MEASURES, validated=True)
 
 
+def test_averages_can_be_monitored_where_a_fit_keeps_them():
+    callback = EarlyStopping("val_averaged_accuracy", mode="max")
+    check_watched([callback], MEASURES, validated=True, averaged=True)
+    with pytest.raises(ValueError, match=r"no 'val_averaged_accuracy' but .* did you mean val_accuracy"):
+        check_watched([callback], MEASURES, validated=True)
+
+
 @pytest.mark.parametrize("monitor", ["received", "unseen", "batches_per_second"])
 def test_fields_of_online_fits_are_missing_in_others(monitor):
     check_watched([EarlyStopping(monitor, mode="max")], MEASURES, validated=False, online=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from compss_train import BadFileError, DistributedTrainer
 from compss_train.callbacks import Callback
-from compss_train.reports.curves import panels, positions
+from compss_train.reports.curves import panels, positions, title_of
 from compss_train.reports.history import History, line_of
 from compss_train.reports.records import flatten
 from compss_train.reports.timeline import KINDS
@@ -114,11 +114,13 @@ def test_plots_need_no_display_and_are_saved(trainer, tmp_path, name):
     assert (tmp_path / name).stat().st_size > 5000
     assert ("matplotlib.pyplot" in sys.modules) == before
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["loss", "accuracy", "samples/s", "loss by worker", "seconds of all workers"]
+    agreement = ["worker agreement", "noise scale (samples)"]
+    assert titles == ["loss", "accuracy", "samples/s", *agreement, "loss by worker", "seconds of all workers"]
     loss = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     assert [*loss["loss"]] == [record["loss"] for record in trainer.history]
     assert np.isnan(loss["val_loss"][2:]).all()
-    assert [len(line.get_xdata()) for line in figure.axes[3].lines] == [4, 3]
+    assert [len(line.get_xdata()) for line in figure.axes[5].lines] == [4, 3]
+    assert title_of("val_averaged_recall[2]") == title_of("val_recall[2]") == title_of("recall") == "recall"
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.docx"])
