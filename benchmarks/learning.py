@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import torch
 from _common import NETWORKS, image_source, parser
@@ -87,8 +88,13 @@ def measure(cases: Sequence[Case], file: ResultsFile) -> None:
     for number, case in enumerate(missing, 1):
         result = run(case)
         file.append(case, result)
-        reached = "diverged" if result.diverged else f"{result.accuracy:.2f}%"
-        print(f"{number}/{len(missing)}: {case.label}: {reached}", file=sys.stderr, flush=True)
+        print(f"{number}/{len(missing)}: {case.label}: {outcome(result)}", file=sys.stderr, flush=True)
+
+
+def outcome(result: Result) -> str:
+    if result.merge_seconds:
+        return f"{1000 * median(result.merge_seconds):.0f} ms a merge"
+    return "diverged" if result.diverged else f"{result.accuracy:.2f}%"
 
 
 def run(case: Case) -> Result:
