@@ -15,6 +15,7 @@ from compss_train.data import FileDataset
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
@@ -79,6 +80,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         outer_optimizer: OptimizerSpec | None = None,
         optimizer_state: OptimizerState | None = None,
         weight_averaging: Literal["ema"] | float | None = None,
+        merge_dtype: MergeDtype | None = None,
         buffer: BufferSpec | None = None,
         shuffle_buffer: int | None = None,
         pools: int = 1,
@@ -151,6 +153,11 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8,
             or the given one between 0 and 1. It is evaluated on the validation data as ``val_averaged_loss`` and so
             on, and ``trainer.model(averaged=True)`` has it. ``None`` (default) for no average.
+        merge_dtype:
+            ``"bf16"`` or ``"int8"`` (one scale an array): workers return changes of the weights in half or a
+            quarter of the bytes, with error feedback: each keeps what was rounded away, and adds it to its next
+            change (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847). Not for ``"parameter_server"``
+            and ``rule="halving"``. ``None`` (default) returns parameters as they are.
         buffer:
             ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
             that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
@@ -187,6 +194,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             rule=rule,
             outer_optimizer=outer_optimizer,
             weight_averaging=weight_averaging,
+            merge_dtype=merge_dtype,
             optimizer_state=optimizer_state,
             buffer=buffer,
             shuffle_buffer=shuffle_buffer,

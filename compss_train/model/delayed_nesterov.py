@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.model import parameters as params
+from compss_train.model.compression import CompressedChange, Contribution
 from compss_train.model.parameters import Count, MergedParameters, Parameters
 
 _KIND = "delayed Nesterov"
@@ -57,7 +58,7 @@ def step_on_arrival(
     current: Parameters,
     optimizer: DelayedNesterov,
     base: Parameters,
-    trained: Parameters,
+    trained: Contribution,
     count: Count,
     total: int,
     workers: int,
@@ -87,7 +88,7 @@ def step_on_arrival(
 def _gathered(
     outer: Mapping[str, Any] | None,
     base: Parameters,
-    trained: Parameters,
+    trained: Contribution,
     fraction: float,
     buffers: Collection[str],
 ) -> dict[str, Any]:
@@ -99,10 +100,10 @@ def _gathered(
 
 
 def _gather(
-    before: NDArray[Any] | None, base: NDArray[Any], trained: NDArray[Any], fraction: float
+    before: NDArray[Any] | None, base: NDArray[Any], trained: NDArray[Any] | CompressedChange, fraction: float
 ) -> NDArray[Any]:
-    gradient = np.subtract(base, trained, dtype=np.result_type(base.dtype, np.float64))
-    gradient *= fraction
+    gradient = params.change(base, trained)
+    gradient *= -fraction
     if before is not None:
         gradient += before
     return np.asarray(gradient).astype(np.result_type(base.dtype, np.float32), copy=False)

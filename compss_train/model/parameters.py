@@ -3,7 +3,7 @@
 Floating entries (weights and buffers such as BatchNorm statistics) are averaged; integer and boolean entries
 (counters, masks) take the maximum. Sums are computed in double precision and in the given order, so that the same
 tree of calls gives the same bits on any machine. Formats that numpy lacks (bfloat16, float8) are stored as float32,
-which represents them exactly.
+which represents them exactly. Workers may return compressed changes in place of some arrays (``compression``).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from compss_train.exceptions import BadFileError, DivergedError
+from compss_train.model.compression import CompressedChange, Contribution
 
 Parameters = dict[str, NDArray[Any]]
 
@@ -111,18 +112,20 @@ class PartialSum:
     """The sum of the parameters of several workers: the intermediate value of a tree of averages."""
 
     values: Parameters
-    """Sum of count times array in double precision for floats, the maximum for integers."""
+    """Sum of count times array or change in double precision for floats, the maximum for integers."""
     count: int
     """Number of samples of the sum."""
     dtypes: dict[str, np.dtype[Any]]
     """The dtypes of the mean."""
+    changes: frozenset[str] = frozenset()
+    """The names of sums of changes."""
 
 
 Count = int | Mapping[str, Any]
 """A number of samples, or the sums that a task reports, which have it as ``given``."""
 
 
-def partial_sum(versions: Sequence[Parameters], counts: Sequence[Count]) -> PartialSum:
+def partial_sum(versions: Sequence[Contribution], counts: Sequence[Count]) -> PartialSum:
     """Return the sum of the versions, weighted by their numbers of samples; without samples, the first version.
 
     A name that a version lacks counts as zeros there (the momentum of a parameter without gradients).
@@ -135,7 +138,12 @@ def partial_sum(versions: Sequence[Parameters], counts: Sequence[Count]) -> Part
     for name in dict.fromkeys(chain.from_iterable(version for version, _ in weighted)):
         arrays = [(version[name], number) for version, number in weighted if name in version]
         values[name], dtypes[name] = _weighted_sum(arrays), arrays[0][0].dtype
-    return PartialSum(values, sum(numbers), dtypes)
+    return PartialSum(values, sum(numbers), dtypes, _changes(version for version, _ in weighted))
+
+
+def _changes(versions: Iterable[Contribution]) -> frozenset[str]:
+    items = chain.from_iterable(version.items() for version in versions)
+    return frozenset(name for name, array in items if isinstance(array, CompressedChange))
 
 
 def sample_count(count: Count) -> int:
@@ -143,24 +151,39 @@ def sample_count(count: Count) -> int:
     return count if isinstance(count, int) else int(count["given"])
 
 
-def _weighted_sum(arrays: Sequence[tuple[NDArray[Any], int]], divisor: int | None = None) -> NDArray[Any]:
+def _weighted_sum(
+    arrays: Sequence[tuple[NDArray[Any] | CompressedChange, int]],
+    divisor: int | None = None,
+    base: NDArray[Any] | None = None,
+) -> NDArray[Any]:
     """Return Σ nᵢ·aᵢ in double precision, or Σ nᵢ·aᵢ / divisor in the arrays' own; the maximum for integers.
 
-    A few elements are summed at a time, so that intermediate values stay in the processor's cache.
+    The mean of changes is added to ``base``. A few elements are summed at a time, so that intermediate values stay
+    in the processor's cache.
     """
     first = arrays[0][0]
     if first.dtype.kind not in "fc":
-        return np.asarray(np.maximum.reduce([array for array, _ in arrays])) if len(arrays) > 1 else first
+        integers: list[Any] = [array for array, _ in arrays]
+        return np.asarray(np.maximum.reduce(integers) if len(arrays) > 1 else first)
     wide = np.result_type(first.dtype, np.float64)
     result = np.empty(first.shape, wide if divisor is None else first.dtype)
-    flat, flat_result = [np.ravel(array) for array, _ in arrays], result.reshape(-1)
+    flat, flat_result = [_flat(array) for array, _ in arrays], result.reshape(-1)
+    flat_base = None if base is None else np.ravel(base)
     for start in range(0, first.size, _CHUNK):
         part = slice(start, start + _CHUNK)
         total = np.multiply(flat[0][part], arrays[0][1], dtype=wide)
         for array, (_, number) in zip(flat[1:], arrays[1:], strict=True):
             total += np.multiply(array[part], number, dtype=wide)
-        flat_result[part] = total if divisor is None else total / divisor
+        if divisor is not None:
+            total /= divisor
+        if flat_base is not None:
+            total += flat_base[part]
+        flat_result[part] = total
     return result
+
+
+def _flat(array: NDArray[Any] | CompressedChange) -> NDArray[Any] | CompressedChange:
+    return array if isinstance(array, CompressedChange) else np.ravel(array)
 
 
 def add(partials: Sequence[PartialSum]) -> PartialSum:
@@ -169,7 +192,8 @@ def add(partials: Sequence[PartialSum]) -> PartialSum:
     names = dict.fromkeys(chain.from_iterable(p.values for p in nonempty))
     values = {name: _sum([p.values[name] for p in nonempty if name in p.values]) for name in names}
     dtypes = {name: dtype for p in nonempty for name, dtype in p.dtypes.items()}
-    return PartialSum(values, sum(p.count for p in nonempty), dtypes)
+    changes = frozenset[str]().union(*(p.changes for p in nonempty))
+    return PartialSum(values, sum(p.count for p in nonempty), dtypes, changes)
 
 
 def _sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -181,40 +205,59 @@ def _sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return total
 
 
-def mean(partials: Sequence[PartialSum]) -> Parameters:
-    """Return the weighted mean of the partial sums, in the dtypes of the parameters."""
+def mean(partials: Sequence[PartialSum], base: Parameters | None = None) -> Parameters:
+    """Return the weighted mean of the partial sums in the dtypes of the parameters; ``base`` as in ``average``."""
     total = add(partials)
-    return {name: _divide(array, total.count, total.dtypes[name]) for name, array in total.values.items()}
+    bases = {name: array for name, array in (base or {}).items() if name in total.changes}
+    return {name: _divide(a, total.count, total.dtypes[name], bases.get(name)) for name, a in total.values.items()}
 
 
-def _divide(array: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _divide(
+    array: NDArray[Any], count: int, dtype: np.dtype[Any], base: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    if dtype.kind not in "fc":
+        return np.asarray(array).astype(dtype, copy=False)
     # For float32 and one version this is exact: below 2**29 samples, count * w has at most 53 bits.
-    return np.asarray(array / max(count, 1) if dtype.kind in "fc" else array).astype(dtype, copy=False)
+    quotient = array / max(count, 1)
+    return np.asarray(quotient if base is None else quotient + base).astype(dtype, copy=False)
 
 
-def average(versions: Sequence[Parameters], counts: Sequence[Count]) -> Parameters:
-    """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned unchanged."""
+def average(
+    versions: Sequence[Contribution], counts: Sequence[Count], base: Parameters | None = None
+) -> Parameters:
+    """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned unchanged.
+
+    Means of changes are added to ``base``, the arrays before them; those that it lacks were zero.
+    """
     numbers = [sample_count(count) for count in counts]
     weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
+    changes = _changes(version for version, _ in weighted)
     if len(versions) == 1:
-        return versions[0]
+        if not changes:
+            return versions[0]  # type: ignore[return-value]
+        weighted = [(versions[0], 1)]
+    bases = {name: array for name, array in (base or {}).items() if name in changes}
     total = sum(number for _, number in weighted)
     names = dict.fromkeys(chain.from_iterable(version for version, _ in weighted))
+    arrays = {name: [(version[name], n) for version, n in weighted if name in version] for name in names}
     # For float32 and one version the mean is exact: below 2**29 samples, n * w has at most 53 bits.
-    return {name: _weighted_sum([(v[name], n) for v, n in weighted if name in v], total) for name in names}
+    return {name: _weighted_sum(pairs, total, bases.get(name)) for name, pairs in arrays.items()}
 
 
-def squared_distance(before: Parameters, after: Parameters, names: Iterable[str]) -> float:
+def squared_distance(before: Parameters, after: Contribution, names: Iterable[str]) -> float:
     """Return the sum of the squared differences of the named arrays."""
-    return sum(_squared_difference(np.ravel(before[name]), np.ravel(after[name])) for name in names)
+    return sum(_squared_difference(np.ravel(before[name]), _flat(after[name])) for name in names)
 
 
-def _squared_difference(before: NDArray[Any], after: NDArray[Any]) -> float:
+def _squared_difference(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> float:
     total = 0.0
     for start in range(0, before.size, _CHUNK):
         part = slice(start, start + _CHUNK)
-        change = np.subtract(after[part], before[part], dtype=np.result_type(before.dtype, np.float32))
-        total += float(np.vdot(change, change).real)
+        if isinstance(after, CompressedChange):
+            difference = after[part]
+        else:
+            difference = np.subtract(after[part], before[part], dtype=np.result_type(before.dtype, np.float32))
+        total += float(np.vdot(difference, difference).real)
     return total
 
 
@@ -229,7 +272,7 @@ class MergedParameters(Parameters):
 def apply_delta(
     current: Parameters,
     base: Parameters,
-    trained: Parameters,
+    trained: Contribution,
     count: Count,
     total: int,
     buffers: Collection[str] = (),
@@ -247,17 +290,25 @@ def apply_delta(
     merged = MergedParameters()
     merged.samples = samples
     for name, array in current.items():
+        new: Any = trained[name]
         if array.dtype.kind not in "fc":
-            merged[name] = np.maximum(array, trained[name])
+            merged[name] = np.maximum(array, new)
         elif name in buffers:
-            merged[name] = _interpolate(array, trained[name], count / max(1, min(samples, total)))
+            merged[name] = _interpolate(array, new, count / max(1, min(samples, total)))
         else:
-            merged[name] = _add_change(array, base[name], trained[name], lr * (count / total))
+            merged[name] = _add_change(array, change(base[name], new), lr * (count / total))
     return merged
 
 
-def _add_change(array: NDArray[Any], base: NDArray[Any], trained: NDArray[Any], fraction: float) -> NDArray[Any]:
-    shift = np.subtract(trained, base, dtype=np.result_type(array.dtype, np.float64))
+def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDArray[Any]:
+    """Return after - before, or the change that ``after`` is, in double precision at least."""
+    wide = np.result_type(before.dtype, np.float64)
+    if isinstance(after, CompressedChange):
+        return after[:].astype(wide).reshape(after.shape)
+    return np.asarray(np.subtract(after, before, dtype=wide))
+
+
+def _add_change(array: NDArray[Any], shift: NDArray[Any], fraction: float) -> NDArray[Any]:
     shift *= fraction
     shift += array
     return np.asarray(shift).astype(array.dtype, copy=False)

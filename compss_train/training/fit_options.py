@@ -10,6 +10,7 @@ from compss_train._utils.validation import check_choice, check_count, check_frac
 from compss_train.buffers import BufferSpec
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Position, RoundPlan, Shuffle, units_between_merges
+from compss_train.model.compression import MergeDtype
 from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server import check_installed
@@ -42,6 +43,7 @@ class FitOptions:
     outer_optimizer: OptimizerSpec | None = None
     optimizer_state: OptimizerState = "keep"
     weight_averaging: Literal["ema"] | float | None = None
+    merge_dtype: MergeDtype | None = None
     buffer: BufferSpec | None = None
     shuffle_buffer: int | None = None
     pools: int = 1
@@ -95,6 +97,13 @@ class FitOptions:
         check_outer_optimizer(self.outer_optimizer)
         if self.outer_optimizer is not None and self.merge == "commutative":
             self._check_commutative_step()
+        check_choice("merge_dtype", self.merge_dtype, (*get_args(MergeDtype), None))
+        if self.merge_dtype is not None and (self.merge == "parameter_server" or self.rule == "halving"):
+            raise ValueError(
+                f"merge_dtype={self.merge_dtype!r} compresses changes that merge='synchronous' averages or "
+                "merge='commutative' adds up, not what merge='parameter_server' and rule='halving' exchange: leave "
+                "merge_dtype= out"
+            )
         if self.weight_averaging not in ("ema", None):
             check_fraction("weight_averaging", self.weight_averaging)
         only_synchronous = {

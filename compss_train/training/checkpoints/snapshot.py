@@ -71,18 +71,17 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _worker_to_dict(state: WorkerState) -> dict[str, Any]:
-    others = {"optimizer": state.optimizer, "buffer": state.buffer}
     if isinstance(state.random, int):
-        return {**others, "random": state.random}
+        return _fields(state)
     version, numbers, gauss = state.random.python
     python = {"version": version, "numbers": np.array(numbers, np.int64), "gauss": gauss}
-    return {**others, "random": {**_fields(state.random), "python": python}}
+    return {**_fields(state), "random": {**_fields(state.random), "python": python}}
 
 
 def _worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
-    random, buffer = saved["random"], saved.get("buffer")  # early checkpoints have no buffer
+    random = saved["random"]  # early checkpoints have no buffer and no error
     if isinstance(random, int):
-        return WorkerState(saved["optimizer"], random, buffer)
+        return WorkerState(**saved)
     python = random["python"]
     state = (python["version"], tuple(python["numbers"].tolist()), python["gauss"])
-    return WorkerState(saved["optimizer"], RandomState(**{**random, "python": state}), buffer)
+    return WorkerState(**{**saved, "random": RandomState(**{**random, "python": state})})

@@ -70,5 +70,6 @@ def _rule(options: FitOptions, weights: tuple[str, ...]) -> MergeRule:
         weights=weights,
         optimizer=None if outer is None else optimizer_factory(outer),
         moments=options.optimizer_state == "average",
+        compressed=options.merge_dtype is not None,
         decay=EMA_DECAY if options.weight_averaging == "ema" else options.weight_averaging,
     )

@@ -58,10 +58,11 @@ class SynchronousMerge(Merge):
     def _merge(self, trained: Sequence[Ref], counts: Sequence[int | Ref]) -> Mapping[str, Ref]:
         """Submit the tasks of a merge, and free their inputs; the result of a single worker is used as it is."""
         names = self._rule.results
-        if len(trained) == 1 and len(names) == 2:
+        if len(trained) == 1 and len(names) == 2 and not self._rule.compressed:
             return {"parameters": trained[0]}
         items, numbers = sum_by_tree(self._engine, trained, counts)
-        last = self._published_rule, self.parameters, self.state.outer, self.state.averaged
+        moments = self.state.moments if self._rule.compressed else None
+        last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
         results = self._engine.submit(finish, items, numbers, *last, returns=len(names), priority=True)
         self._engine.delete(items)
         return dict(zip(names, results, strict=True))

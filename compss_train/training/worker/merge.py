@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train.model import parameters as params
+from compss_train.model.compression import Contribution
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Count, Parameters, PartialSum
 from compss_train.training.worker.moments import split_moments
@@ -31,6 +32,8 @@ class MergeRule:
     """Makes the outer optimizer; ``None`` for the mean."""
     moments: bool = False
     """Whether the workers' optimizer states are averaged."""
+    compressed: bool = False
+    """Whether workers return compressed changes."""
     decay: float | None = None
     """The share of the old value in the average of the parameters of all merges; ``None`` for no such average."""
 
@@ -42,24 +45,26 @@ class MergeRule:
 
 
 def finish(
-    items: Sequence[Parameters | PartialSum],
+    items: Sequence[Contribution | PartialSum],
     counts: Sequence[Count] | None,
     rule: MergeRule,
     base: Parameters,
     outer: dict[str, Any] | None = None,
     averaged: Parameters | None = None,
+    moments: Parameters | None = None,
 ) -> tuple[Any, ...]:
     """Return the results that ``rule.results`` names: the global parameters after a merge, and what is kept.
 
     ``items`` are the workers' parameters and ``counts`` their numbers of samples, or partial sums without counts.
-    ``base`` are the global parameters at the start of the round, ``outer`` and ``averaged`` the values that the
-    last merge returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or infinity.
+    ``base`` are the global parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values
+    that the last merge returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
+    infinity.
     """
-    merged = params.mean(items) if counts is None else params.average(items, counts)  # type: ignore[arg-type]
-    mean, moments = split_moments(merged) if rule.moments else (merged, None)
+    merged = _merged(items, counts, {**base, **(moments or {})})
+    mean, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
         "measured": {"change": params.squared_distance(base, mean, rule.weights)},
-        "moments": moments,
+        "moments": new_moments,
     }
     results["parameters"], results["outer"] = mean, None
     if rule.optimizer is not None:
@@ -67,6 +72,10 @@ def finish(
     if rule.decay is not None:
         results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
     return tuple(results[name] for name in rule.results)
+
+
+def _merged(items: Sequence[Any], counts: Sequence[Count] | None, base: Parameters) -> Parameters:
+    return params.mean(items, base) if counts is None else params.average(items, counts, base)
 
 
 def _step(

@@ -203,7 +203,8 @@ def train_and_exchange(
     """
     trained, after, measured = train(training_spec, parameters, state, xs, others, shard, device, moments)
     with server_address.connect(shard.name) as server:
-        server_address.exchange.push_change(server, worker, parameters, trained, measured["given"] / samples)
+        share = measured["given"] / samples
+        server_address.exchange.push_change(server, worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured
 
 

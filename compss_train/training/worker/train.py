@@ -15,6 +15,7 @@ from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
@@ -22,14 +23,14 @@ from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import batches_in_epoch, epochs
 from compss_train.training.worker.buffered import CarriedBuffer
-from compss_train.training.worker.moments import load_moments, moments_of
+from compss_train.training.worker.moments import load_moments, moments_of, split_moments
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.source import Shard, source_of
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The state that a worker keeps from task to task: of its optimizer and of its random number generators."""
+    """What a worker keeps from task to task: the states of its optimizer and its random number generators."""
 
     optimizer: dict[str, Any] | None
     """The optimizer's state_dict; ``None`` makes a new optimizer."""
@@ -37,6 +38,8 @@ class WorkerState:
     """A state, or the seed of a new worker."""
     buffer: dict[str, Any] | None = None
     """The state of a buffer that merges by batches do not empty, inside an epoch."""
+    error: Parameters | None = None
+    """What compression has left out of the changes so far, with ``merge_dtype``."""
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
@@ -60,15 +63,15 @@ def train(
     shard: Shard,
     device: str,
     moments: Parameters | None = None,
-) -> tuple[Parameters, WorkerState, dict[str, Any]]:
+) -> tuple[Contribution, WorkerState, dict[str, Any]]:
     """Train a model copy on the batches of a shard; accumulated gradients are applied at the end of each epoch.
 
     ``xs`` are the blocks of x that the shard names and ``others`` the blocks of y and weights, or ``xs`` is a part
     of a ``FileDataset``. ``moments`` is the optimizer state of a worker that has none of its own. Returns the new
-    parameters (with the moments, if these are averaged too), the new state, and the measurements: ``samples`` and
-    ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a sum over samples), states of
-    ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm of the change of the weights)
-    and counts of file reads.
+    parameters (with the moments, if these are averaged too) or their compressed changes, the new state, and the
+    measurements: ``samples`` and ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a
+    sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm
+    of the change of the weights) and counts of file reads.
     """
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
@@ -92,13 +95,38 @@ def train(
         sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
-        sums["change"] = params.squared_distance(parameters, trained, training_spec.weights)
         averaged = shard.options.optimizer_state == "average"
-        after = WorkerState(
-            None if averaged else to_cpu(optimizer.state_dict()), RandomState.capture(device), buffer.after
+        result = {**trained, **moments_of(optimizer)} if averaged else trained
+        sent, error = _compressed(training_spec, shard, {**parameters, **(moments or {})}, result, state, sums)
+        sums["change"] = params.squared_distance(parameters, sent, training_spec.weights)
+        saved = None if averaged else to_cpu(optimizer.state_dict())
+        after = WorkerState(saved, RandomState.capture(device), buffer.after, error)
+        return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
+
+
+def _compressed(
+    training_spec: TrainingSpec,
+    shard: Shard,
+    before: Parameters,
+    after: Parameters,
+    state: WorkerState,
+    sums: dict[str, Any],
+) -> tuple[Contribution, Parameters | None]:
+    """Return what goes to the merge, and what it lacks: with ``merge_dtype``, changes of weights and moments.
+
+    A worker without samples has no vote, so that its error stays. Moments are averages that forget, and need none.
+    """
+    dtype = shard.options.merge_dtype
+    if dtype is None or not sums["given"]:
+        return after, None if dtype is None else state.error
+    changes, errors = compress_arrays(before, after, training_spec.weights, dtype, state.error)
+    bad = None if training_spec.step_options.on_nan == "ignore" else params.first_not_finite(errors)
+    if bad is not None:
+        raise DivergedError(
+            f"the change of {bad!r} in {shard.name} is too large for merge_dtype={dtype!r}; lower the learning rate"
         )
-        contribution = {**trained, **moments_of(optimizer)} if averaged else trained
-        return contribution, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
+    moments = split_moments(after)[1]
+    return {**after, **changes, **compress_arrays(before, moments, moments, "bf16")[0]}, errors
 
 
 def _starting_optimizer(

@@ -1,0 +1,144 @@
+"""Compressed changes: what workers return to a merge with ``merge_dtype``, in a half or a quarter of the bytes.
+
+What is rounded away is not lost: it stays with the worker, which adds it to its next change. This error feedback
+(Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv 1901.09847) makes the sum of
+what a worker sent, and of its last error, the sum of its changes up to float arithmetic.
+
+``"bf16"`` is the upper half of a single-precision number. It is cut towards zero: no number becomes infinite, and
+what was positive before and after a change is not negative after the compressed one, as the square roots of Adam's
+second moments need. ``"int8"`` are multiples of a scale, the array's largest magnitude / 127, rounded to nearest.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+MergeDtype = Literal["bf16", "int8"]
+
+_CHUNK = 32768
+"""Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
+
+_BF16_BITS = np.uint64(2**64 - 2**45)
+"""The bits of a double-precision number that bfloat16 has as well: sign, exponent, and 7 of the significand."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CompressedChange:
+    """The change of an array in fewer bits; ``change[part]`` returns decoded elements of the flattened change."""
+
+    codes: NDArray[Any]
+    """In the shape of the array: upper halves of single-precision numbers, or multiples of ``scale``."""
+    scale: Any
+    """``None`` for bf16."""
+    dtype: np.dtype[Any]
+    """The dtype of the array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.codes.shape
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.codes.size
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        return _decoded(self.codes.reshape(-1)[part], self.scale)
+
+
+Contribution = Mapping[str, NDArray[Any] | CompressedChange]
+"""What a worker returns to a merge: its parameters, or changes of some of them."""
+
+
+def compress_arrays(
+    before: Mapping[str, NDArray[Any]],
+    after: Mapping[str, NDArray[Any]],
+    names: Collection[str],
+    dtype: MergeDtype,
+    errors: Mapping[str, NDArray[Any]] | None = None,
+) -> tuple[dict[str, CompressedChange], dict[str, NDArray[Any]]]:
+    """Return the compressed changes of the named arrays, and their errors; ``errors`` are those of the last time.
+
+    Arrays that ``before`` lacks were zero. Left out are those that are not real floats, and those without
+    dimensions, such as numbers of steps, which bf16 cannot count.
+    """
+    changes: dict[str, CompressedChange] = {}
+    new_errors: dict[str, NDArray[Any]] = {}
+    for name in names:
+        array = after[name]
+        if array.dtype.kind == "f" and array.ndim:
+            start = before[name] if name in before else np.zeros_like(array)
+            changes[name], new_errors[name] = compress(start, array, dtype, (errors or {}).get(name))
+    return changes, new_errors
+
+
+def compress(
+    before: NDArray[Any], after: NDArray[Any], dtype: MergeDtype, error: NDArray[Any] | None = None
+) -> tuple[CompressedChange, NDArray[Any]]:
+    """Return after - before + error as a compressed change, and what is missing in it: the next error.
+
+    Both are computed in single precision, or that of the array if it is higher. If a sum is NaN or infinite, or too
+    large for bf16, so is the error.
+    """
+    rest = np.empty(after.shape, np.result_type(after.dtype, np.float32))
+    sums = _add_up(before, after, error, rest)
+    with np.errstate(all="ignore"):
+        codes, scale = _to_bf16(sums, rest) if dtype == "bf16" else _to_int8(sums, rest)
+    return CompressedChange(codes, scale, after.dtype), rest
+
+
+Parts = Iterator[tuple[slice, NDArray[Any]]]
+
+
+def _add_up(before: NDArray[Any], after: NDArray[Any], error: NDArray[Any] | None, result: NDArray[Any]) -> Parts:
+    """Compute ``result``, and yield each part while it is in the cache."""
+    before, after, result = np.ravel(before), np.ravel(after), result.reshape(-1)
+    flat_error = None if error is None else np.ravel(error)
+    for start in range(0, result.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        values = np.subtract(after[part], before[part], out=result[part], dtype=result.dtype)
+        if flat_error is not None:
+            values += flat_error[part]
+        yield part, values
+
+
+def _to_bf16(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.uint16], None]:
+    """Return codes of the sums, which it reduces to the rest."""
+    codes = np.empty(rest.shape, np.uint16)
+    flat = codes.reshape(-1)
+    for part, values in sums:
+        flat[part] = np.right_shift(_cut(values).view(np.uint32), 16)
+        values -= _decoded(flat[part], None)
+    return codes, None
+
+
+def _cut(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the values in single precision; those in double precision are cut, not rounded."""
+    if values.dtype == np.float32:
+        return values
+    return np.asarray(np.bitwise_and(values.view(np.uint64), _BF16_BITS)).view(np.float64).astype(np.float32)
+
+
+def _to_int8(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.int8], Any]:
+    """Return codes of the sums, which it reduces to the rest, and the scale."""
+    largest = np.max([np.abs(values).max() for _, values in sums], initial=0)
+    scale = rest.dtype.type(largest / 127)
+    # Below that the inverse may be infinite: nothing is sent, and such changes gather in the error.
+    inverse = rest.dtype.type(1 / scale if scale >= np.finfo(rest.dtype).tiny else 0)
+    codes = np.empty(rest.shape, np.int8)
+    flat, flat_rest = codes.reshape(-1), rest.reshape(-1)
+    for start in range(0, rest.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        flat[part] = np.rint(flat_rest[part] * inverse)
+        flat_rest[part] -= _decoded(flat[part], scale)
+    return codes, scale
+
+
+def _decoded(codes: NDArray[Any], scale: Any) -> NDArray[Any]:
+    if scale is None:
+        return np.asarray(np.left_shift(codes, 16, dtype=np.uint32)).view(np.float32)
+    return np.asarray(np.multiply(codes, scale, dtype=scale.dtype))
