@@ -154,10 +154,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             or the given one between 0 and 1. It is evaluated on the validation data as ``val_averaged_loss`` and so
             on, and ``trainer.model(averaged=True)`` has it. ``None`` (default) for no average.
         merge_dtype:
-            ``"bf16"`` or ``"int8"`` (one scale an array): workers return changes of the weights in half or a
-            quarter of the bytes, with error feedback: each keeps what was rounded away, and adds it to its next
-            change (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847). Not for ``"parameter_server"``
-            and ``rule="halving"``. ``None`` (default) returns parameters as they are.
+            ``"bf16"`` or ``"int8"``: workers return changes of the weights in half or a quarter of the bytes, and
+            add what was rounded away to their next change (Seide et al. 2014; Karimireddy et al. 2019, arXiv
+            1901.09847); docs/training.md. ``None`` (default): parameters as they are.
         buffer:
             ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
             that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.

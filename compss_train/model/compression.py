@@ -126,7 +126,7 @@ def _cut(values: NDArray[Any]) -> NDArray[np.float32]:
 def _to_int8(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.int8], Any]:
     """Return codes of the sums, which it reduces to the rest, and the scale."""
     largest = np.max([np.abs(values).max() for _, values in sums], initial=0)
-    scale = rest.dtype.type(largest / 127)
+    scale = rest.dtype.type(largest / 127 if np.isfinite(largest) else np.nan)
     # Below that the inverse may be infinite: nothing is sent, and such changes gather in the error.
     inverse = rest.dtype.type(1 / scale if scale >= np.finfo(rest.dtype).tiny else 0)
     codes = np.empty(rest.shape, np.int8)

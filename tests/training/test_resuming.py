@@ -78,6 +78,8 @@ VARIANTS = {
         },
     ),
     "Adam outside": ({"workers": 1}, {"outer_optimizer": {"optimizer": "adam", "lr": 0.01}}),
+    "int8 merges": ({"workers": 2}, {"merge_dtype": "int8", **BLOCKS}),
+    "bf16 merges": ({"workers": 1}, {"merge_dtype": "bf16", "optimizer_state": "average", **BATCHES}),
     "a schedule": ({"schedule": lambda epoch: 0.5**epoch}, BLOCKS),
     "a scheduler": ({"schedule": partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)}, {}),
     "steps inside epochs": ({"schedule": lambda epoch: 0.5**epoch, "schedule_steps": 4}, BATCHES),

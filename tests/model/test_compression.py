@@ -1,0 +1,180 @@
+"""Compressed changes: error feedback loses nothing in sum, whatever the values."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from compss_train.model import parameters as params
+from compss_train.model.compression import CompressedChange, compress, compress_arrays
+from tests.helpers.models import assert_same_bits
+
+DTYPES = ["bf16", "int8"]
+LARGEST = {np.float16: 6e4, np.float32: 1e38, np.float64: 1e38}
+
+
+@st.composite
+def trainings(draw, largest=1.0, least_rounds=1):
+    """Draw arrays before and after each of some rounds, of one type; with zeros, denormals and huge values."""
+    dtype = draw(st.sampled_from(list(LARGEST)))
+    bound = dtype(draw(st.sampled_from([1e-42, 1.0, LARGEST[dtype]])) * largest)
+    width = 8 * np.dtype(dtype).itemsize
+    arrays = hnp.arrays(dtype, (2, 3), elements=st.floats(-float(bound), float(bound), width=width))
+    return draw(st.lists(st.tuples(arrays, arrays), min_size=least_rounds, max_size=6))
+
+
+def wide(array):
+    return np.asarray(array, np.float64)
+
+
+def decoded(change):
+    return change[:].reshape(change.shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(rounds=trainings())
+def test_error_feedback_loses_nothing_in_sum(dtype, rounds):
+    """Σ sent + the last error = Σ changes, but for three roundings a round of sums of at most two changes."""
+    sent, error = np.zeros((2, 3)), None
+    for before, after in rounds:
+        change, error = compress(before, after, dtype, error)
+        assert (change.shape, change.size, change.dtype) == (after.shape, after.size, after.dtype)
+        sent += decoded(change)
+    changes = [wide(after) - wide(before) for before, after in rounds]
+    largest = max(np.abs(change).max() for change in changes)
+    bound = 3 * len(rounds) * np.finfo(error.dtype).eps * 2 * largest + len(rounds) * np.finfo(error.dtype).tiny
+    np.testing.assert_allclose(sent + error, sum(changes), rtol=0, atol=bound)
+
+
+@given(rounds=trainings())
+def test_bf16_is_cut_towards_zero(rounds):
+    for before, after in rounds:
+        change, error = compress(before, after, "bf16")
+        total = decoded(change) + error
+        assert change.codes.dtype == np.uint16
+        assert (np.abs(error) <= np.maximum(np.abs(total) / 128, 1e-40)).all()
+        assert (np.sign(decoded(change)) * np.sign(total) >= 0).all()
+
+
+@given(rounds=trainings())
+def test_int8_is_rounded_to_the_nearest_multiple_of_the_scale(rounds):
+    for before, after in rounds:
+        change, error = compress(before, after, "int8")
+        total = decoded(change) + error
+        assert change.codes.dtype == np.int8
+        if change.scale >= np.finfo(error.dtype).tiny:
+            eps = np.finfo(error.dtype).eps
+            assert np.abs(change.codes).max() == 127
+            assert (np.abs(wide(error)) <= wide(change.scale) * (0.5 + 254 * eps)).all()
+        else:
+            assert not change.codes.any()
+            np.testing.assert_array_equal(error, total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_no_change_sends_nothing_and_keeps_no_error(dtype, kind):
+    array = np.linspace(-1, 1, 70_000).astype(kind)  # more than are processed at a time
+    change, error = compress(array, array, dtype)
+    assert not change.codes.any()
+    assert not error.any()
+    assert not decoded(change).any()
+    change, error = compress(array, array, dtype, (array / 3).astype(error.dtype))
+    np.testing.assert_allclose(decoded(change), array / 3, atol=1 / 128)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_are_decoded_as_the_whole(dtype):
+    random = np.random.default_rng(1)
+    before, after = random.normal(size=(2, 70_001)).astype(np.float32)
+    change, error = compress(before, after, dtype)
+    assert change[40_000:50_000].tobytes() == change[:][40_000:50_000].tobytes()
+    np.testing.assert_array_equal((after - before) - change[:], error)
+    for size in ((0,), (3, 0)):
+        assert compress(np.zeros(size), np.zeros(size), dtype)[0][:].size == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_visible(dtype, bad):
+    array = np.ones(5, np.float32)
+    change, error = compress(array, np.array([1, bad, 1, 1, 2], np.float32), dtype)
+    assert not np.isfinite(decoded(change)[1])
+    assert not np.isfinite(error[1])
+
+
+def test_what_a_code_cannot_hold_is_visible():
+    before, after = np.full(3, -2e38, np.float32), np.full(3, 2e38, np.float32)
+    for dtype in DTYPES:
+        assert not np.isfinite(compress(before, after, dtype)[1]).all()
+    assert not np.isfinite(compress(np.zeros(3), np.full(3, 1e300), "bf16")[1]).all()
+
+
+def test_integers_scalars_and_other_names_are_left_out():
+    before = {"w": np.ones((2, 2), np.float32), "steps": np.array([3]), "scalar": np.array(1.5)}
+    after = {**before, "new": np.full(4, 0.5, np.float32), "other": np.ones(2)}
+    changes, errors = compress_arrays(
+        before, after, ["w", "steps", "scalar", "new"], "int8", {"w": np.ones((2, 2))}
+    )
+    assert list(changes) == list(errors) == ["w", "new"]
+    np.testing.assert_allclose(decoded(changes["new"]), 0.5)  # was zero before
+    np.testing.assert_allclose(decoded(changes["w"]), 1.0)
+
+
+positive = hnp.arrays(np.float32, 6, elements=st.floats(0, 100, width=32))
+counts = st.integers(1, 2**20)
+
+
+@given(base=positive, workers=st.lists(st.tuples(positive, counts), min_size=1, max_size=4))
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_means_of_positive_values_as_bf16_are_not_negative(kind, base, workers):
+    start = {"v": base.astype(kind)}
+    versions = [compress_arrays(start, {"v": array.astype(kind)}, ["v"], "bf16")[0] for array, _ in workers]
+    numbers = [count for _, count in workers]
+    partials = [params.partial_sum([version], [number]) for version, number in zip(versions, numbers, strict=True)]
+    for merged in (params.average(versions, numbers, start), params.mean(partials, start)):
+        assert (merged["v"] >= 0).all()
+        assert merged["v"].dtype == kind
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    kind=st.sampled_from([np.float16, np.float32, np.float64]),
+    numbers=st.lists(st.just(0) | counts, min_size=1, max_size=9),
+    seed=st.integers(0, 2**32),
+)
+def test_averages_of_changes_start_from_the_base(dtype, kind, numbers, seed):
+    random = np.random.default_rng(seed)
+    base = {"w": random.normal(size=9000).astype(kind), "steps": np.array(2), "mean": np.ones(3, kind)}
+    after = [
+        {**base, "w": random.normal(size=9000).astype(kind), "steps": np.array(n)} for n in range(len(numbers))
+    ]
+    versions = [{**each, **compress_arrays(base, each, ["w"], dtype)[0]} for each in after]
+    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
+    shift = sum(wide(decoded(v["w"])) * n for v, n in weighted) / sum(n for _, n in weighted)
+    expected = wide(base["w"]) + shift
+    chunks = [params.partial_sum(versions[i : i + 4], numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
+    for merged in (params.average(versions, numbers, base), params.mean([params.add(chunks)], base)):
+        assert list(merged) == list(base)
+        assert merged["w"].dtype == kind
+        # One rounding to the type, of values of at most 14; sums are in double precision.
+        np.testing.assert_allclose(merged["w"], expected, rtol=0, atol=14 * np.finfo(kind).eps)
+        assert merged["steps"] == max(v["steps"] for v, _ in weighted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_changes_are_added_on_arrival(dtype):
+    random = np.random.default_rng(3)
+    base, trained, current = ({"w": random.normal(size=9000).astype(np.float32)} for _ in range(3))
+    (changes, _) = compress_arrays(base, trained, ["w"], dtype)
+    assert isinstance(changes["w"], CompressedChange)
+    whole = {"w": wide(base["w"]) + decoded(changes["w"])}
+    added = params.apply_delta(current, {"w": wide(base["w"])}, whole, 2, 5)
+    np.testing.assert_allclose(
+        params.apply_delta(current, base, changes, 2, 5)["w"], added["w"], rtol=0, atol=5 * np.finfo(np.float32).eps
+    )
+    everything = params.apply_delta(base, base, changes, 5, 5)
+    assert_same_bits(everything, params.average([changes], [5], base))
+    norm = params.squared_distance(base, changes, ["w"])
+    np.testing.assert_allclose(norm, np.square(wide(decoded(changes["w"]))).sum(), rtol=1e-5)

@@ -1,0 +1,265 @@
+"""Fits with compressed merges: the bits of a plain loop and of every engine, what is sent, and what is kept."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, FileDataset, SerialEngine
+from compss_train.callbacks import Callback
+from compss_train.engines.codec import encode
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
+from compss_train.model.compression import CompressedChange, compress_arrays
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp, state_arrays
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, fit, fitted, trainer_of
+
+DTYPES = ["bf16", "int8"]
+EVERYTHING = {
+    "outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
+    "optimizer_state": "average",
+    "weight_averaging": "ema",
+}
+
+
+class Recording(SerialEngine):
+    """Keeps what the training tasks return, encoded."""
+
+    def __init__(self):
+        super().__init__()
+        self.results = []
+
+    def submit(self, function, *args, **options):
+        made = super().submit(function, *args, **options)
+        if function.__name__ == "train":
+            self.results.append(self.fetch([made[0]])[0])
+        return made
+
+
+class EachRound(Callback):
+    """Calls a function after every round."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def needs_state(self, number):
+        return True
+
+    def on_round_end(self, trainer, record):
+        self.function(trainer)
+
+
+def steps(net, x, y, lr=0.1):
+    """Train by hand, in batches of 4, with plain SGD."""
+    optimizer = torch.optim.SGD(net.parameters(), lr)
+    for rows in np.array_split(np.arange(len(x)), -(-len(x) // 4)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
+        optimizer.step()
+    return {name: array.copy() for name, array in state_arrays(net).items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cuts", [[slice(0, 30)], [slice(0, 12), slice(12, 30)]], ids=["one worker", "two workers"])
+def test_a_fit_is_a_plain_loop_with_compressed_changes(dtype, cuts):
+    x, y = classification(samples=30)
+    blocks = [BlockedTensor([[part[cut]] for cut in cuts]) for part in (x, y)]
+    ours = fitted("serial", len(cuts), *blocks, num_epochs=4, batch_size=4, merge_dtype=dtype, **STILL)
+    net, errors, weights = mlp(), [None] * len(cuts), [12, 18] if len(cuts) == 2 else [1]
+    for _ in range(4):
+        before, sums = copy.deepcopy(state_arrays(net)), {}
+        for worker, cut in enumerate(cuts):
+            after = steps(copy.deepcopy(net), x[cut], y[cut])
+            changes, errors[worker] = compress_arrays(before, after, list(after), dtype, errors[worker])
+            for name, change in changes.items():
+                term = weights[worker] * change[:].reshape(change.shape).astype(np.float64)
+                sums[name] = sums[name] + term if name in sums else term
+        means = {name: array / sum(weights) + before[name] for name, array in sums.items()}
+        params.load_into(net, {name: array.astype(np.float32) for name, array in means.items()})
+    assert_same_bits(ours, state_arrays(net))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("workers", [1, 2, 9])
+@pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
+def test_every_engine_gives_the_same_bits(engine, workers, dtype):
+    there, here = trainer_of(engine, workers=workers), trainer_of(workers=workers)
+    for trainer in (there, here):
+        fit(trainer, merge_dtype=dtype, **EVERYTHING)
+    assert_alike(there, here)
+    errors = [state.error for state in here.snapshot().workers[:7]]
+    assert all(set(error) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight"} for error in errors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_what_was_sent_lack_the_last_error_only(dtype):
+    """A worker that merges every batch: its steps are known from the parameters before each of them."""
+    x, y = classification(samples=60)
+    trainer = trainer_of(workers=1, net=mlp, optimizer=PLAIN_SGD)
+    rounds = [state_arrays(mlp())]
+    keep = EachRound(lambda running: rounds.append(running.get_parameters()))
+    blocks = [BlockedTensor([[part]]) for part in (x, y)]
+    options = {"num_epochs": 1, "batch_size": 4, "merge_unit": "batches", **STILL}
+    fit(trainer, keep, data=blocks, merge_dtype=dtype, **options)
+    assert len(rounds) == 16
+    (state,) = trainer.snapshot().workers
+    for name, error in state.error.items():
+        lost = -error.astype(np.float64)
+        for number, before in enumerate(rounds[:-1]):
+            net = mlp()
+            params.load_into(net, before)
+            batch = slice(4 * number, 4 * number + 4)
+            lost += steps(net, x[batch], y[batch])[name].astype(np.float64) - rounds[number + 1][name]
+        # The parameters, below 2, round once in every round.
+        np.testing.assert_allclose(lost, 0, atol=15 * 2 * np.finfo(np.float32).eps)
+        assert error.any()
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_precisions_end_near_the_plain_fit(dtype, kind, merge):
+    def net():
+        return mlp().to(kind)
+
+    data = X.astype(torch.empty(0, dtype=kind).numpy().dtype), Y
+    start = state_arrays(net())
+    ends = [
+        fit(trainer_of(net=net, optimizer=PLAIN_SGD, metric=None), data=data, merge=merge, merge_dtype=each)
+        for each in (dtype, None)
+    ]
+    for name, array in ends[1].items():
+        assert ends[0][name].dtype == array.dtype
+        moved, apart = np.abs(array - start[name]).max(), np.abs(array - ends[0][name]).max()
+        assert 0 < apart <= moved / 10
+
+
+def test_one_worker_merges_in_the_same_way_on_arrival():
+    for dtype in DTYPES:
+        options = {"num_epochs": 3, "merge_dtype": dtype}
+        ends = [
+            fit(trainer_of(workers=1, net=mlp), merge=merge, **options) for merge in ("synchronous", "commutative")
+        ]
+        assert_same_bits(*ends)
+
+
+def test_buffers_integers_and_frozen_weights_are_sent_as_they_are():
+    def net():
+        half_frozen = awkward_net()
+        half_frozen[4].requires_grad_(False)
+        return half_frozen
+
+    ends = [fit(trainer_of(net=net), num_epochs=1, merge_dtype=dtype) for dtype in (None, "bf16", "int8")]
+    for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked", "4.weight"):
+        assert ends[0][name].tobytes() == ends[1][name].tobytes() == ends[2][name].tobytes()
+    assert ends[0]["0.weight"].tobytes() != ends[1]["0.weight"].tobytes() != ends[2]["0.weight"].tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("bf16", 0.52), ("int8", 0.27)])
+def test_tasks_return_fewer_bytes(dtype, share):
+    def net():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 900), nn.ReLU(), nn.Linear(900, 3))
+
+    sizes = {}
+    for each in (dtype, None):
+        engine = Recording()
+        fit(trainer_of(engine, workers=2, net=net, optimizer=SGD), num_epochs=1, merge_dtype=each)
+        sizes[each] = [sum(chunk.nbytes for chunk in encode(result)) for result in engine.results]
+    assert min(sizes[None]) > 4 * 270_000
+    assert max(sizes[dtype]) <= share * min(sizes[None])
+
+
+def test_moments_travel_as_bf16_and_numbers_of_steps_as_they_are():
+    engine = Recording()
+    fit(trainer_of(engine, workers=2, net=mlp), merge_dtype="int8", optimizer_state="average")
+    moments = {name: value for name, value in engine.results[-1].items() if name.startswith("optimizer state/")}
+    for name, value in moments.items():
+        if name.endswith(".step"):
+            assert (value.ndim, value.dtype) == (0, np.float32)
+        else:
+            assert isinstance(value, CompressedChange)
+            assert value.codes.dtype == np.uint16
+
+
+@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_worker_without_samples_changes_nothing(dtype):
+    two, five = trainer_of(workers=2, net=mlp), trainer_of(workers=5, net=mlp)
+    assert_same_bits(
+        fit(two, blocks=2, merge_dtype=dtype, **EVERYTHING), fit(five, blocks=2, merge_dtype=dtype, **EVERYTHING)
+    )
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_a_worker_whose_files_cannot_be_read_keeps_its_error(tmp_path, merge):
+    errors = []
+
+    def spoil(trainer):
+        errors.append([state.error for state in trainer.snapshot().workers])
+        (tmp_path / "1.npz").write_bytes(b"bad")
+
+    for number in range(2):
+        np.savez(tmp_path / f"{number}.npz", x=X[number::2], y=Y[number::2])
+    files = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
+    trainer = trainer_of(workers=2, net=mlp)
+    with pytest.warns(UserWarning, match="skipped"):
+        fit(trainer, EachRound(spoil), data=(files,), merge_dtype="int8", num_epochs=2, merge=merge, **STILL)
+    assert_same_bits(errors[0][1], errors[1][1])
+    assert errors[0][0]["0.weight"].tobytes() != errors[1][0]["0.weight"].tobytes()
+
+
+def test_a_second_fit_continues_with_the_errors_or_drops_them():
+    once, twice = trainer_of(), trainer_of()
+    fit(once, num_epochs=4, merge_dtype="int8")
+    fit(twice, num_epochs=1, merge_dtype="int8")
+    fit(twice, num_epochs=3, merge_dtype="int8")
+    assert_alike(once, twice)
+    fit(twice, num_epochs=1)
+    assert all(state.error is None for state in twice.snapshot().workers)
+
+
+def test_what_diverges_is_an_error():
+    for dtype in DTYPES:
+        with pytest.raises(DivergedError, match=r"the loss became|became NaN or infinite in"):
+            fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 1e38}, net=mlp), merge_dtype=dtype)
+
+    def double():
+        return mlp().double()
+
+    huge = trainer_of(optimizer={"optimizer": "sgd", "lr": 1e60}, net=double, metric=None)
+    with pytest.raises(
+        DivergedError, match=r"the change of '0\.weight' in round 0 .* too large for merge_dtype='bf16'"
+    ):
+        fit(huge, data=(X.astype(np.float64), Y), merge_dtype="bf16", batch_size=60)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_that_are_not_finite_are_merged_where_they_are_to_be_ignored(dtype):
+    options = {"optimizer": {"optimizer": "sgd", "lr": 1e38}, "net": mlp, "on_nan": "ignore"}
+    ends = fit(trainer_of(**options), merge_dtype=dtype)
+    assert not np.isfinite(ends["0.weight"]).any()
+
+
+def test_workers_agree_at_most_fully():
+    trainer = trainer_of(workers=3, net=mlp)
+    fit(trainer, num_epochs=6, merge_dtype="int8")
+    assert all(record["worker_agreement"] <= 1 + 1e-6 for record in trainer.history)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"merge_dtype": "fp8"}, r"merge_dtype='fp8'.*'bf16', 'int8'"),
+        ({"merge_dtype": "int8", "merge": "parameter_server"}, r"merge_dtype='int8' .* leave merge_dtype= out"),
+        (
+            {"merge_dtype": "bf16", "merge": "commutative", "rule": "halving"},
+            r"merge_dtype='bf16' .*rule='halving'",
+        ),
+    ],
+)
+def test_wrong_options(options, error):
+    with pytest.raises(ValueError, match=error):
+        fit(trainer_of(), **options)
