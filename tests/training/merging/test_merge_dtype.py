@@ -17,11 +17,8 @@ from tests.helpers.models import SGD, assert_same_bits, awkward_net, classificat
 from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, fit, fitted, trainer_of
 
 DTYPES = ["bf16", "int8"]
-EVERYTHING = {
-    "outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
-    "optimizer_state": "average",
-    "weight_averaging": "ema",
-}
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+EVERYTHING = {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": "ema"}
 
 
 class Recording(SerialEngine):
@@ -117,17 +114,20 @@ def test_sums_of_what_was_sent_lack_the_last_error_only(dtype):
         assert error.any()
 
 
-@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+ON_ARRIVAL = {"merge": "commutative"}
+
+
+@pytest.mark.parametrize("merge", [{}, ON_ARRIVAL, {**ON_ARRIVAL, "outer_optimizer": NESTEROV}], ids=str)
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_other_precisions_end_near_the_plain_fit(dtype, kind, merge):
+def test_fits_end_near_those_without_compression(dtype, kind, merge):
     def net():
         return mlp().to(kind)
 
     data = X.astype(torch.empty(0, dtype=kind).numpy().dtype), Y
     start = state_arrays(net())
     ends = [
-        fit(trainer_of(net=net, optimizer=PLAIN_SGD, metric=None), data=data, merge=merge, merge_dtype=each)
+        fit(trainer_of(net=net, optimizer=PLAIN_SGD, metric=None), data=data, merge_dtype=each, **merge)
         for each in (dtype, None)
     ]
     for name, array in ends[1].items():
