@@ -139,9 +139,19 @@ def _momentum(situation: Situation) -> tuple[Mapping[str, Any] | None, Optimizer
     Frequent merges add up both kinds of momentum, which networks with BatchNorm do not stand: they have one of
     them, the outer one, or Adam's own, as Adam without its moments is no Adam.
     """
+    outer = {**NESTEROV, "momentum": _outer_momentum(situation.num_workers)}
     if not situation.batch_norm:
-        return NESTEROV, "average"
-    return (None, "average") if situation.adaptive else (NESTEROV, "reset")
+        return outer, "average"
+    return (None, "average") if situation.adaptive else (outer, "reset")
+
+
+def _outer_momentum(num_workers: int) -> float:
+    """Return the momentum with which steps in one direction add up to ``num_workers`` times the mean change.
+
+    That is how far these workers would have moved one after another: lr / (1 - momentum) = workers, up to 7.
+    """
+    lr, most = float(NESTEROV["lr"]), float(NESTEROV["momentum"])
+    return round(min(most, 1 - lr / num_workers), 3)
 
 
 def _batch_size(given: Mapping[str, Any], situation: Situation) -> int:

@@ -31,7 +31,7 @@ def test_auto_merges_after_a_number_of_samples(net, workers, samples):
     wanted = min(3_200 if net is awkward_net else 15_000, samples / 4)
     assert options["merge_every"] == 1 or abs(between - wanted) <= options["batch_size"] * workers / 2
     assert options["optimizer_state"] == ("reset" if net is awkward_net else "average")
-    assert options["outer_optimizer"] == NESTEROV
+    assert options["outer_optimizer"] == {**NESTEROV, "momentum": 0.65 if workers == 2 else 0.9}
 
 
 def test_auto_with_adam():
