@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, FileDataset, SerialEngine
-from compss_train.callbacks import Callback
+from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.codec import encode
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -219,6 +219,19 @@ def test_a_second_fit_continues_with_the_errors_or_drops_them():
     assert_alike(once, twice)
     fit(twice, num_epochs=1)
     assert all(state.error is None for state in twice.snapshot().workers)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_new_workers_start_without_errors(tmp_path, workers):
+    whole = trainer_of()
+    fit(whole, Checkpoint(tmp_path), num_epochs=1, merge_dtype="int8")
+    again = trainer_of(workers=workers)
+    with pytest.warns(UserWarning, match="num_workers was 3"):
+        again.restore(tmp_path)
+    for after, before in zip(again.snapshot().workers, whole.snapshot().workers, strict=False):
+        assert_same_bits(after.error, before.error)
+    fit(again, num_epochs=1, merge_dtype="int8")
+    assert [bool(state.error) for state in again.snapshot().workers] == [True] * workers
 
 
 def test_what_diverges_is_an_error():
