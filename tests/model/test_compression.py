@@ -126,8 +126,11 @@ positive = hnp.arrays(np.float32, 6, elements=st.floats(0, 100, width=32))
 counts = st.integers(1, 2**20)
 
 
-@given(base=positive, workers=st.lists(st.tuples(positive, counts), min_size=1, max_size=4))
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@given(
+    kind=st.sampled_from([np.float16, np.float32, np.float64]),
+    base=positive,
+    workers=st.lists(st.tuples(positive, counts), min_size=1, max_size=4),
+)
 def test_means_of_positive_values_as_bf16_are_not_negative(kind, base, workers):
     start = {"v": base.astype(kind)}
     versions = [compress_arrays(start, {"v": array.astype(kind)}, ["v"], "bf16")[0] for array, _ in workers]

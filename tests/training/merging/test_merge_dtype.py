@@ -63,9 +63,9 @@ def steps(net, x, y, lr=0.1):
 def test_a_fit_is_a_plain_loop_with_compressed_changes(dtype, cuts):
     x, y = classification(samples=30)
     blocks = [BlockedTensor([[part[cut]] for cut in cuts]) for part in (x, y)]
-    ours = fitted("serial", len(cuts), *blocks, num_epochs=4, batch_size=4, merge_dtype=dtype, **STILL)
+    ours = fitted("serial", len(cuts), *blocks, num_epochs=3, batch_size=4, merge_dtype=dtype, **STILL)
     net, errors, weights = mlp(), [None] * len(cuts), [12, 18] if len(cuts) == 2 else [1]
-    for _ in range(4):
+    for _ in range(3):
         before, sums = copy.deepcopy(state_arrays(net)), {}
         for worker, cut in enumerate(cuts):
             after = steps(copy.deepcopy(net), x[cut], y[cut])
@@ -78,8 +78,7 @@ def test_a_fit_is_a_plain_loop_with_compressed_changes(dtype, cuts):
     assert_same_bits(ours, state_arrays(net))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("workers", [1, 2, 9])
+@pytest.mark.parametrize(("workers", "dtype"), [(1, "int8"), (2, "bf16"), (9, "bf16"), (9, "int8")])
 @pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
 def test_every_engine_gives_the_same_bits(engine, workers, dtype):
     there, here = trainer_of(engine, workers=workers), trainer_of(workers=workers)
@@ -102,16 +101,17 @@ def test_sums_of_what_was_sent_lack_the_last_error_only(dtype):
     fit(trainer, keep, data=blocks, merge_dtype=dtype, **options)
     assert len(rounds) == 16
     (state,) = trainer.snapshot().workers
-    for name, error in state.error.items():
-        lost = -error.astype(np.float64)
-        for number, before in enumerate(rounds[:-1]):
-            net = mlp()
-            params.load_into(net, before)
-            batch = slice(4 * number, 4 * number + 4)
-            lost += steps(net, x[batch], y[batch])[name].astype(np.float64) - rounds[number + 1][name]
+    lost = {name: -error.astype(np.float64) for name, error in state.error.items()}
+    net = mlp()
+    for number, before in enumerate(rounds[:-1]):
+        params.load_into(net, before)
+        batch = slice(4 * number, 4 * number + 4)
+        for name, array in steps(net, x[batch], y[batch]).items():
+            lost[name] += array.astype(np.float64) - rounds[number + 1][name]
+    for name, array in lost.items():
         # The parameters, below 2, round once in every round.
-        np.testing.assert_allclose(lost, 0, atol=15 * 2 * np.finfo(np.float32).eps)
-        assert error.any()
+        np.testing.assert_allclose(array, 0, atol=15 * 2 * np.finfo(np.float32).eps)
+        assert state.error[name].any()
 
 
 ON_ARRIVAL = {"merge": "commutative"}
