@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, SerialEngine
 from compss_train.engines import CompssEngine, engine_class
@@ -41,6 +42,40 @@ def test_the_bits_are_those_of_the_serial_engine_with_queues_as_buffers(buffer):
     for shuffle, mode in itertools.product(["blocks", "total"], MODES[:3:2]):
         options = {"num_epochs": 2, "shuffle": shuffle, "buffer": buffer, **mode}
         assert_same_bits(fitted("auto", 3, **options)[0], fitted(SerialEngine(), 3, **options)[0])
+
+
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preset": "auto", "shuffle": "total"},
+        {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": "ema"},
+        {
+            "merge_unit": "batches",
+            "merge_every": lambda epoch: 1 + epoch,
+            "outer_optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+            "optimizer_state": "average",
+            "buffer": BufferSpec("FIRO", 24, threshold=9),
+        },
+        {"merge_dtype": "int8", "outer_optimizer": NESTEROV, "merge_unit": "batches", "merge_every": 2},
+    ],
+    ids=["auto", "outer", "batches", "int8"],
+)
+def test_the_bits_are_those_of_the_serial_engine_however_workers_learn_as_one(options):
+    ours, measured = fitted("auto", 3, num_epochs=2, **options)
+    theirs, expected = fitted(SerialEngine(), 3, num_epochs=2, **options)
+    assert_same_bits(ours, theirs)
+    assert measured == expected
+
+
+@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
+def test_an_outer_optimizer_of_one_worker_is_the_same_in_every_merge(merge):
+    options = {"num_epochs": 2, "outer_optimizer": {"optimizer": "sgd", "lr": 1.0}}
+    ours, _ = fitted("auto", 1, merge=merge, **options)
+    theirs, _ = fitted(SerialEngine(), 1, **options)
+    assert_close(ours, theirs, sum_error(np.float32, 4, largest(theirs)))
 
 
 @pytest.fixture
