@@ -84,7 +84,7 @@ def _step(
     """Return the parameters after a step from ``base``, and the state of the optimizer."""
     weights = {name: nn.Parameter(torch.from_numpy(_wide(base[name]))) for name in rule.weights}
     for name, weight in weights.items():
-        weight.grad = torch.from_numpy(_wide(base[name]) - mean[name])
+        weight.grad = torch.from_numpy(np.asarray(_wide(base[name]) - mean[name]))  # numpy makes numbers of scalars
     optimizer = factory(weights.values())
     _restore(optimizer, saved)
     optimizer.step()

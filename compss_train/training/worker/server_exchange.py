@@ -110,7 +110,7 @@ class Exchange:
         for priority, layer in self._by_priority():
             if layer.added:
                 before, after = (trained, base) if layer.stepped else (base, trained)
-                changes = [share * (_wide(after[name]) - _wide(before[name])) for name in layer.added]
+                changes = [np.asarray(share * (_wide(after[name]) - _wide(before[name]))) for name in layer.added]
                 server.push(layer.weights, changes, priority)
         for priority, layer in self._by_priority():
             if layer.by_worker:

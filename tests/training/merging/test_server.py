@@ -301,6 +301,21 @@ def test_one_worker_with_an_outer_optimizer_is_synchronous():
 
 
 @pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
+def test_weights_without_dimensions():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.scale = mlp(), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            return self.inner(x) * self.scale
+
+    by_server, synchronous = (
+        fit(trainer_of(workers=1, net=Scaled), merge=merge) for merge in ("parameter_server", "synchronous")
+    )
+    assert_same_bits(by_server, synchronous)
+
+
 def test_a_worker_without_samples_takes_no_outer_step():
     two, five = trainer_of(workers=2), trainer_of(workers=5)
     options = {"outer_optimizer": NESTEROV, "blocks": 2, "num_epochs": 1, **SERVED}
