@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from compss_train._utils.validation import check_count
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.training.merge_intervals import PostLocal
 
@@ -74,6 +75,8 @@ def with_preset(preset: Preset, given: Mapping[str, Any], situation: Callable[[]
             f"preset={preset!r} belongs to merge='synchronous', not to merge={given['merge']!r}: give the options "
             "themselves, as docs/learning.md recommends them"
         )
+    for name in {"num_epochs", "batch_size", "num_batches_per_worker"} & set(given):
+        check_count(name, given[name])
     if ("merge_every" in given) != ("merge_unit" in given):
         raise ValueError(
             f"preset={preset!r} chooses merge_every= and merge_unit= together: give both or neither of them"

@@ -91,6 +91,13 @@ def test_a_fit_with_a_preset_is_one_with_its_options(preset):
         ({"preset": "auto", "merge": "commutative"}, "preset='auto' belongs to merge='synchronous'"),
         ({"preset": "auto", "merge_every": 2}, "chooses merge_every= and merge_unit= together"),
         ({"preset": "diloco", "batch_size": None}, "give exactly one of them"),
+        ({"preset": "auto", "batch_size": 0}, "batch_size=0: give an integer of at least 1"),
+        ({"preset": "auto", "batch_size": "6"}, "batch_size='6': give an integer of at least 1"),
+        (
+            {"preset": "auto", "batch_size": None, "num_batches_per_worker": 0},
+            "num_batches_per_worker=0: give an integer of at least 1",
+        ),
+        ({"preset": "post_local", "num_epochs": "3"}, "num_epochs='3': give an integer of at least 1"),
     ],
 )
 def test_wrong_presets(options, error):

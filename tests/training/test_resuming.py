@@ -395,3 +395,15 @@ def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
             trainer.fit(X, Y, num_epochs=epochs, batch_size=4, callbacks=[Checkpoint(tmp_path)], resume=True)
         counted.append([record["samples"] for record in trainer.history])
     assert counted == [[len(X)] * 2, [len(X)] * 3, [len(X)] * 4]
+
+
+def test_a_fit_with_a_preset_resumes_with_the_options_that_it_chose(tmp_path):
+    whole, again = trainer_of(), trainer_of()
+    options = {"num_epochs": 2, "batch_size": 6}
+    fit(whole, Checkpoint(tmp_path, keep=99), preset="auto", **options)
+    chosen = {
+        name: whole.configuration["fit"][name]
+        for name in ("merge_unit", "merge_every", "outer_optimizer", "optimizer_state")
+    }
+    fit(again, resume=list_checkpoints(tmp_path)[1], **options, **chosen)
+    assert_alike(again, whole)

@@ -44,7 +44,8 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
         started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
     num_epochs, batch_size, merge, merge_every, merge_unit, shuffle:
         As of ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
-        and all samples shuffled.
+        and all samples shuffled. A preset in ``fit_options`` chooses those that are ``None``, and with
+        ``batch_size=None`` also the batches.
     dtype:
         Type to which X is converted, ``"float32"`` by default; ``None`` for no conversion (integers for an
         embedding, bytes for a transform).
@@ -95,8 +96,8 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     num_epochs: int = 20
     batch_size: int | None = 32
     merge: MergeName = "synchronous"
-    merge_every: MergeEvery = 1
-    merge_unit: MergeUnit = "epochs"
+    merge_every: MergeEvery | None = None
+    merge_unit: MergeUnit | None = None
     shuffle: Shuffle = "total"
     threads: int | None = None
     dtype: DTypeLike = "float32"

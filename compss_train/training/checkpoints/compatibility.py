@@ -10,8 +10,8 @@ from compss_train.model.parameters import Parameters
 from compss_train.training.checkpoints.snapshot import Progress, Snapshot
 from compss_train.training.fit_options import FitOptions
 
-CHANGEABLE_OPTIONS = ("num_epochs", "file_buffer")
-"""Options of ``fit`` that may change when it is resumed."""
+CHANGEABLE_OPTIONS = ("num_epochs", "file_buffer", "preset")
+"""Options of ``fit`` that may change when it is resumed; the options that a preset chooses may not."""
 
 LATER_SETTINGS = {"schedule_steps": 1}
 """Settings that early checkpoints lack, with the values that they had."""

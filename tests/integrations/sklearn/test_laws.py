@@ -30,6 +30,8 @@ X, Y = classification()
         {"num_workers": 3, "merge_unit": "blocks", "batch_size": 4},
         {"num_workers": 3, "merge_unit": "batches", "merge_every": PostLocal(epochs=1, then=2), "batch_size": 4},
         {"num_workers": 2, "batch_size": None, "fit_options": {"num_batches_per_worker": 3}, "merge_every": 0},
+        {"num_workers": 3, "batch_size": 4, "fit_options": {"preset": "post_local"}},
+        {"num_workers": 3, "batch_size": None, "fit_options": {"preset": "auto"}},
         {"num_workers": 2, "shuffle": "blocks", "build_options": {"precision": "bf16"}},
     ],
 )
