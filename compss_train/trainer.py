@@ -16,11 +16,11 @@ from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import MergeDtype
-from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.setup import FitStart, online_fit
-from compss_train.training.build_arguments import check_optimizer
+from compss_train.training.build_arguments import check_outer_factory
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
 from compss_train.training.fit_options import FitOptions, MergeName, Rule
@@ -354,7 +354,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
         validation = None if validation_data is None else self._validation_source(validation_data)
         if outer_optimizer is not None:
-            check_optimizer(built.training_spec.net, optimizer_factory(outer_optimizer))
+            check_outer_factory(built.training_spec.net, outer_optimizer)
         params.check_finite(self._parameters)
         self.resumed_from = None
         self._last_fit = described_fit("fit_online", options, called.callbacks, validation_data=validation)
@@ -369,6 +369,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         self, session: Session, options: OnlineOptions, validation: DataSource | None, active: ActiveFit
     ) -> None:
         measures = self._require_built().training_spec.measures
+        self._averaged = None
         start = FitStart(
             parameters=self._parameters,
             seed=self.seed,
@@ -390,6 +391,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
                 running.run()
                 self._parameters = running.current()
                 self.stopped = running.stopped
+                session.forget_merges()
             except BaseException:
                 with suppress(
                     OSError, RuntimeError, DivergedError

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec
-from compss_train.model.optimizers import OptimizerFactory
+from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
 from compss_train.model.training_spec import TrainingSpec
 
 
@@ -53,6 +53,16 @@ def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:
             "the optimizer callable uses other parameters than those it is called with; every worker trains a copy "
             "of the network, so write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
         )
+
+
+def check_outer_factory(net: nn.Module, spec: OptimizerSpec) -> None:
+    """Raise as ``check_optimizer`` and ``check_picklable``, with a message that names ``outer_optimizer``."""
+    factory = optimizer_factory(spec)
+    try:
+        check_optimizer(net, factory)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"outer_optimizer={spec!r}: {error}") from error
+    check_picklable(outer_optimizer=factory)
 
 
 def check_picklable(**values: object) -> None:

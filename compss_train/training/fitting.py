@@ -14,8 +14,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import check_weightable
 from compss_train.model.lr_schedules import make_schedule
-from compss_train.model.optimizers import optimizer_factory
-from compss_train.training.build_arguments import check_optimizer
+from compss_train.training.build_arguments import check_outer_factory
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.fit_options import FitOptions
@@ -89,7 +88,7 @@ class FittingTrainer(ResumableTrainer):
             check_weightable(built.training_spec.loss)
         validation = None if validation_data is None else self._validation_source(validation_data)
         if options.outer_optimizer is not None:
-            check_optimizer(built.training_spec.net, optimizer_factory(options.outer_optimizer))
+            check_outer_factory(built.training_spec.net, options.outer_optimizer)
         if options.optimizer_state == "average":
             check_averageable(built.training_spec.net, built.training_spec.optimizer)
         options.check_blocks(data.sizes, in_files=isinstance(x, FileDataset))
@@ -192,6 +191,7 @@ class FittingTrainer(ResumableTrainer):
             self.stopped = rounds.stopped
         except BaseException:
             self._parameters = params.copy_of(rounds.newest() or self._parameters)
+            self._averaged = rounds.newest_average()
             raise
         finally:
             active.running = None

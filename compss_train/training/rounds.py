@@ -136,16 +136,23 @@ class RoundRunner:
 
     def averaged(self) -> Parameters | None:
         """Return the average of the parameters after the last complete round, ``None`` without one."""
-        averaged: Parameters | None = self.merge_state.fetched(self.engine).averaged
+        ref = self.merge_state.averaged
+        averaged: Parameters | None = None if ref is None else self.engine.fetch([ref])[0]
         return averaged
 
     def newest(self) -> Parameters | None:
         """Return the parameters after the last complete round, ``None`` if they are not available soon."""
+        values = (self._peek(submitted.parameters) for submitted in reversed(self._complete))
+        return next((value for value in values if value is not None), None)
+
+    def newest_average(self) -> Parameters | None:
+        """Return what ``averaged`` returns, ``None`` if it is not available soon."""
+        return self._peek(self.merge_state.averaged)
+
+    def _peek(self, ref: Ref | None) -> Parameters | None:
         with contextlib.suppress(OSError, EngineClosedError):  # the error that ended the fit is the one to raise
-            for submitted in reversed(self._complete):
-                newest: Parameters | None = self.engine.peek(submitted.parameters, MERGE_SECONDS)
-                if newest is not None:
-                    return newest
+            value: Parameters | None = None if ref is None else self.engine.peek(ref, MERGE_SECONDS)
+            return value
         return None
 
     def _may_submit(self) -> bool:

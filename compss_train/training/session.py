@@ -12,7 +12,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.task_submission import Inference, WorkerGroup, fetch_states
-from compss_train.training.training_state import MergeState, TrainingState
+from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 from compss_train.training.worker import WorkerState
 
 
@@ -30,7 +30,7 @@ class Session:
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
         self.states: list[WorkerState | Ref] = [*_new_states(seed, len(devices))]
-        self.merge_state = MergeState()
+        self.merge_state = NOTHING_KEPT
 
     @property
     def buffer_names(self) -> list[str]:
@@ -49,6 +49,11 @@ class Session:
     def state(self) -> TrainingState:
         """Return the state that the last fit left, waiting for the tasks that compute it."""
         return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
+
+    def forget_merges(self) -> None:
+        """Free what merges have kept beside the parameters, which others have changed since."""
+        self.merge_state.free(self.engine, NOTHING_KEPT)
+        self.merge_state = NOTHING_KEPT
 
     def _state_refs(self) -> Iterator[Ref]:
         yield from (state for state in self.states if isinstance(state, Ref))

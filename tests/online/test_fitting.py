@@ -79,6 +79,16 @@ def test_an_outer_optimizer_steps_with_each_merge(local):
     assert_close(ours, textbook, sgd_error(np.float32, 2 * 6, 0.07 * 1.9, samples=7, momentum=0.9))
 
 
+def test_an_online_fit_ends_the_average_of_an_earlier_one(local):
+    x, y = classification(samples=42)
+    trainer = build_trainer(local, 1, mlp(), {"optimizer": "sgd", "lr": 0.1})
+    trainer.fit(x, y, num_epochs=1, batch_size=7, weight_averaging="ema", progress=False)
+    fit_online(trainer, simulate_rows, [(x, y)])
+    assert trainer.snapshot().merge == dict.fromkeys(("moments", "outer", "averaged"))
+    with pytest.raises(ValueError, match="the last fit kept no average"):
+        trainer.model(averaged=True)
+
+
 def test_samples_without_y_are_their_own_targets(local):
     x, _ = classification(samples=30)
     net = mlp(outputs=6)

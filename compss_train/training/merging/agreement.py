@@ -14,23 +14,21 @@ def agreement(changes: Sequence[Mapping[str, Any]], merged: Mapping[str, Any]) -
     is 1 if all workers agree, and about 1 / √workers if their changes are noise only. ``noise_scale`` is the number
     of samples at which the noise of a mean gradient is as large as the gradient, estimated from the norms of the
     changes of one worker and of all (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), as if a change were a
-    gradient over the worker's samples; it is left out where the estimate is not positive, and where few samples
-    were trained.
+    gradient over the worker's samples; it is left out where the estimate is not positive. Workers without samples
+    do not count, and of fewer than two workers there is nothing to compare.
     """
-    counts = [int(each["given"]) for each in changes]
-    total = sum(counts)
-    if not total:
+    trained = [(int(each["given"]), each["change"]) for each in changes if each["given"]]
+    if len(trained) < 2:
         return {}
-    single = sum(count * each["change"] for count, each in zip(counts, changes, strict=True)) / total
+    total = sum(count for count, _ in trained)
+    single = sum(count * change for count, change in trained) / total
     if not (single > 0 and math.isfinite(single)):
         return {}
     mean: float = merged["change"]
-    return {"worker_agreement": math.sqrt(mean / single), **_noise_scale(single, mean, total / len(counts), total)}
+    return {"worker_agreement": math.sqrt(mean / single), **_noise_scale(single, mean, total / len(trained), total)}
 
 
 def _noise_scale(single: float, mean: float, few: float, many: float) -> dict[str, float]:
-    if many <= few:
-        return {}
     signal = (many * mean - few * single) / (many - few)
     noise = (single - mean) / (1 / few - 1 / many)
     return {"noise_scale": noise / signal} if signal > 0 and noise > 0 else {}

@@ -51,7 +51,8 @@ def check_averageable(net: nn.Module, factory: OptimizerFactory) -> None:
     """
     own = copy.deepcopy(net)
     for parameter in own.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
     optimizer = factory(own.parameters())
     optimizer.step()
     for state in optimizer.state_dict()["state"].values():

@@ -1,6 +1,7 @@
 """The outer optimizer, averaged optimizer states, the average of merged parameters, the agreement of workers."""
 
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
 from compss_train.exceptions import DivergedError
 from compss_train.training.merging.agreement import agreement
+from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import (
     ADAM,
     MODES,
@@ -53,6 +55,23 @@ def test_plain_sgd_with_a_learning_rate_of_1_has_the_bits_of_the_mean(mode, shuf
     assert_same_bits(
         fit(with_outer, outer_optimizer=MEAN, shuffle=shuffle, **mode), fit(without, shuffle=shuffle, **mode)
     )
+
+
+class ScaledNet(nn.Module):
+    """Has a weight without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = mlp(), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def test_weights_without_dimensions_are_stepped():
+    with_outer, without = (trainer_of(net=ScaledNet, optimizer=PLAIN_SGD) for _ in range(2))
+    assert_same_bits(fit(with_outer, outer_optimizer=MEAN), fit(without))
+    assert fit(with_outer, outer_optimizer=NESTEROV)["scale"].shape == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -241,6 +260,19 @@ def test_the_moving_average_is_that_of_the_rounds():
     assert last["val_loss"] != last["val_averaged_loss"]
 
 
+def test_an_interrupted_fit_leaves_the_average_of_its_last_round():
+    trainer, whole = trainer_of(), trainer_of()
+    fit(trainer, weight_averaging="ema", num_epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, InterruptAt(3), weight_averaging="ema", num_epochs=3)
+    fit(whole, weight_averaging="ema", num_epochs=3)
+    assert_same_bits(averaged(trainer), averaged(whole))
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, InterruptAt(4), num_epochs=2)
+    with pytest.raises(ValueError, match="the last fit kept no average"):
+        trainer.model(averaged=True)
+
+
 def test_without_an_average_there_is_none_to_return():
     trainer, _ = rounds_of(num_epochs=1)
     with pytest.raises(ValueError, match='give fit weight_averaging="ema"'):
@@ -261,7 +293,9 @@ def test_agreement_of_workers():
     # A gradient of norm 1 with a variance of 6 a sample, in batches of 2 and 8: norms 1 + 6/2 and 1 + 6/8.
     known = agreement([{"given": 2, "change": 4.0}] * 4, {"change": 1.75})
     assert known["noise_scale"] == pytest.approx(6.0)
-    assert agreement([{"given": 0, "change": 0.0}] * 2, {"change": 0.0}) == {}
+    idle = {"given": 0, "change": 0.0}
+    assert agreement([*[{"given": 2, "change": 4.0}] * 4, idle], {"change": 1.75}) == known
+    assert agreement([{"given": 5, "change": 4.0}, idle], {"change": 4.0}) == agreement([idle] * 2, idle) == {}
 
 
 def test_records_have_the_agreement_of_the_changes():
@@ -277,8 +311,9 @@ def test_records_have_the_agreement_of_the_changes():
     norms = [sum(np.square(p[name] - start[name]).sum() for name in start) for p in [*alone, rounds[0]]]
     expected = np.sqrt(norms[2] / np.mean(norms[:2]))
     assert trainer.history[0]["worker_agreement"] == pytest.approx(expected, rel=1e-4)
-    one, _ = rounds_of(workers=1, num_epochs=1)
-    assert "worker_agreement" not in one.history[0]
+    for outer in (None, NESTEROV):
+        one, _ = rounds_of(workers=1, num_epochs=1, outer_optimizer=outer)
+        assert "worker_agreement" not in one.history[0]
 
 
 class Odd(torch.optim.SGD):
@@ -296,7 +331,11 @@ class Odd(torch.optim.SGD):
     [
         ({"outer_optimizer": {"optimizer": "sgd"}}, r"outer_optimizer=.*: optimizer 'sgd' needs a learning rate"),
         ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
-        ({"outer_optimizer": torch.optim.LBFGS}, "LBFGS"),
+        ({"outer_optimizer": torch.optim.LBFGS}, "outer_optimizer=.*: LBFGS"),
+        (
+            {"outer_optimizer": {"optimizer": "sgd", "lr": -1.0}},
+            r"outer_optimizer=.*: Invalid learning rate: -1\.0",
+        ),
         ({"optimizer_state": "average", "merge": "commutative"}, "optimizer_state='average' belongs to"),
         ({"weight_averaging": "ema", "merge": "commutative"}, "weight_averaging= belongs to"),
         ({"weight_averaging": 1.0}, "weight_averaging=1.0: give a number above 0 and below 1"),
@@ -314,6 +353,23 @@ def test_states_that_have_no_mean():
         fit(trainer, optimizer_state="average")
     with pytest.raises(TypeError, match=r"outer_optimizer=3: .* is neither a dict nor a callable"):
         fit(trainer, outer_optimizer=3)
+
+
+def test_integer_parameters_have_no_states_to_average():
+    net = mlp()
+    net.register_parameter("number", nn.Parameter(torch.tensor([1, 2]), requires_grad=False))
+    fits = (fit(trainer_of(workers=1, net=lambda: net), optimizer_state=state) for state in ("average", "keep"))
+    assert_same_bits(*fits)
+
+
+def test_an_outer_optimizer_that_cannot_be_sent_to_tasks():
+    lock = threading.Lock()
+
+    def locked(parameters):
+        return torch.optim.SGD(parameters, lr=1.0 if lock else 0.0)
+
+    with pytest.raises(TypeError, match=r"outer_optimizer .* cannot be pickled"):
+        fit(trainer_of(), outer_optimizer=locked)
 
 
 def test_callable_outer_optimizers_are_described():
