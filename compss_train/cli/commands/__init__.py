@@ -1,5 +1,6 @@
 """The subcommands of ``compss-train``. Modules that need torch are imported when a command runs."""
 
+from compss_train.cli.commands.advise import ADVISE
 from compss_train.cli.commands.base import Command
 from compss_train.cli.commands.completion import COMPLETION
 from compss_train.cli.commands.compss_setup import CONFIGURE, DOCTOR
@@ -16,6 +17,7 @@ COMMANDS: tuple[Command, ...] = (
     PREDICT,
     REPORT,
     PLOT,
+    ADVISE,
     EXPORT,
     SHARD,
     SEND,

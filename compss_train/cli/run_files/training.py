@@ -156,7 +156,7 @@ def _read_fit(run_file: RunFile, folder: RunFolder, errors: ErrorCollector) -> d
     user_callbacks: list[Callback] = []
     with errors.catch("[fit]"):
         user_callbacks = check_callbacks(options.get("callbacks", ()))
-    if len(errors) == before:
+    if len(errors) == before and options.get("preset") is None:  # a preset chooses when network and data are known
         with errors.catch("[fit]"):
             FitOptions(**{field.name: options[field.name] for field in fields(FitOptions) if field.name in options})
     # The user's callbacks first: the numbers that they add to records can be written and watched.
