@@ -393,9 +393,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
                 self.stopped = running.stopped
                 session.forget_merges()
             except BaseException:
-                with suppress(
-                    OSError, RuntimeError, DivergedError
-                ):  # the error that ended the fit is the one to raise
+                with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
                     self._parameters = running.newest()
                 raise
             finally:

@@ -45,6 +45,7 @@ class CommutativeMerge(Merge):
         self._rule = rule
         self._optimizer = optimizer
         self.state = state
+        self._moments = state.moments
         self._initial = engine.publish(initial)
         self._bases = [self._initial] * num_workers
         saved = None if optimizer is None else state.fetched(engine).outer
@@ -56,8 +57,9 @@ class CommutativeMerge(Merge):
         measured = {}
         for worker, count in enumerate(counts):
             if count:
-                trained, measured[worker] = workers.train(worker, round_, self._bases[worker])
+                trained, measured[worker] = workers.train(worker, round_, self._bases[worker], self._moments)
                 self._update(worker, trained, measured[worker] if workers.data.may_skip else count, counts)
+        self._moments = None  # from now on workers have their own
         return SubmittedRound(
             round=round_, measured=measured, parameters=self.parameters, states=tuple(workers.states)
         )

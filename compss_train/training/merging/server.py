@@ -84,6 +84,7 @@ class ServerMerge(Merge):
     ) -> None:
         self._engine = engine
         self.state = state
+        self._moments = state.moments
         self._global = GlobalParameters(
             engine, initial, num_workers, buffers=buffers, optimizer=optimizer, weights=weights
         )
@@ -104,9 +105,10 @@ class ServerMerge(Merge):
                 base = self._bases[worker]
                 more = self._address, worker, sum(counts)
                 self._bases[worker], measured[worker] = workers.train(
-                    worker, round_, base, None, train_and_exchange, *more
+                    worker, round_, base, self._moments, train_and_exchange, *more
                 )
                 self._free([base])
+        self._moments = None  # from now on workers have their own
         name = f"round {round_.number}"
         self.parameters = self._engine.submit(
             read_parameters, self._address, list(measured.values()), name, priority=True

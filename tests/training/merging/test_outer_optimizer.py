@@ -242,6 +242,15 @@ def test_after_averaging_a_fit_that_keeps_states_starts_from_the_averages():
     assert set(moments) == {f"optimizer state/{number}.momentum_buffer" for number in range(4)}
 
 
+@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
+def test_other_merges_start_from_the_averaged_states_as_well(merge):
+    averaged, kept = (trainer_of(workers=1) for _ in range(2))
+    for trainer, state in ((averaged, "average"), (kept, "keep")):
+        fit(trainer, num_epochs=1, optimizer_state=state)
+        fit(trainer, num_epochs=2, merge=merge)
+    assert_same_bits(averaged.get_parameters(), kept.get_parameters())
+
+
 def test_the_moving_average_is_that_of_the_rounds():
     trainer, rounds = rounds_of(weight_averaging=0.6, num_epochs=4, validation_data=(X, Y))
     expected = rounds[0]

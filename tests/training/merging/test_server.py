@@ -300,7 +300,6 @@ def test_one_worker_with_an_outer_optimizer_is_synchronous():
     assert_close(ours, theirs, sgd_error(np.float32, 2 * 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
 
 
-@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
 def test_weights_without_dimensions():
     class Scaled(nn.Module):
         def __init__(self):
@@ -316,6 +315,7 @@ def test_weights_without_dimensions():
     assert_same_bits(by_server, synchronous)
 
 
+@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
 def test_a_worker_without_samples_takes_no_outer_step():
     two, five = trainer_of(workers=2), trainer_of(workers=5)
     options = {"outer_optimizer": NESTEROV, "blocks": 2, "num_epochs": 1, **SERVED}
