@@ -147,13 +147,13 @@ class RoundPlan:
             start = self._start if epoch == self._start.epoch else Position(epoch)
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
-            batches = [self._number_batches(unit) for unit in units]
+            counted = self._counted_batches(units)
             size = self.num_workers * (1 if self.shuffle == "partial" else self._every(epoch))
             buffered = self._buffered_epochs(epoch)
             for first in range(start.units, len(units), size):
                 stop = first + size
                 end_position = Position(epoch, stop, cut_for) if stop < len(units) else Position(epoch + 1)
-                spans = tuple(self._spans(batches, first, stop))
+                spans = tuple(self._spans(counted, first, min(stop, len(units))))
                 draws: tuple[Draws | None, ...] = ()
                 assignments = self._assign(units[first:stop], self.num_workers)
                 if buffered:
@@ -173,16 +173,22 @@ class RoundPlan:
         is_batch = self.merge_unit == "batches" and self.shuffle != "partial"
         return bool(unit) if is_batch else len(batch_sizes(unit, self.batching))
 
-    def _spans(self, batches: list[int], first: int, stop: int) -> Iterator[Span]:
-        """Iterate over the workers' spans of a round; ``batches`` are those of each unit of the epoch.
+    def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
+        """Return for each unit the batches of its worker up to its end; before them a zero for each worker."""
+        counted = [0] * self.num_workers
+        for number, unit in enumerate(units):
+            counted.append(counted[number] + self._number_batches(unit))
+        return counted
+
+    def _spans(self, counted: list[int], first: int, stop: int) -> Iterator[Span]:
+        """Iterate over the workers' spans of a round from unit ``first`` to ``stop``.
 
         Units before the round count for the worker that would have had them with this number of workers.
         """
-        for worker in range(self.num_workers):
-            own = slice((first + worker) % self.num_workers, None, self.num_workers)
-            before, after = (sum(batches[own.start : end : own.step]) for end in (first, stop))
-            total = sum(batches[own]) or 1
-            yield Fraction(before, total), Fraction(after, total)
+        for worker in range(first, first + self.num_workers):
+            ends = (first, stop, len(counted) - self.num_workers)
+            before, after, total = (counted[end + (worker - end) % self.num_workers] for end in ends)
+            yield Fraction(before, total or 1), Fraction(after, total or 1)
 
     def _units(self, epoch: int, workers: int) -> list[WorkerAssignment]:
         """Return the units of an epoch's rounds, in the order in which they are assigned to workers round-robin.
