@@ -66,8 +66,8 @@ def finish(
         "measured": {"change": params.squared_distance(base, mean, rule.weights)},
         "moments": new_moments,
     }
-    results["parameters"], results["outer"] = mean, None
-    if rule.optimizer is not None:
+    results["parameters"], results["outer"] = mean, outer
+    if rule.optimizer is not None and _any_samples(items, counts):
         results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, mean, outer)
     if rule.decay is not None:
         results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
@@ -76,6 +76,11 @@ def finish(
 
 def _merged(items: Sequence[Any], counts: Sequence[Count] | None, base: Parameters) -> Parameters:
     return params.mean(items, base) if counts is None else params.average(items, counts, base)
+
+
+def _any_samples(items: Sequence[Any], counts: Sequence[Count] | None) -> bool:
+    """Return whether any worker had samples; files that are skipped may leave none, and momentum must not go on."""
+    return any(item.count for item in items) if counts is None else any(map(params.sample_count, counts))
 
 
 def _step(

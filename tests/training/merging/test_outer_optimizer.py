@@ -11,7 +11,10 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
 from compss_train.exceptions import DivergedError
+from compss_train.model.optimizers import optimizer_factory
+from compss_train.model.parameters import partial_sum
 from compss_train.training.merging.agreement import agreement
+from compss_train.training.worker import MergeRule, finish
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import (
     ADAM,
@@ -169,6 +172,20 @@ def test_a_worker_without_samples_changes_nothing():
     five = trainer_of(workers=5, net=mlp, optimizer=SGD)
     assert_same_bits(fit(two, blocks=2, **options), fit(five, blocks=2, **options))
     assert_same_bits(averaged(two), averaged(five))
+
+
+def test_without_any_samples_momentum_does_not_go_on():
+    base = {"w": np.ones(3, np.float32)}
+    rule = MergeRule(weights=("w",), optimizer=optimizer_factory(NESTEROV))
+    moved, _, state = finish([{"w": np.zeros(3, np.float32)}], [5], rule, base)
+    none = {"given": 0}
+    sums = [partial_sum([moved], [none])] * 2
+    for parameters, _, after in (
+        finish([moved] * 2, [none] * 2, rule, moved, state),
+        finish(sums, None, rule, moved, state),
+    ):
+        assert_same_bits(parameters, moved)
+        assert after is state
 
 
 def test_a_second_fit_continues_with_the_state():
