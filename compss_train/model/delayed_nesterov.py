@@ -81,7 +81,7 @@ def step_on_arrival(
             if merged.outer["arrivals"] >= workers:
                 _apply_momentum(merged, merged.outer["momentum"], optimizer)
                 merged.outer["arrivals"] = 0
-    params.check_outer_step(merged)
+    params.check_outer_step(merged, current, trained)
     return merged
 
 

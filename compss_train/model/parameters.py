@@ -101,9 +101,15 @@ def check_finite(parameters: Parameters) -> None:
         )
 
 
-def check_outer_step(parameters: Parameters) -> None:
-    """Raise ``DivergedError`` if a step of an outer optimizer led to a NaN or infinite value."""
-    if (name := first_not_finite(parameters)) is not None:
+def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None:
+    """Raise ``DivergedError`` if a step of an outer optimizer led from finite ``inputs`` to NaN or infinity.
+
+    Workers return values that are not finite only where ``on_nan="ignore"`` lets training continue with them.
+    """
+    if (name := first_not_finite(parameters)) is None:
+        return
+    arrays = ({key: value for key, value in each.items() if isinstance(value, np.ndarray)} for each in inputs)
+    if all(first_not_finite(each) is None for each in arrays):
         raise DivergedError(f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum")
 
 

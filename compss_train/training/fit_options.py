@@ -21,7 +21,7 @@ from compss_train.training.presets import OptimizerState, Preset
 MergeName = Literal["synchronous", "commutative", "parameter_server"]
 Rule = Literal["weighted", "halving"]
 
-PLAIN = str | bool | int | float | None
+JSON_VALUES = str | bool | int | float | None
 """Values that JSON holds as they are."""
 
 
@@ -104,7 +104,9 @@ class FitOptions:
                 "merge='commutative' adds up, not what merge='parameter_server' and rule='halving' exchange: leave "
                 "merge_dtype= out"
             )
-        if self.weight_averaging not in ("ema", None):
+        if isinstance(self.weight_averaging, str):
+            check_choice("weight_averaging", self.weight_averaging, ("ema", "a decay between 0 and 1", None))
+        elif self.weight_averaging is not None:
             check_fraction("weight_averaging", self.weight_averaging)
         only_synchronous = {
             "optimizer_state='average'": self.optimizer_state == "average",
@@ -144,7 +146,7 @@ class FitOptions:
     def described(self) -> dict[str, Any]:
         """Return the options as plain values that JSON can hold; equal options give equal values."""
         return {
-            name: described(value) if isinstance(value, PLAIN | Mapping) or callable(value) else repr(value)
+            name: described(value) if isinstance(value, JSON_VALUES | Mapping) or callable(value) else repr(value)
             for name, value in vars(self).items()
         }
 

@@ -96,8 +96,8 @@ def _step(
     stepped = {
         name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name]) for name, weight in weights.items()
     }
-    params.check_outer_step(stepped)
-    state = {"kind": type(optimizer).__name__, "state": optimizer.state_dict()["state"]}
+    params.check_outer_step(stepped, base, mean)
+    state = {"kind": _kind(optimizer), "state": optimizer.state_dict()["state"]}
     return {name: stepped.get(name, array) for name, array in mean.items()}, state
 
 
@@ -118,9 +118,20 @@ def _relative_to_mean(stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[A
     return np.asarray(mean - difference).astype(mean.dtype, copy=False)
 
 
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """Return the optimizer's class with the options that are on, such as ``amsgrad``: they decide what it keeps."""
+    own = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
+    on = [name for name, value in optimizer.param_groups[0].items() if name not in own and _is_on(value)]
+    return " ".join([type(optimizer).__name__, *on])
+
+
+def _is_on(value: object) -> bool:
+    return not isinstance(value, torch.Tensor) and bool(value)
+
+
 def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any] | None) -> None:
     """Continue from a saved state, unless it is that of another kind of optimizer."""
-    if saved is not None and saved["kind"] == type(optimizer).__name__:
+    if saved is not None and saved["kind"] == _kind(optimizer):
         state = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

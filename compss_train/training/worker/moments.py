@@ -54,7 +54,13 @@ def check_averageable(net: nn.Module, factory: OptimizerFactory) -> None:
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     optimizer = factory(own.parameters())
-    optimizer.step()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        raise ValueError(
+            f"optimizer_state='average' needs an optimizer of dense gradients, but {type(optimizer).__name__} "
+            f"says: {error}; take optimizer_state='keep' or 'reset', or another optimizer"
+        ) from error
     for state in optimizer.state_dict()["state"].values():
         for name, value in state.items():
             if not isinstance(value, torch.Tensor | None):

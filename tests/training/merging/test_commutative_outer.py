@@ -66,7 +66,7 @@ def test_another_merge_starts_anew():
     fresh.set_parameters(before)
     fresh._epochs = 1
     assert_same_bits(*(fit(each, num_epochs=1, outer_optimizer=NESTEROV) for each in (trainer, fresh)))
-    assert trainer.snapshot().merge["outer"]["kind"] == "SGD"
+    assert trainer.snapshot().merge["outer"]["kind"] == "SGD momentum nesterov"
     assert fit(trainer, num_epochs=1, **COMMUTATIVE).keys() == before.keys()
     assert trainer.snapshot().merge["outer"] is None
 

@@ -342,6 +342,29 @@ def test_records_have_the_agreement_of_the_changes():
         assert "worker_agreement" not in one.history[0]
 
 
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_where_nan_is_ignored_an_outer_step_does_not_raise(merge):
+    x = X.copy()
+    x[3] = np.nan
+    trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp, on_nan="ignore")
+    parameters = fit(trainer, data=blocked(x, Y, 7), num_epochs=1, merge=merge, outer_optimizer=MEAN)
+    assert np.isnan(parameters["0.weight"]).any()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"optimizer": "adam", "lr": 0.01}, {"optimizer": "adam", "lr": 0.01, "amsgrad": True}),
+        ({"optimizer": "rmsprop", "lr": 0.01}, {"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.9}),
+    ],
+)
+def test_options_that_keep_more_start_anew(before, after):
+    trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp)
+    fit(trainer, num_epochs=1, outer_optimizer=before)
+    fit(trainer, num_epochs=1, outer_optimizer=after)
+    assert len(trainer.history) == 2
+
+
 class Odd(torch.optim.SGD):
     """Keeps a list, which has no mean."""
 
@@ -365,7 +388,7 @@ class Odd(torch.optim.SGD):
         ({"optimizer_state": "average", "merge": "commutative"}, "optimizer_state='average' belongs to"),
         ({"weight_averaging": "ema", "merge": "commutative"}, "weight_averaging= belongs to"),
         ({"weight_averaging": 1.0}, "weight_averaging=1.0: give a number above 0 and below 1"),
-        ({"weight_averaging": "lawa"}, "weight_averaging='lawa'"),
+        ({"weight_averaging": "lawa"}, "weight_averaging='lawa': choose one of 'ema', 'a decay between 0 and 1'"),
     ],
 )
 def test_wrong_options(options, error):
@@ -377,6 +400,9 @@ def test_states_that_have_no_mean():
     trainer = trainer_of(optimizer={"optimizer": Odd, "lr": 0.1}, net=mlp)
     with pytest.raises(ValueError, match="averages tensors, but Odd keeps 'seen' as a list; take"):
         fit(trainer, optimizer_state="average")
+    sparse = trainer_of(optimizer={"optimizer": torch.optim.SparseAdam}, net=mlp)
+    with pytest.raises(ValueError, match="needs an optimizer of dense gradients, but SparseAdam says"):
+        fit(sparse, optimizer_state="average")
     with pytest.raises(TypeError, match=r"outer_optimizer=3: .* is neither a dict nor a callable"):
         fit(trainer, outer_optimizer=3)
 
