@@ -172,9 +172,9 @@ def test_versions_weigh_by_the_samples_that_were_given(own_files, monkeypatch, b
     dataset, weights, average = FileDataset(f"{own_files}/*.npz", on_bad_file="skip"), [], params.average
     spoil(own_files / "2.npz")
 
-    def watched(versions, counts):
+    def watched(versions, counts, *base):
         weights.append([params.sample_count(count) for count in counts])
-        return average(versions, counts)
+        return average(versions, counts, *base)
 
     monkeypatch.setattr(params, "average", watched)
     fitted("serial", 2, dataset, mlp, **AS_THEY_ARE, buffer=buffer)
