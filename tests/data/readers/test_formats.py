@@ -142,10 +142,10 @@ def test_readers_are_pickled_and_read_in_many_threads(tmp_path, form):
 
 @in_every(FORMATS)
 def test_no_file_stays_open_after_an_error(tmp_path, form):
-    path = form.saved(tmp_path, x=np.zeros((0, 3)))
+    path = Path(form.saved(tmp_path, x=np.zeros((0, 3))))
     for _ in range(3):
-        with names(path):
-            FileDataset([path], form.function)
+        with names(str(path)):
+            FileDataset([str(path)], form.function)
     gc.collect()  # errors and the frames that they come from refer to each other
     assert path not in open_files()
     if path.is_file():
