@@ -10,8 +10,7 @@ from compss_train.model.optimizers import OptimizerSpec
 from compss_train.online.connection import Address
 from compss_train.online.sender import host_and_port
 from compss_train.online.stream import end_offset
-from compss_train.training.build_arguments import check_picklable
-from compss_train.training.fit_options import check_outer_optimizer
+from compss_train.training.build_arguments import check_outer_optimizer, check_picklable
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.server_exchange import ServerAddress
 

@@ -1,5 +1,7 @@
 """``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,11 +60,25 @@ def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:
 def check_outer_factory(net: nn.Module, spec: OptimizerSpec) -> None:
     """Raise as ``check_optimizer`` and ``check_picklable``, with a message that names ``outer_optimizer``."""
     factory = optimizer_factory(spec)
-    try:
+    with _naming_outer(spec):
         check_optimizer(net, factory)
+    check_picklable(outer_optimizer=factory)
+
+
+def check_outer_optimizer(spec: OptimizerSpec | None) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless the value is a valid ``outer_optimizer``; needs no network."""
+    with _naming_outer(spec):
+        if spec is not None:
+            optimizer_factory(spec)
+
+
+@contextmanager
+def _naming_outer(spec: object) -> Iterator[None]:
+    """Let errors in the block name the argument ``outer_optimizer``."""
+    try:
+        yield
     except (TypeError, ValueError) as error:
         raise type(error)(f"outer_optimizer={spec!r}: {error}") from error
-    check_picklable(outer_optimizer=factory)
 
 
 def check_picklable(**values: object) -> None:

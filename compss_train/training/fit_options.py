@@ -12,9 +12,10 @@ from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Position, RoundPlan, Shuffle, units_between_merges
 from compss_train.model.compression import MergeDtype
 from compss_train.model.delayed_nesterov import DelayedNesterov
-from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.model.optimizers import OptimizerSpec
 from compss_train.parameter_server import check_installed
 from compss_train.samplers.pools import Pools, check_pools
+from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.description import described
 from compss_train.training.presets import OptimizerState, Preset
 
@@ -227,13 +228,3 @@ class FitOptions:
             start=start,
             put_counts=self.buffer.put_counts if self.carries_buffers and self.buffer else None,
         )
-
-
-def check_outer_optimizer(spec: OptimizerSpec | None) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless the value is a valid ``outer_optimizer``."""
-    if spec is None:
-        return
-    try:
-        optimizer_factory(spec)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"outer_optimizer={spec!r}: {error}") from None
