@@ -1,95 +1,263 @@
 """The interface of dislib's distributed training: programs for dislib change one import line.
 
-The two classes have the names, arguments and results of ``dislib.pytorch`` and ``dislib.eddl`` (dislib 1.0), and
-train with ``DistributedTrainer``. Results differ from dislib's, which loses samples, weights and optimizer states:
-docs/from-dislib.md lists the differences.
+The two classes have the names, arguments, attributes and kinds of results of ``dislib.pytorch`` and ``dislib.eddl``
+(dislib 1.0), and train with ``DistributedTrainer``. The numbers differ from dislib's, which loses samples, weights
+and optimizer states: docs/from-dislib.md lists the differences.
 """
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils.validation import warn_user
+from compss_train.engines import Engine
 from compss_train.engines.compss.context import under_compss
 from compss_train.engines.compss.resources import declared_nodes
+from compss_train.exceptions import NotBuiltError
+from compss_train.integrations.eddl import (
+    EDDL_LOSSES,
+    Layers,
+    layers_of,
+    load_layers,
+    scaled,
+    warn_of_weight_decay,
+    with_defaults,
+)
+from compss_train.model import parameters as params
+from compss_train.model.losses import BatchFunction
+from compss_train.model.metrics import MetricSpec
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.named_fits import NamedFits
+from compss_train.training.named_fits import Fitted, NamedFits
 
 GPU_UNITS = "ComputingUnitsGPUs"
 """Environment variable with the number of GPUs of dislib's tasks."""
 
+LossFactory: TypeAlias = Callable[[], BatchFunction | str]
+"""The class of a loss, or another callable that makes one."""
 
-class EncapsulatedFunctionsDistributedPytorch(NamedFits[nn.Module]):
-    """Trains a torch module, with the interface of ``dislib.pytorch``.
 
-    The eight fits and ``get_parameters`` return a copy of the module given to ``build`` with the trained
-    parameters. ``num_workers`` is the number of model replicas; ``trainer`` is the ``DistributedTrainer``.
+class _Encapsulated(NamedFits[Fitted]):
+    """What the two classes have in common.
+
+    A fit starts from ``model_parameters``, which a script may replace or change, and replaces it by the result.
     """
 
-    def __init__(self, num_workers: int = 10) -> None:
+    def __init__(self, num_workers: int = 10, *, engine: str | Engine = "auto", seed: int | None = None) -> None:
         self.num_workers = num_workers
-        self.trainer = DistributedTrainer(num_workers)
-        self.model_parameters: nn.Module | None = None
+        self.trainer = DistributedTrainer(num_workers, engine=engine, seed=seed)
+        self.model_parameters: Fitted | None = None
+        self.num_gpu = self.num_gpus_per_worker = 0
+
+    def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
+        gpus = _usable_gpus(num_gpu * max(1, num_nodes))
+        self.trainer.build(*args, num_gpu=gpus, num_nodes=max(1, num_nodes), **options)
+        self.num_gpu, self.num_gpus_per_worker = num_gpu, num_nodes * num_gpu // self.num_workers
+
+    def get_parameters(self) -> Fitted | None:
+        """Return ``model_parameters``: those of the last fit, at first those of ``build``, before it ``None``."""
+        return self.model_parameters
+
+    def fit(self, *args: Any, **kwargs: Any) -> Fitted:
+        """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the new parameters.
+
+        After an exception ``model_parameters`` are those that ``DistributedTrainer.fit`` keeps then.
+        """
+        if self.model_parameters is None:
+            raise NotBuiltError("this object has no network yet; call build(net, optimizer, loss, ...) first")
+        self.trainer.set_parameters(params.from_module(self._module(self.model_parameters)))
+        try:
+            self.trainer.fit(*args, **kwargs)
+        finally:
+            self.model_parameters = trained = self._result(self.trainer.model())
+        return trained
+
+    @abstractmethod
+    def _module(self, parameters: Fitted) -> nn.Module:
+        """Return a module with these parameters."""
+
+    @abstractmethod
+    def _result(self, net: nn.Module) -> Fitted:
+        """Return what fits return, of the trained module."""
+
+
+class EncapsulatedFunctionsDistributedPytorch(_Encapsulated[nn.Module]):
+    """Trains a torch module, with the interface of ``dislib.pytorch``.
+
+    The eight fits and ``get_parameters`` return a copy of the module of ``build`` with the trained parameters.
+    ``engine`` and ``seed`` are those of ``DistributedTrainer``. Attributes: ``num_workers``, ``model_parameters``
+    (the module that ``get_parameters`` returns), ``compss_object`` (one ``PytorchDistributed`` for each worker),
+    ``num_gpu``, ``num_gpus_per_worker``, and ``trainer``, the ``DistributedTrainer``.
+    """
 
     def build(
         self,
         net: nn.Module,
         optimizer: Callable[..., torch.optim.Optimizer],
-        loss: Callable[[], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]],
+        loss: LossFactory | str,
         optimizer_parameters: Mapping[str, Any],
         num_gpu: int = 0,
         num_nodes: int = 0,
+        **options: Any,
     ) -> None:
-        """Set the module, the class of the optimizer with its keyword arguments, and the class of the loss.
+        """Set the module, the class of the optimizer with its keyword arguments, and the class or name of the loss.
 
         ``num_gpu`` is the number of GPUs of each of ``num_nodes`` nodes. Without GPUs (no CUDA, or
-        ``ComputingUnitsGPUs=0``) workers train on the CPU, as with dislib. Samples are converted to float32.
+        ``ComputingUnitsGPUs=0``) workers train on the CPU, as with dislib. Samples are converted to float32, unless
+        there is a ``transform``; this and other ``options`` are those of ``DistributedTrainer.build``.
 
         Raises the exceptions of ``DistributedTrainer.build``.
         """
         spec = {"optimizer": optimizer, **optimizer_parameters}
-        gpus = _usable_gpus(num_gpu * max(1, num_nodes))
-        self.trainer.build(net, spec, loss(), num_gpu=gpus, num_nodes=max(1, num_nodes), transform=_as_float)
+        made = loss if isinstance(loss, str) else loss()
+        options = {"transform": _as_float, **options}
+        self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
+        self.compss_object = [PytorchDistributed() for _ in range(self.num_workers)]
+        for each in self.compss_object:
+            each.build(net, loss, optimizer, optimizer_parameters)
         self.model_parameters = net
 
-    def get_parameters(self) -> nn.Module | None:
-        """Return the module with the current parameters, ``None`` before ``build``."""
-        return self.model_parameters
+    def _module(self, parameters: nn.Module) -> nn.Module:
+        return parameters
 
-    def fit(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the module."""
-        self.trainer.fit(*args, **kwargs)
-        self.model_parameters = self.trainer.model()
-        return self.model_parameters
+    def _result(self, net: nn.Module) -> nn.Module:
+        return net
 
 
-class EncapsulatedFunctionsDistributedEddl(DistributedTrainer):
-    """Trains a torch module, with the interface of ``dislib.eddl``. EDDL itself is not used.
+class PytorchDistributed:
+    """What one worker trains with, and dislib's two steps of training for scripts that call them themselves.
 
-    ``build(net, optimizer, loss, metric, num_gpu, num_nodes)`` takes the optimizer as a dict, and loss and metric
-    by their names in EDDL. The fits and ``get_parameters`` return a dict of arrays by their names in the module.
+    They run in the calling process; fits train in tasks.
     """
 
-    def __init__(self, num_workers: int = 10) -> None:
-        super().__init__(num_workers)
+    def build(
+        self,
+        net: nn.Module,
+        loss: LossFactory | str,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        optimizer_parameters: Mapping[str, Any],
+    ) -> None:
+        """Set ``model``, ``loss``, ``optimizer`` and ``optimizer_parameters``."""
+        self.model, self.loss = net, loss if isinstance(loss, str) else loss()
+        self.optimizer, self.optimizer_parameters = optimizer, optimizer_parameters
 
-    def build(  # type: ignore[override]  # dislib has no other options
+    def train_cnn_batch_GPU(
+        self, model_parameters: nn.Module, x_train: Any, y_train: Any, num_batches: int, shuffle_block_data: bool
+    ) -> nn.Module:
+        """Return a copy of the module after training on the batches of one block."""
+        alone = EncapsulatedFunctionsDistributedPytorch(1, engine="serial")
+        alone.build(model_parameters, self.optimizer, lambda: self.loss, self.optimizer_parameters)
+        return alone.fit_synchronous_with_GPU(
+            x_train, y_train, num_batches, 1, shuffle_block_data=shuffle_block_data, progress=False
+        )
+
+    def aggregate_parameters_async(self, model_params: nn.Module, parameters_to_aggregate: nn.Module) -> nn.Module:
+        """Set the first module to the mean of the two, and return it."""
+        versions = [params.from_module(each) for each in (model_params, parameters_to_aggregate)]
+        params.load_into(model_params, params.average(versions, [1, 1]))
+        return model_params
+
+
+class EncapsulatedFunctionsDistributedEddl(_Encapsulated[Layers]):
+    """Trains a torch module, with the interface of ``dislib.eddl``. EDDL itself is not used.
+
+    The eight fits and ``get_parameters`` return the parameters of each layer, an array of one list of arrays for
+    each module without children; ``trainer.model()`` returns the trained module, ``trainer.get_parameters()`` the
+    arrays by name. Losses and optimizers have EDDL's meanings and dislib's numbers, and x is divided by 255, as
+    dislib does: docs/from-dislib.md. ``engine`` and ``seed`` are those of ``DistributedTrainer``. Attributes:
+    ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns), ``compss_object`` (one
+    ``EddlDistributedConmutativo`` for each worker), ``num_gpu``, ``num_gpus``, ``num_gpus_per_worker``, ``new_lr``,
+    and ``trainer``, the ``DistributedTrainer``.
+    """
+
+    def build(
         self,
         net: nn.Module,
         optimizer: Mapping[str, Any],
-        loss: str,
-        metric: str,
+        loss: str | BatchFunction,
+        metric: MetricSpec,
         num_gpu: int = 0,
         num_nodes: int = 0,
+        **options: Any,
     ) -> None:
-        """Set the module, optimizer, loss and metric. Raises the exceptions of ``DistributedTrainer.build``."""
-        gpus = _usable_gpus(num_gpu * max(1, num_nodes))
-        super().build(
-            net, dict(optimizer), loss, metric, num_gpu=gpus, num_nodes=max(1, num_nodes), transform=_as_float
+        """Set the module, the optimizer as a dict, and loss and metric by their names in EDDL.
+
+        The cross entropies take probabilities, such as the outputs of a softmax; ``torch.nn.CrossEntropyLoss()``
+        takes logits. ``transform`` replaces the division of x by 255; this and other ``options`` are those of
+        ``DistributedTrainer.build``. Warns of a ``weight_decay``, which means something else here, unless there is
+        a ``schedule``. Raises the exceptions of ``DistributedTrainer.build``.
+        """
+        function = EDDL_LOSSES.get(loss, loss) if isinstance(loss, str) else loss
+        options = {"transform": scaled, **options}
+        spec = with_defaults(optimizer)
+        self._build(net, spec, function, metric, num_gpu=num_gpu, num_nodes=num_nodes, **options)
+        if "schedule" not in options:
+            warn_of_weight_decay(optimizer)
+        self.num_gpus: NDArray[np.int8] | None = np.ones(num_gpu, np.int8) if num_gpu else None
+        self.new_lr = optimizer.get("lr")
+        self.compss_object = [EddlDistributedConmutativo() for _ in range(self.num_workers)]
+        for each in self.compss_object:
+            each.build(net, optimizer, loss, metric, num_gpu)
+        self.model_parameters = layers_of(net)
+
+    def _module(self, parameters: Layers) -> nn.Module:
+        net = self.trainer.model()
+        load_layers(net, parameters)
+        return net
+
+    def _result(self, net: nn.Module) -> Layers:
+        return layers_of(net)
+
+
+class EddlDistributedConmutativo:
+    """What one worker trains with, and dislib's two steps of training for scripts that call them themselves.
+
+    They run in the calling process; fits train in tasks.
+    """
+
+    initialized = False
+
+    def build(
+        self,
+        net: nn.Module,
+        optimizer: Mapping[str, Any],
+        loss: str | BatchFunction,
+        metric: MetricSpec,
+        num_gpu: int = 0,
+        gpu: Any = 0,
+    ) -> None:
+        """Set ``model``, ``optimizer``, ``loss``, ``metric`` and ``num_gpu``, and ``initialized``."""
+        self.model, self.optimizer, self.loss, self.metric = net, optimizer, loss, metric
+        self.num_gpu, self.initialized = num_gpu, True
+
+    def train_batch_GPU(
+        self,
+        initial_parameters: Layers,
+        x_train: Any,
+        y_train: Any,
+        dtype: Any,
+        num_batches: int,
+        epoch: int = 1,
+        shuffle_block_data: bool = True,
+    ) -> Layers:
+        """Return the parameters after training on the batches of one block; ``dtype`` and ``epoch`` are unused."""
+        alone = EncapsulatedFunctionsDistributedEddl(1, engine="serial")
+        alone.build(self.model, self.optimizer, self.loss, self.metric)
+        alone.model_parameters = initial_parameters
+        return alone.fit_synchronous_with_GPU(
+            x_train, y_train, num_batches, 1, shuffle_block_data=shuffle_block_data, progress=False
         )
+
+    def aggregate_parameters_async(self, model_params: Layers, parameters_to_aggregate: Layers) -> Layers:
+        """Set the first parameters to the mean of the two, and return them."""
+        for layer, other in zip(model_params, parameters_to_aggregate, strict=True):
+            layer[:] = [((a + b) / 2).astype(a.dtype) for a, b in zip(layer, other, strict=True)]
+        return model_params
 
 
 def _as_float(batch: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ As with torch's losses, ``reduction="none"`` returns the losses before the mean,
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ IGNORE_INDEX = -100
 """The class index that torch's losses ignore by default."""
 _EPSILON = 1e-7  # keeps log() finite; EDDL uses an epsilon of this size for probabilities
 _MAX_PROBABILITY = 1.01  # allows for rounding
+_SUM_TOLERANCE = 1e-4  # of the sum of a softmax in single precision, also over many classes
 
 
 def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -58,7 +60,7 @@ def categorical_cross_entropy(
     if low < 0 or high > _MAX_PROBABILITY:
         raise ValueError(
             f"outputs from {float(low):.3g} to {float(high):.3g} are not probabilities; end the network with a "
-            "softmax, or use the loss cross_entropy, which takes logits"
+            "softmax, or use the loss torch.nn.CrossEntropyLoss(), which takes logits"
         )
     target = class_targets(output, target)
     log = output.clamp(min=_EPSILON).log()
@@ -119,6 +121,22 @@ def match_output(output: Tensor, target: Tensor) -> Tensor:
             f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their shapes must match"
         )
     return target.reshape(output.shape).to(output.dtype)
+
+
+def takes_logits(loss: BatchFunction) -> bool:
+    """Return whether the loss applies a softmax to outputs: ``cross_entropy`` here and in torch."""
+    function = loss.func if isinstance(loss, partial) else loss
+    known = (cross_entropy, functional.cross_entropy)
+    return isinstance(function, nn.CrossEntropyLoss) or any(function is each for each in known)
+
+
+def are_probabilities(output: object) -> bool:
+    """Return whether all outputs are at least 0 and those of each sample (N, C, ...) sum to 1, up to rounding."""
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
+        return False
+    tolerance = max(_SUM_TOLERANCE, torch.finfo(output.dtype).eps)
+    sums = full_precision(output.detach()).sum(dim=1)
+    return bool((output >= 0).all() & ((sums - 1).abs() <= tolerance).all())
 
 
 LOSSES: dict[str, BatchFunction] = {

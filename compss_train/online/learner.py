@@ -53,7 +53,7 @@ class OnlineLearner:
         self._base = server_share.pull()
         self._replica = training_spec.replica(self._base, device, training=True)
         self._optimizer = optimizer_of(self._replica, optimizer)
-        self._stepper = OptimizerStepper(self._replica, self._optimizer)
+        self._stepper = OptimizerStepper(self._replica, self._optimizer, check_outputs=True)
         self._accumulator = MetricAccumulator(training_spec.measures)
         self._skipped = 0  # consecutive batches
         self._merged = True
@@ -98,7 +98,8 @@ class OnlineLearner:
     def pop_sums(self) -> dict[str, Any]:
         """Return the accumulated sums since the last call, and reset them."""
         accumulator, self._accumulator = self._accumulator, MetricAccumulator(self._replica.training_spec.measures)
-        return accumulator.sums()
+        warnings, self._stepper.warnings = self._stepper.warnings, {}
+        return {**accumulator.sums(), **warnings}
 
     def state(self) -> WorkerState:
         """Return the state of the optimizer and of the random number generators."""

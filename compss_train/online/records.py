@@ -12,7 +12,7 @@ from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.online.connection import Address
 from compss_train.training.stopping import TICK, Stopping
-from compss_train.training.task_submission import Inference, skipped_batches
+from compss_train.training.task_submission import Inference, skipped_batches, warn_of_probabilities
 
 Record = dict[str, Any]
 Sums = dict[str, Any]
@@ -33,13 +33,15 @@ class Progress:
         self._reports: list[list[Report]] = [[] for _ in range(num_workers)]
         self._held_back: list[list[Report]] = [[] for _ in range(num_workers)]
         self._skipped = [0] * num_workers
+        self._warned = False
         self._buffers: list[Report] = [{} for _ in range(num_workers)]
         self._clock = clock
         self._recorded = clock()
         self._fit_started = time.time()
 
     def add(self, worker: int, report: Report) -> None:
-        """Add a worker's report."""
+        """Add a worker's report; warn of what the first one of any worker found."""
+        self._warned = self._warned or warn_of_probabilities([report])
         self._buffers[worker] = report
         self._skipped[worker] += report.get("skipped_batches", 0)
         if report["batches"]:

@@ -25,7 +25,7 @@ from compss_train.training.resuming import Checkpoint, ResumableTrainer
 from compss_train.training.rounds import Record, RoundRunner
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.task_submission import EVALUATION_BATCH
+from compss_train.training.task_submission import EVALUATION_BATCH, warn_of_probabilities
 from compss_train.training.worker import Shard, WorkerState, train
 from compss_train.training.worker.moments import check_averageable
 
@@ -142,10 +142,12 @@ class FittingTrainer(ResumableTrainer):
                 starts=(0,),
                 name="the first batch",
                 weighted=data.has_weights,
+                check_outputs=True,
             )
             with suppress(*skipped_errors):
                 state = WorkerState(None, self.seed)
                 measured = train(spec, self._parameters, state, *data.load(number), shard, "cpu")[-1]
+                warn_of_probabilities([measured])
                 if not measured["samples"]:
                     continue  # a file that cannot be read and is skipped
             return

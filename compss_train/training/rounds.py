@@ -23,6 +23,7 @@ from compss_train.training.task_submission import (
     WorkerGroup,
     fetch_states,
     skipped_batches,
+    warn_of_probabilities,
     warn_of_skipped_files,
 )
 from compss_train.training.training_state import MergeState, TrainingState
@@ -210,6 +211,7 @@ class RoundRunner:
         self._complete_round(pending.submitted)
         warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
         self.progress.skipped = tuple(dict.fromkeys([*self.progress.skipped, *self._skipped]))
+        warn_of_probabilities(values["workers"])  # those of the first round only
         self._check_readable(values["workers"])
         record = self._record(pending.submitted, values)
         if self.workers.schedule is not None:

@@ -1,6 +1,6 @@
 """Submission of tasks: ``WorkerGroup`` for training, ``Inference`` for evaluation and prediction."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -62,6 +62,8 @@ class WorkerGroup:
     """Each worker's state, replaced by the reference to the new one whenever it trains. The previous state is kept
     until ``free_states``, as a fit that is stopped returns to it."""
     schedule: LrSchedule | None = None
+    _first: Round | None = field(default=None, repr=False)
+    """The first round of the fit, in which tasks check the outputs of the network."""
     _cut: tuple[Round | None, dict[int, TaskInputs]] = field(default=(None, {}), repr=False)
     """The round whose blocks have been cut into pieces, and the inputs of each worker."""
 
@@ -105,6 +107,8 @@ class WorkerGroup:
         self.engine.delete([state for state in before if isinstance(state, Ref) and id(state) not in kept])
 
     def _shard(self, inputs: TaskInputs, worker: int, round_: Round) -> Shard:
+        if self._first is None:
+            self._first = round_
         return Shard(
             options=self.options,
             assignment=inputs.assignment,
@@ -116,6 +120,7 @@ class WorkerGroup:
             weighted=self.data.weighted,
             hyperparameters=self._hyperparameters(inputs, worker, round_),
             draws=round_.draws[worker] if round_.draws else None,
+            check_outputs=round_ is self._first,
         )
 
     def _hyperparameters(self, inputs: TaskInputs, worker: int, round_: Round) -> dict[int, TimedHyperparameters]:
@@ -249,6 +254,18 @@ class Inference:
 def skipped_batches(number: int) -> dict[str, int]:
     """Return the history field with the number of skipped batches; empty if there were none."""
     return {"skipped_batches": number} if number else {}
+
+
+def warn_of_probabilities(measured: Sequence[Mapping[str, Any]]) -> bool:
+    """Warn if tasks have found probabilities as inputs of a loss of logits; return whether they have."""
+    found = any(part.get("probabilities") for part in measured)
+    if found:
+        warn_user(
+            "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the "
+            "loss takes logits, and applies a softmax to them once more; remove the softmax at the end of the "
+            "network, or build with loss='categorical_cross_entropy', which takes probabilities"
+        )
+    return found
 
 
 def warn_of_skipped_files(measured: Sequence[dict[str, Any]], known: dict[str, str]) -> None:

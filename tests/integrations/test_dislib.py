@@ -81,12 +81,15 @@ def test_training_equals_the_trainer_on_float32():
 def test_the_eddl_interface_returns_arrays():
     x, y = tensors()
     trainer = EncapsulatedFunctionsDistributedEddl(num_workers=2)
-    trainer.build(
-        network(), {"optimizer": "sgd", "lr": 0.05}, "softmax_cross_entropy", "categorical_accuracy", 0, 0
-    )
+    net = nn.Sequential(network(), nn.Softmax(dim=1))
+    optimizer = {"optimizer": "sgd", "lr": 5.0}
+    trainer.build(net, optimizer, "softmax_cross_entropy", "categorical_accuracy", 0, 0)
     parameters = trainer.fit_asynchronous_with_GPU(x, y, 3, 4)
-    assert_same_bits(parameters, trainer.get_parameters())
-    assert trainer.history[-1]["categorical_accuracy"] > 0.5
+    assert trainer.get_parameters() is parameters
+    by_name = trainer.trainer.get_parameters()
+    flat = [array for layer in parameters for array in layer]
+    assert_same_bits(dict(zip(by_name, flat, strict=True)), by_name)
+    assert trainer.trainer.history[-1]["categorical_accuracy"] > 0.5
 
 
 def test_missing_gpus_are_replaced_by_the_cpu(monkeypatch):

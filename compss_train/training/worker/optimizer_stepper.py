@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from compss_train.model.losses import are_probabilities, takes_logits
 from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.training_spec import ModelReplica
@@ -12,15 +13,24 @@ from compss_train.training.worker.batches import Batch
 
 
 class OptimizerStepper:
-    """Trains a model copy batch by batch."""
+    """Trains a model copy batch by batch.
 
-    def __init__(self, replica: ModelReplica, optimizer: torch.optim.Optimizer) -> None:
+    ``check_outputs`` compares the outputs of the first batch that is not skipped with what the loss expects, for
+    ``warnings``.
+    """
+
+    def __init__(
+        self, replica: ModelReplica, optimizer: torch.optim.Optimizer, *, check_outputs: bool = False
+    ) -> None:
         self._replica, self._optimizer = replica, optimizer
         self._options = replica.training_spec.step_options
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._trained = [parameter for parameter in replica.training_spec.net.parameters() if id(parameter) in own]
         self._accumulated_batches = 0
         self._accumulated_samples = 0
+        self._check_outputs = check_outputs and takes_logits(replica.training_spec.loss)
+        self.warnings: dict[str, bool] = {}
+        """``probabilities`` if the first outputs are, though the loss takes logits; otherwise empty."""
 
     def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
@@ -46,6 +56,9 @@ class OptimizerStepper:
             backup.restore()
             accumulator.skip()
             return False
+        if self._check_outputs:
+            self._check_outputs = False
+            self.warnings = {"probabilities": True} if are_probabilities(output) else {}
         self._accumulated_batches += 1
         self._accumulated_samples += len(batch.x)
         if self._accumulated_batches == self._options.accumulate:

@@ -60,6 +60,8 @@ class Shard:
     """The optimizer's hyperparameters by epoch; empty without a learning-rate schedule."""
     draws: Draws | None = None
     """The batches to draw from a buffer that merges do not empty; the assignment is what is put into it."""
+    check_outputs: bool = False
+    """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
 
     @property
     def shuffle_seed(self) -> int | None:

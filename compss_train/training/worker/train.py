@@ -71,14 +71,14 @@ def train(
     parameters (with the moments, if these are averaged too) or their compressed changes, the new state, and the
     measurements: ``samples`` and ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a
     sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm
-    of the change of the weights) and counts of file reads.
+    of the change of the weights), counts of file reads, and ``probabilities`` if a warning of them is due.
     """
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = training_spec.replica(parameters, device, training=True)
         optimizer = _starting_optimizer(replica, state.optimizer, moments, shard.options.optimizer_state)
         accumulator = MetricAccumulator(replica.training_spec.measures)
-        stepper = OptimizerStepper(replica, optimizer)
+        stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs)
         source = source_of(shard, xs, others)
         buffer = CarriedBuffer(state.buffer)
         drawn = 0
@@ -91,7 +91,7 @@ def train(
                     stepper.learn(batch, accumulator)
                 drawn += len(batch.x)
             stepper.finish()
-        sums = {**accumulator.sums(), **source.measured()}
+        sums = {**accumulator.sums(), **source.measured(), **stepper.warnings}
         sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)

@@ -1,0 +1,274 @@
+"""Scripts for ``dislib.pytorch`` and ``dislib.eddl``, with their import lines changed and nothing else."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback
+from compss_train.integrations.dislib import (
+    EncapsulatedFunctionsDistributedEddl,
+    EncapsulatedFunctionsDistributedPytorch,
+)
+from compss_train.model.losses import categorical_cross_entropy
+from tests.helpers.models import FITS, assert_same_bits, state_arrays
+from tests.integrations.dislib_tensors import Tensor, images, tensors, whole
+
+
+@pytest.fixture(autouse=True)
+def serial(monkeypatch):
+    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "serial")
+    monkeypatch.setenv("ComputingUnitsGPUs", "0")
+
+
+class TwoHalves(nn.Module):
+    """A network with the attributes that dislib exchanges."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.neural_network_layers = nn.Sequential(nn.Conv2d(1, 4, kernel_size=(1, 1)), nn.ReLU())
+        self.dense_neural_network_layers = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def forward(self, x):
+        return self.dense_neural_network_layers(torch.flatten(self.neural_network_layers(x), 1))
+
+
+def call(encapsulated, fit, x, y):
+    """Call a fit as the documentation of dislib lists its arguments."""
+    arguments = [x, y, 3, 4]
+    if "n_epochs" in fit:
+        arguments.append(2)
+    if "shuffle" not in fit:
+        arguments += [True, False]
+    return getattr(encapsulated, fit)(*arguments)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_script_for_dislib_pytorch(fit):
+    x, y = images()
+    x_tensor = Tensor(whole(x) / 255.0, (2, 2))
+    y_tensor = Tensor(whole(y), (2, 2))
+    model = TwoHalves()
+    encaps_function = EncapsulatedFunctionsDistributedPytorch(num_workers=2)
+    encaps_function.build(
+        model, optim.SGD, nn.CrossEntropyLoss, {"lr": 0.3, "momentum": 0.9}, num_gpu=1, num_nodes=1
+    )
+    assert encaps_function.model_parameters is model
+    trained = call(encaps_function, fit, x_tensor, y_tensor)
+    for mine, its in zip(model.neural_network_layers, trained.neural_network_layers, strict=True):
+        if hasattr(mine, "weight"):
+            mine.weight, mine.bias = nn.Parameter(its.weight), nn.Parameter(its.bias)
+    assert encaps_function.get_parameters() is encaps_function.model_parameters is trained
+    correct = total = 0
+    for images_row, labels_row in zip(x_tensor.collect(), y_tensor.collect(), strict=True):
+        for block, labels in zip(images_row, labels_row, strict=True):
+            _, predicted = torch.max(trained(block.float()), 1)
+            correct += (predicted == labels.argmax(1)).sum().item()
+            total += len(labels)
+    assert correct / total > 0.8
+
+
+def soft_network():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2), nn.Softmax(dim=1))
+
+
+def predicted(parameters, x):
+    """Compute the network's outputs from the parameters of its layers, which four of the five have none of."""
+    flat, (w1, b1), relu, (w2, b2), softmax = parameters
+    assert (flat, relu, softmax) == ([], [], [])
+    return np.maximum(x.reshape(len(x), -1) @ w1.T + b1, 0) @ w2.T + b2
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_script_for_dislib_eddl(fit):
+    x_tensor, y_tensor = images()
+    encaps_function = EncapsulatedFunctionsDistributedEddl(num_workers=2)
+    optimizer = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.9}
+    assert (
+        encaps_function.build(
+            soft_network(), optimizer, "softmax_cross_entropy", "categorical_accuracy", num_gpu=0, num_nodes=1
+        )
+        is None
+    )
+    before = encaps_function.get_parameters()
+    parameters = call(encaps_function, fit, x_tensor, y_tensor)
+    assert isinstance(parameters, np.ndarray)
+    assert parameters.shape == before.shape == (5,)
+    assert encaps_function.get_parameters() is encaps_function.model_parameters is parameters
+    assert all(array.dtype == np.float32 for layer in parameters for array in layer)
+    x, y = (whole(tensor).numpy() for tensor in (x_tensor, y_tensor))
+    assert (predicted(parameters, x / 255.0).argmax(1) == y.argmax(1)).mean() > 0.8
+    assert encaps_function.trainer.history[-1]["categorical_accuracy"] > 0.8
+
+
+def pytorch_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, **options):
+    encapsulated = EncapsulatedFunctionsDistributedPytorch(num_workers, **options)
+    parameters = {"lr": 0.05, "momentum": 0.9}
+    encapsulated.build(net or TwoLinear(), optim.SGD, nn.CrossEntropyLoss, parameters, num_gpu, num_nodes)
+    return encapsulated
+
+
+def eddl_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, **options):
+    encapsulated = EncapsulatedFunctionsDistributedEddl(num_workers, **options)
+    spec = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
+    net = net or nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
+    encapsulated.build(net, spec, "softmax_cross_entropy", "accuracy", num_gpu, num_nodes)
+    return encapsulated
+
+
+class TwoLinear(nn.Sequential):
+    def __init__(self):
+        torch.manual_seed(4)
+        super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+CLASSES = pytest.mark.parametrize("made", [pytorch_class, eddl_class])
+
+
+@CLASSES
+def test_engine_and_seed_are_keywords(made, engine):
+    x, y = tensors()
+    one, other = (made(seed=5, engine=engine) for _ in range(2))
+    for encapsulated in (one, other):
+        encapsulated.fit_synchronous_shuffle_with_GPU(x, y, 3, 2)
+    assert one.trainer.seed == 5
+    assert one.trainer.configuration["trainer"]["engine"] == getattr(engine, "name", engine)
+    assert_same_bits(one.trainer.get_parameters(), other.trainer.get_parameters())
+
+
+@CLASSES
+def test_attributes_of_an_object_that_is_built(made, monkeypatch):
+    monkeypatch.setattr("compss_train.integrations.dislib._usable_gpus", lambda number: 0)
+    net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
+    encapsulated = made(num_workers=4, net=net, num_gpu=3, num_nodes=2)
+    assert (encapsulated.num_workers, encapsulated.num_gpu, encapsulated.num_gpus_per_worker) == (4, 3, 1)
+    assert len(encapsulated.compss_object) == 4
+    assert all(each.model is net for each in encapsulated.compss_object)
+    if made is eddl_class:
+        assert encapsulated.num_gpus.tolist() == [1, 1, 1]
+        assert encapsulated.new_lr == 0.05
+        own = encapsulated.compss_object[0]
+        assert (own.loss, own.metric, own.num_gpu, own.initialized) == (
+            "softmax_cross_entropy",
+            "accuracy",
+            3,
+            True,
+        )
+        assert own.optimizer["optimizer"] == "sgd"
+    else:
+        own = encapsulated.compss_object[0]
+        assert own.optimizer is optim.SGD
+        assert own.optimizer_parameters == {"lr": 0.05, "momentum": 0.9}
+        assert isinstance(own.loss, nn.CrossEntropyLoss)
+
+
+@CLASSES
+def test_no_nodes_are_one_node(made, monkeypatch):
+    counted = []
+    monkeypatch.setattr("compss_train.integrations.dislib._usable_gpus", lambda number: counted.append(number) or 0)
+    for nodes in (0, 1, 2):
+        made(num_gpu=3, num_nodes=nodes)
+    assert counted == [3, 3, 6]
+
+
+@CLASSES
+def test_a_fit_before_build_is_an_error(made):
+    encapsulated = type(made())()
+    assert encapsulated.get_parameters() is None
+    with pytest.raises(RuntimeError, match=r"no network yet; call build\("):
+        encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)
+
+
+@CLASSES
+def test_fits_take_the_keywords_of_fit(made):
+    x, y = tensors()
+    encapsulated = made()
+    encapsulated.fit_asynchronous_with_GPU(x, y, 3, 2, validation_data=(x, y), rule="halving", progress=False)
+    assert all("val_loss" in record for record in encapsulated.trainer.history)
+    with pytest.raises(
+        TypeError, match="fit_asynchronous_with_GPU takes no merge=: its name fixes merge='commutative'"
+    ):
+        encapsulated.fit_asynchronous_with_GPU(x, y, 3, 2, merge="synchronous")
+
+
+def test_a_fit_of_torch_starts_from_the_module_in_model_parameters():
+    x, y = tensors()
+    once, changed, replaced = (pytorch_class(seed=5, net=net) for net in (TwoLinear(), TwoLinear(), TwoLinear()))
+    with torch.no_grad():
+        for module in (once.model_parameters, changed.model_parameters):
+            module[0].weight.fill_(0.25)
+    replaced.model_parameters = once.model_parameters
+    first, *others = (each.fit_synchronous_with_GPU(x, y, 3, 2) for each in (once, changed, replaced))
+    for other in others:
+        assert_same_bits(state_arrays(first), state_arrays(other))
+    assert not torch.equal(first[0].weight, pytorch_class(seed=5).fit_synchronous_with_GPU(x, y, 3, 2)[0].weight)
+
+
+def test_a_fit_of_eddl_starts_from_the_layers_in_model_parameters():
+    x, y = tensors()
+    one, other = eddl_class(seed=5), eddl_class(seed=5)
+    for each in (one, other):
+        each.fit_synchronous_with_GPU(x, y, 3, 1)
+    layers = [[np.array(array) for array in layer] for layer in one.model_parameters]
+    assert [len(layer) for layer in layers] == [2, 5, 2, 0]
+    layers[0][0][:] = 0.25
+    one.model_parameters = layers
+    assert (
+        one.fit_synchronous_with_GPU(x, y, 3, 1)[0][0] != other.fit_synchronous_with_GPU(x, y, 3, 1)[0][0]
+    ).any()
+    for bad in (layers[:2], [[np.zeros(2)], *layers[1:]]):
+        one.model_parameters = bad
+        with pytest.raises(ValueError, match=r"the layers have arrays of shapes .* but those of the network"):
+            one.fit_synchronous_with_GPU(x, y, 3, 1)
+
+
+@CLASSES
+def test_after_an_exception_the_last_complete_round_is_kept(made):
+    class Stopping(Callback):
+        def on_round_end(self, record):
+            raise KeyError("stop")
+
+    encapsulated = made()
+    with pytest.raises(KeyError):
+        encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 2, callbacks=[Stopping()])
+    kept = encapsulated.trainer.get_parameters()
+    now = encapsulated._module(encapsulated.get_parameters())
+    assert_same_bits(kept, state_arrays(now))
+
+
+def test_the_steps_of_dislibs_objects():
+    x, y = tensors()
+    block, labels = x.tensors[0][0].float(), y.tensors[0][0]
+    encapsulated = pytorch_class(num_workers=2)
+    own = encapsulated.compss_object[0]
+    trained = own.train_cnn_batch_GPU(encapsulated.model_parameters, block, labels, 3, shuffle_block_data=False)
+    alone = DistributedTrainer(1, engine="serial")
+    alone.build(TwoLinear(), {"optimizer": optim.SGD, "lr": 0.05, "momentum": 0.9}, nn.CrossEntropyLoss())
+    options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    expected = alone.fit(block, labels, num_epochs=1, num_batches_per_worker=3, **options)
+    assert_same_bits(state_arrays(trained), expected)
+    base = TwoLinear()
+    merged = own.aggregate_parameters_async(base, trained)
+    assert merged is base
+    torch.testing.assert_close(merged[0].weight, (TwoLinear()[0].weight + trained[0].weight) / 2)
+
+
+def test_the_steps_of_dislibs_objects_for_eddl():
+    x, y = tensors()
+    block, labels = x.tensors[0][0], y.tensors[0][0]
+    encapsulated = eddl_class(num_workers=2)
+    own, before = encapsulated.compss_object[0], encapsulated.get_parameters()
+    trained = own.train_batch_GPU(before, block, labels, x.dtype, 3, shuffle_block_data=False)
+    alone = DistributedTrainer(1, engine="serial")
+    net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
+    alone.build(net, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, categorical_cross_entropy)
+    options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    expected = alone.fit(block.float() / 255, labels, num_epochs=1, num_batches_per_worker=3, **options)
+    flat = [array for layer in trained for array in layer]
+    assert_same_bits(dict(zip(expected, flat, strict=True)), expected)
+    mean = (before[0][0] + trained[0][0]) / 2
+    assert own.aggregate_parameters_async(before, trained) is before
+    np.testing.assert_array_equal(before[0][0], mean)
