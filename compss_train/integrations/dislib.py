@@ -48,15 +48,23 @@ class _Encapsulated(NamedFits[Fitted]):
     A fit starts from ``model_parameters``, which a script may replace or change, and replaces it by the result.
     """
 
-    def __init__(self, num_workers: int = 10, *, engine: str | Engine = "auto", seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_workers: int = 10,
+        *,
+        engine: str | Engine = "auto",
+        seed: int | None = None,
+        threads: int | None = None,
+    ) -> None:
         self.num_workers = num_workers
-        self.trainer = DistributedTrainer(num_workers, engine=engine, seed=seed)
+        self.trainer = DistributedTrainer(num_workers, engine=engine, seed=seed, threads=threads)
         self.model_parameters: Fitted | None = None
         self.num_gpu = self.num_gpus_per_worker = 0
 
     def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
-        gpus = _usable_gpus(num_gpu * max(1, num_nodes))
-        self.trainer.build(*args, num_gpu=gpus, num_nodes=max(1, num_nodes), **options)
+        nodes = max(1, num_nodes)
+        options |= {"num_gpu": _usable_gpus(num_gpu * nodes), "num_nodes": nodes}
+        self.trainer.build(*args, **options)
         self.num_gpu, self.num_gpus_per_worker = num_gpu, num_nodes * num_gpu // self.num_workers
 
     def get_parameters(self) -> Fitted | None:
@@ -90,9 +98,9 @@ class EncapsulatedFunctionsDistributedPytorch(_Encapsulated[nn.Module]):
     """Trains a torch module, with the interface of ``dislib.pytorch``.
 
     The eight fits and ``get_parameters`` return a copy of the module of ``build`` with the trained parameters.
-    ``engine`` and ``seed`` are those of ``DistributedTrainer``. Attributes: ``num_workers``, ``model_parameters``
-    (the module that ``get_parameters`` returns), ``compss_object`` (one ``PytorchDistributed`` for each worker),
-    ``num_gpu``, ``num_gpus_per_worker``, and ``trainer``, the ``DistributedTrainer``.
+    ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes: ``num_workers``,
+    ``model_parameters`` (the module that ``get_parameters`` returns), ``compss_object`` (one ``PytorchDistributed``
+    for each worker), ``num_gpu``, ``num_gpus_per_worker``, and ``trainer``, the ``DistributedTrainer``.
     """
 
     def build(
@@ -169,8 +177,8 @@ class EncapsulatedFunctionsDistributedEddl(_Encapsulated[Layers]):
     The eight fits and ``get_parameters`` return the parameters of each layer, an array of one list of arrays for
     each module without children; ``trainer.model()`` returns the trained module, ``trainer.get_parameters()`` the
     arrays by name. Losses and optimizers have EDDL's meanings and dislib's numbers, and x is divided by 255, as
-    dislib does: docs/from-dislib.md. ``engine`` and ``seed`` are those of ``DistributedTrainer``. Attributes:
-    ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns), ``compss_object`` (one
+    dislib does: docs/from-dislib.md. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``.
+    Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns), ``compss_object`` (one
     ``EddlDistributedConmutativo`` for each worker), ``num_gpu``, ``num_gpus``, ``num_gpus_per_worker``, ``new_lr``,
     and ``trainer``, the ``DistributedTrainer``.
     """

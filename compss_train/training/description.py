@@ -78,7 +78,8 @@ def _named(value: Any) -> str:
     if isinstance(value, nn.Module):
         return str(value)
     if callable(value) and hasattr(value, "__qualname__"):
-        return stable_name(f"{value.__module__}.{value.__qualname__}")
+        module = getattr(value, "__module__", "torch")  # methods of torch's own type of tensors have none
+        return stable_name(f"{module}.{value.__qualname__}")
     try:
         text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     except Exception as error:  # a description is no reason to end a fit

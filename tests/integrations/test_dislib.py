@@ -16,25 +16,13 @@ from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
-from tests.helpers.models import FITS, assert_same_bits, classification
+from tests.helpers.models import FITS, assert_same_bits
+from tests.integrations.dislib_tensors import Tensor, tensors, whole
 
 
 @pytest.fixture(autouse=True)
 def serial(monkeypatch):
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "serial")
-
-
-class Tensor:
-    """A grid of blocks, as in dislib's tensors."""
-
-    def __init__(self, array, rows):
-        self.tensors = [list(array.tensor_split(rows))] if rows == 1 else [[b] for b in array.tensor_split(rows)]
-
-
-def tensors(dtype=torch.float64):
-    x, y = classification(samples=60)
-    one_hot = nn.functional.one_hot(torch.from_numpy(y), 3).double()
-    return Tensor(torch.from_numpy(x).to(dtype), 4), Tensor(one_hot, 4)
 
 
 def network():
@@ -56,15 +44,8 @@ def test_every_fit_returns_the_trained_module(fit):
     net = getattr(trainer, fit)(x, y, 3, 4)
     assert isinstance(net, nn.Sequential)
     assert trainer.get_parameters() is net
-    before, after = (
-        nn.functional.cross_entropy(module(torch.cat([b for r in x.tensors for b in r]).float()), labels(y))
-        for module in (network(), net)
-    )
+    before, after = (nn.functional.cross_entropy(module(whole(x).float()), whole(y)) for module in (network(), net))
     assert after < before
-
-
-def labels(y):
-    return torch.cat([block for row in y.tensors for block in row])
 
 
 def test_training_equals_the_trainer_on_float32():
@@ -80,11 +61,12 @@ def test_training_equals_the_trainer_on_float32():
 
 def test_the_eddl_interface_returns_arrays():
     x, y = tensors()
+    bytes_of_x = Tensor(255 * whole(x), (2, 2))
     trainer = EncapsulatedFunctionsDistributedEddl(num_workers=2)
     net = nn.Sequential(network(), nn.Softmax(dim=1))
-    optimizer = {"optimizer": "sgd", "lr": 5.0}
+    optimizer = {"optimizer": "sgd", "lr": 0.05}
     trainer.build(net, optimizer, "softmax_cross_entropy", "categorical_accuracy", 0, 0)
-    parameters = trainer.fit_asynchronous_with_GPU(x, y, 3, 4)
+    parameters = trainer.fit_asynchronous_with_GPU(bytes_of_x, y, 3, 4)
     assert trainer.get_parameters() is parameters
     by_name = trainer.trainer.get_parameters()
     flat = [array for layer in parameters for array in layer]

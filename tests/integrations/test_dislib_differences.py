@@ -43,14 +43,14 @@ def softmax(net):
 
 
 def pytorch(net=None, num_workers=1, *, lr=0.05, momentum=0.9, num_gpu=0, num_nodes=0, **options):
-    made = EncapsulatedFunctionsDistributedPytorch(num_workers, engine="serial", seed=3)
+    made = EncapsulatedFunctionsDistributedPytorch(num_workers, engine="serial", seed=3, threads=1)
     optimizer = {"lr": lr, "momentum": momentum}
     made.build(net or mlp(), optim.SGD, nn.CrossEntropyLoss, optimizer, num_gpu, num_nodes, **options)
     return made
 
 
 def eddl(net=None, num_workers=1, *, lr=0.05, momentum=0.9, num_gpu=0, num_nodes=0, **options):
-    made = EncapsulatedFunctionsDistributedEddl(num_workers, engine="serial", seed=3)
+    made = EncapsulatedFunctionsDistributedEddl(num_workers, engine="serial", seed=3, threads=1)
     spec = {"optimizer": "sgd", "lr": lr, "momentum": momentum}
     options = {"transform": torch.Tensor.float, **options}  # the same numbers as the other class has
     made.build(softmax(net or mlp()), spec, "softmax_cross_entropy", "accuracy", num_gpu, num_nodes, **options)
@@ -151,6 +151,7 @@ def test_every_sample_is_trained(made):
 
 @row("mean of the workers")
 @CLASSES
+@pytest.mark.filterwarnings("ignore:3 workers share 2 blocks")
 def test_the_mean_is_weighted_by_samples(made):
     blocks = (30, 10)
     x, y = rows_of(*blocks)
@@ -167,7 +168,6 @@ def test_the_mean_is_weighted_by_samples(made):
 
 @row("asynchronous merges")
 @CLASSES
-@pytest.mark.filterwarnings("ignore:.*more workers")
 def test_halving_is_a_keyword(made):
     base, moved = arrays(made()), made()
     moved.fit_synchronous_with_GPU(X, Y, 3, 1, **ORDERED)
@@ -255,8 +255,8 @@ def test_the_trainer_has_the_rest(made):
 
 
 def built(spec, loss="softmax_cross_entropy", net=None, **options):
-    made = EncapsulatedFunctionsDistributedEddl(1, engine="serial", seed=3)
-    made.build(net or softmax(mlp()), spec, loss, "accuracy", **options)
+    made = EncapsulatedFunctionsDistributedEddl(1, engine="serial", seed=3, threads=1)
+    made.build(net or softmax(mlp()), spec, loss, None, **options)
     return made
 
 
@@ -266,8 +266,8 @@ def fitted(made, x=X, y=Y, epochs=2):
 
 
 def of_trainer(spec, **options):
-    trainer = DistributedTrainer(1, engine="serial", seed=3)
-    trainer.build(softmax(mlp()), spec, "categorical_cross_entropy", "accuracy", **options)
+    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
+    trainer.build(softmax(mlp()), spec, "categorical_cross_entropy", **options)
     return trainer
 
 
@@ -288,7 +288,7 @@ def test_x_is_divided_by_255():
     assert whole.trainer.evaluate(X, Y) == scaled.evaluate(X, Y)
     np.testing.assert_array_equal(whole.trainer.predict(X), scaled.predict(X))
     net = mlp()
-    unscaled = DistributedTrainer(1, engine="serial", seed=3)
+    unscaled = DistributedTrainer(1, engine="serial", seed=3, threads=1)
     unscaled.build(
         net, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, nn.CrossEntropyLoss(), transform=torch.Tensor.float
     )
@@ -342,9 +342,9 @@ def test_optimizers_have_the_numbers_of_dislib(name, optimizer, number):
 
 
 def test_the_class_for_torch_leaves_the_numbers_to_torch():
-    made = EncapsulatedFunctionsDistributedPytorch(1, engine="serial", seed=3)
+    made = EncapsulatedFunctionsDistributedPytorch(1, engine="serial", seed=3, threads=1)
     made.build(mlp(), optim.RMSprop, nn.CrossEntropyLoss, {"lr": 0.01})
-    trainer = DistributedTrainer(1, engine="serial", seed=3)
+    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
     options = {"transform": torch.Tensor.float}
     trainer.build(mlp(), lambda parameters: optim.RMSprop(parameters, lr=0.01), nn.CrossEntropyLoss(), **options)
     assert_same_bits(fitted(made), fitted(trainer))

@@ -105,14 +105,14 @@ def test_a_script_for_dislib_eddl(fit):
 
 
 def pytorch_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, **options):
-    encapsulated = EncapsulatedFunctionsDistributedPytorch(num_workers, **options)
+    encapsulated = EncapsulatedFunctionsDistributedPytorch(num_workers, threads=1, **options)
     parameters = {"lr": 0.05, "momentum": 0.9}
     encapsulated.build(net or TwoLinear(), optim.SGD, nn.CrossEntropyLoss, parameters, num_gpu, num_nodes)
     return encapsulated
 
 
 def eddl_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, **options):
-    encapsulated = EncapsulatedFunctionsDistributedEddl(num_workers, **options)
+    encapsulated = EncapsulatedFunctionsDistributedEddl(num_workers, threads=1, **options)
     spec = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
     net = net or nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
     encapsulated.build(net, spec, "softmax_cross_entropy", "accuracy", num_gpu, num_nodes)
@@ -228,7 +228,7 @@ def test_a_fit_of_eddl_starts_from_the_layers_in_model_parameters():
 @CLASSES
 def test_after_an_exception_the_last_complete_round_is_kept(made):
     class Stopping(Callback):
-        def on_round_end(self, record):
+        def on_round_end(self, trainer, record):
             raise KeyError("stop")
 
     encapsulated = made()

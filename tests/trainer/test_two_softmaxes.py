@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import BufferSpec, DistributedTrainer
+from compss_train.engines import Resources
 from compss_train.model.losses import LOSSES, are_probabilities, takes_logits
 from tests.helpers.models import ADAM, SGD, assert_same_bits, blocked, classification, mlp
 from tests.online.simulations import simulate_rows
@@ -56,9 +57,9 @@ def test_a_fit_warns_once(loss, merge):
     assert len(raised(fit, trainer, **merge)) == 1
 
 
-def test_the_warning_points_to_the_caller(local):
+def test_the_warning_points_to_the_caller(shared_local):
     with pytest.warns(UserWarning, match=WARNING) as caught:
-        fit(built(soft(), "ce", local))
+        fit(built(soft(), "ce", shared_local))
     assert [each.filename for each in caught] == [__file__]
 
 
@@ -93,8 +94,9 @@ def test_the_first_batch_that_is_not_skipped_is_checked():
     assert trainer.history[0]["skipped_batches"] == 1
 
 
-def test_an_online_fit_warns_once(local):
-    trainer = DistributedTrainer(2, engine=local, seed=3, threads=1)
+def test_an_online_fit_warns_once(shared_local):
+    shared_local.reserve([Resources()] * 4)
+    trainer = DistributedTrainer(2, engine=shared_local, seed=3, threads=1)
     trainer.build(soft(), ADAM, "cross_entropy")
     online = partial(
         trainer.fit_online,

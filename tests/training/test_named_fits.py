@@ -65,7 +65,7 @@ def test_what_a_name_fixes_is_refused_with_the_reason(name):
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_keyword_that_fit_does_not_have_is_an_error(name):
-    trainer = DistributedTrainer(1, engine="serial")
+    trainer = DistributedTrainer(1, engine="serial", threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(TypeError, match="callback_s"):
         getattr(trainer, name)(*blocked(*classification(), 2), 2, 1, callback_s=())
@@ -84,7 +84,7 @@ class Counting(Callback):
     def __init__(self):
         self.rounds = 0
 
-    def on_round_end(self, record):
+    def on_round_end(self, trainer, record):
         self.rounds += 1
 
 
@@ -94,7 +94,7 @@ def test_they_train_as_fit_does_with_the_same_keywords(name):
     weights = np.linspace(0.5, 1.5, x.number_samples)
     results = []
     for by_name in (True, False):
-        trainer, counting = DistributedTrainer(2, engine="serial", seed=3), Counting()
+        trainer, counting = DistributedTrainer(2, engine="serial", seed=3, threads=1), Counting()
         trainer.build(mlp(), SGD, "cross_entropy")
         common = {"validation_data": (x, y), "callbacks": [counting], "sample_weight": weights, "max_time": 600}
         common |= {"buffer": BufferSpec("FIFO", 64), "progress": False}

@@ -88,6 +88,7 @@ def test_a_worker_without_samples_in_a_round_is_left_out():
     assert [np.sum(record["table"]) for record in trainer.history] == [23, 7]
 
 
+@pytest.mark.filterwarnings("ignore:the outputs of the network are probabilities")
 def test_half_precision_is_measured_in_full_precision():
     x, y = classification()
     net = nn.Sequential(mlp(), nn.Softmax(dim=1))
