@@ -173,10 +173,10 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``, ``DivergedError``
         if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
         exceptions of the model, with the worker's traceback; ``BadCheckpointError``, ``FileNotFoundError`` and
-        ``ValueError`` for a checkpoint that cannot be resumed. Warns if there are more workers than blocks.
-        SIGTERM stops a fit as ``max_time`` does, and then ends the program with ``SystemExit``, unless the program
-        handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last complete round
-        (including later changes if workers merge commutatively; on COMPSs then those before the fit).
+        ``ValueError`` for a checkpoint that cannot be resumed. Warns of more workers than blocks, and of two
+        softmaxes. SIGTERM stops a fit as ``max_time`` does, and then ends the program with ``SystemExit``, unless
+        the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last
+        complete round (with later changes if workers merge commutatively; on COMPSs then those before the fit).
         """
         options = self._fit_options(
             x,

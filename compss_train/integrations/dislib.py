@@ -30,7 +30,7 @@ from compss_train.integrations.eddl import (
     with_defaults,
 )
 from compss_train.model import parameters as params
-from compss_train.model.losses import BatchFunction
+from compss_train.model.losses import BatchFunction, resolve_function
 from compss_train.model.metrics import MetricSpec
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.named_fits import Fitted, NamedFits
@@ -200,7 +200,7 @@ class EncapsulatedFunctionsDistributedEddl(_Encapsulated[Layers]):
         ``DistributedTrainer.build``. Warns of a ``weight_decay``, which means something else here, unless there is
         a ``schedule``. Raises the exceptions of ``DistributedTrainer.build``.
         """
-        function = EDDL_LOSSES.get(loss, loss) if isinstance(loss, str) else loss
+        function = resolve_function("loss", loss, EDDL_LOSSES)
         options = {"transform": scaled, **options}
         spec = with_defaults(optimizer)
         self._build(net, spec, function, metric, num_gpu=num_gpu, num_nodes=num_nodes, **options)

@@ -111,6 +111,8 @@ class BaseTrainer:
             adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters.
         loss:
             One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
+            ``cross_entropy`` and ``softmax_cross_entropy`` take logits, ``categorical_cross_entropy`` takes
+            probabilities, such as the outputs of a softmax.
         metric:
             As ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of all these, or a
             dict from names in the history; docs/metrics.md explains what they are measured on.

@@ -272,3 +272,11 @@ def test_the_steps_of_dislibs_objects_for_eddl():
     mean = (before[0][0] + trained[0][0]) / 2
     assert own.aggregate_parameters_async(before, trained) is before
     np.testing.assert_array_equal(before[0][0], mean)
+
+
+def test_names_of_eddl_are_checked_before_the_network():
+    encapsulated = EncapsulatedFunctionsDistributedEddl(num_workers=1)
+    with pytest.raises(ValueError, match="unknown loss 'triple_cross_entropy'; choose one of"):
+        encapsulated.build(None, {"optimizer": "sgd", "lr": 0.002}, "triple_cross_entropy", "categorical_accuracy")
+    with pytest.raises(ValueError, match="unknown metric 'non_categorical_accuracy'"):
+        encapsulated.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.002}, "mse", "non_categorical_accuracy")
