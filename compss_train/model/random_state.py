@@ -37,6 +37,11 @@ class RandomState:
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)
 
+    def is_same_outside_torch(self, other: RandomState) -> bool:
+        """Return whether the generators of numpy and Python have the same states."""
+        own, others = self.numpy["state"], other.numpy["state"]
+        return self.python == other.python and all(np.array_equal(own[key], others[key]) for key in own)
+
 
 def _seed_torch(seed: int, device: str) -> None:
     # torch.manual_seed would seed every GPU, also those that others use.
