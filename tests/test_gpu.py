@@ -5,9 +5,15 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
-from compss_train import DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer
 from compss_train.callbacks import Checkpoint
-from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification
+from compss_train.data.order import transform_seed
+from compss_train.model.random_state import random_state
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.training.worker.batches import placed_batches
+from compss_train.training.worker.prefetching import prefetched
+from compss_train.training.worker.source import source_of, unshuffled
+from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.tolerances import adam_error
 
 pytestmark = [
@@ -106,4 +112,75 @@ def test_weights_go_to_gpus():
             trainer.build(net, ADAM, "cross_entropy", num_gpu=gpus, class_weight=[1, 2, 3])
             weight = np.linspace(0, 2, 60)
             results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=15, sample_weight=weight))
+    assert_close(*results, ROUNDING)
+
+
+def noisy(x):
+    return x + 0.1 * torch.randn_like(x)
+
+
+def noisy_by_numpy(x):
+    return x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).to(x)
+
+
+def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
+    """Return what is made of each batch, transformed on the device, with its place."""
+    spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform)
+    replica = spec.replica(state_arrays(spec.net), device, training=True)
+    shard = unshuffled([x], size)
+    with prefetched(placed_batches(shard, source_of(shard, [x], []), device), replica, 3) as batches:
+        return [(place, use(batch.x)) for place, batch in batches]
+
+
+@pytest.mark.parametrize("transform", [None, lambda x: x * 2])
+def test_batches_on_a_gpu_are_those_on_a_cpu(transform):
+    """Blocks go there in pieces of many batches, and of one; the next ones are copied while a batch is used."""
+    for x, size in ((torch.rand(5000, 6), 7), (torch.rand(60, 2**20), 9)):
+        on_gpu, on_cpu = (prepared(x, transform, size, device) for device in ("cuda:0", "cpu"))
+        assert [place for place, _ in on_gpu] == [place for place, _ in on_cpu]
+        assert all(torch.equal(ours, theirs) for (_, ours), (_, theirs) in zip(on_gpu, on_cpu, strict=True))
+
+
+def test_a_batch_stays_while_a_step_uses_it():
+    """Steps that are slower than the copies must not see their batch overwritten by a later one."""
+    x = torch.arange(200.0)[:, None].expand(200, 2**16).contiguous()
+
+    def use(batch):
+        for _ in range(50):
+            batch = batch.clone()
+        return batch.double().mean()
+
+    means = [mean.item() for _, mean in prepared(x, lambda batch: batch + 1, 10, "cuda:0", use)]
+    assert means == [10 * n + 5.5 for n in range(20)]
+
+
+def test_a_block_is_never_on_a_gpu_as_a_whole():
+    x = torch.zeros(512, 2**18)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    prepared(x, None, 4, "cuda:0", len)
+    assert torch.cuda.max_memory_allocated() - before < x.numel() * x.element_size() / 4
+
+
+@pytest.mark.parametrize("transform", [noisy, noisy_by_numpy])
+def test_draws_of_a_transform_on_a_gpu_are_seeded_by_place(transform):
+    x = torch.rand(40, 6)
+    for place, ours in prepared(x, transform, 8, "cuda:0"):
+        with random_state(transform_seed(3, *place), "cuda:0"):
+            own = x[place.position : place.position + 8].to("cuda:0")
+            assert torch.equal(ours, transform(own).cpu())
+
+
+def test_fits_with_random_transforms_and_buffers_are_reproducible_on_a_gpu():
+    x, y = double_data()
+    results = []
+    for _ in range(2):
+        with DistributedTrainer(2, engine="local", seed=0) as trainer:
+            trainer.build(awkward_net().double(), ADAM, "cross_entropy", num_gpu=1, transform=noisy)
+            data = blocked(x, y, 4)
+            results.append(
+                trainer.fit(*data, num_epochs=2, batch_size=5, buffer=BufferSpec("FIRO", 24, threshold=9))
+            )
     assert_close(*results, ROUNDING)

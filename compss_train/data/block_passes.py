@@ -122,6 +122,8 @@ class Draws:
     """Sizes of the batches."""
     puts: tuple[int, ...]
     """How many samples of the epoch have been put into the buffer when each batch is drawn."""
+    drawn: int = 0
+    """Samples of the epoch in the batches before these."""
     is_first: bool = True
     """Whether the first of these batches is the first one of the epoch."""
     is_last: bool = True
@@ -146,6 +148,7 @@ class Draws:
             self,
             sizes=self.sizes[first:stop],
             puts=self.puts[first:stop],
+            drawn=self.drawn + sum(self.sizes[:first]),
             is_first=first == 0,
             is_last=stop >= len(self.sizes),
         )

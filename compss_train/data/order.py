@@ -19,6 +19,7 @@ class _Stream(IntEnum):
     BUFFERS = 4
     PARTIAL = 5
     PARTITIONS = 6
+    TRANSFORMS = 7
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:
@@ -49,7 +50,7 @@ def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
 
 
 def worker_seed(seed: int, worker: int) -> int:
-    """Return the seed of a worker's own random state (dropout, augmentation).
+    """Return the seed of a worker's own random state (dropout).
 
     Worker 0 uses the seed itself, so that a single worker starts as a plain loop does after
     ``torch.manual_seed(seed)``.
@@ -62,6 +63,11 @@ def worker_seed(seed: int, worker: int) -> int:
 def buffer_seed(seed: int, epoch: int, block: int) -> int:
     """Return the seed of a buffer's draws; ``block`` is the first one that enters the buffer in that epoch."""
     return _derived_seed(seed, _Stream.BUFFERS, epoch, block)
+
+
+def transform_seed(seed: int, epoch: int, block: int, position: int) -> int:
+    """Return the seed of the draws of a transform of the batch whose first sample is there in the epoch."""
+    return _derived_seed(seed, _Stream.TRANSFORMS, epoch, block, position)
 
 
 def partition_order(seed: int, epoch: int, partitions: int) -> list[int]:

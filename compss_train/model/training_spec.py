@@ -98,9 +98,21 @@ class ModelReplica:
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs and targets of a batch; without ``y`` the transformed batch is its own target."""
-        if self.training_spec.transform is not None:
-            x = self.training_spec.transform(x)
+        x = self.transformed(x)
         return self.predict(x), x if y is None else y
+
+    def transformed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a batch as the network gets it."""
+        return x if self.training_spec.transform is None else self.training_spec.transform(x)
+
+    @property
+    def trains_transform(self) -> bool:
+        """Whether the transform has parameters of the network, which every step changes."""
+        transform = self.training_spec.transform
+        if not isinstance(transform, nn.Module):
+            return False
+        trained = {id(parameter) for parameter in self.training_spec.net.parameters()}
+        return any(id(parameter) in trained for parameter in transform.parameters())
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of a transformed batch."""

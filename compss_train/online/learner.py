@@ -13,6 +13,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.parameter_server import ParameterServer
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
+from compss_train.training.worker.prefetching import Preparation
 from compss_train.training.worker.server_exchange import Exchange
 from compss_train.training.worker.train import WorkerState, optimizer_of, to_cpu
 
@@ -48,10 +49,13 @@ class OnlineLearner:
         server_share: ServerShare,
         optimizer: dict[str, Any] | None,
         device: str,
+        seed: int,
     ) -> None:
         self._server_share, self._device = server_share, device
         self._base = server_share.pull()
         self._replica = training_spec.replica(self._base, device, training=True)
+        self.preparation = Preparation(self._replica, seed)
+        """Transforms batches before they are trained."""
         self._optimizer = optimizer_of(self._replica, optimizer)
         self._stepper = OptimizerStepper(self._replica, self._optimizer, check_outputs=True)
         self._accumulator = MetricAccumulator(training_spec.measures)
@@ -59,7 +63,7 @@ class OnlineLearner:
         self._merged = True
 
     def learn(self, batch: Batch) -> None:
-        """Train on one batch."""
+        """Train on one batch, prepared already."""
         with self._replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
             learnt = self._stepper.learn(batch, self._accumulator)
         self._skipped = 0 if learnt else self._skipped + 1

@@ -132,9 +132,9 @@ class OnlineJob:
         """Return the offset that a worker has when it holds all its samples of a stream of ``samples``."""
         return end_offset(worker, stream, samples, self.num_workers, whole=self.paired)
 
-    def make_batch(self, drawn: Any, device: str) -> Batch:
-        """Return x and y of a batch that the buffer gave, on the device."""
+    def make_batch(self, drawn: Any) -> Batch:
+        """Return x and y of a batch that the buffer gave."""
         parts = drawn if self.pairing is None else self.pairing(*drawn)
         x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
         x = x[0] if isinstance(x, tuple) else x
-        return Batch(x.to(device, non_blocking=True), None if y is None else y.to(device, non_blocking=True))
+        return Batch(x, y)

@@ -29,6 +29,8 @@ from compss_train.online.learner import OnlineLearner, ServerShare
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets, Receiver
 from compss_train.training.worker.batches import Batch
+from compss_train.training.worker.prefetching import PreparingThread
+from compss_train.training.worker.source import Place
 from compss_train.training.worker.train import WorkerState
 
 _TICK = 0.2
@@ -176,11 +178,12 @@ class OnlineWorker:
         checkpoint: WorkerCheckpoint | None,
         stack: ExitStack,
     ) -> None:
-        self._job, self._coordinator, self._device = job, coordinator, device
+        self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
         server = stack.enter_context(job.server_address.connect(None))
         server_share = ServerShare(job.server_address.exchange, server, number, 1 / job.num_workers)
         optimizer = None if job.new_optimizer and checkpoint is None else initial.optimizer
-        self._learner = OnlineLearner(training_spec, server_share, optimizer, device)
+        self._learner = OnlineLearner(training_spec, server_share, optimizer, device, job.seed)
+        self._preparing = stack.enter_context(PreparingThread(self._learner.preparation))
         self._buffer = self._make_buffer(number, checkpoint)
         self._batches = 0 if checkpoint is None else checkpoint.batches
         self._receiver = stack.enter_context(
@@ -194,6 +197,7 @@ class OnlineWorker:
                 on_failure=coordinator.report_failure,
             )
         )
+        self._drained = False  # nothing is left in the buffer, and nothing more comes
         self._stopped = threading.Event()
         self._reported = time.monotonic()
         # Staggered, so that workers do not checkpoint at the same time.
@@ -216,7 +220,7 @@ class OnlineWorker:
             "stop": lambda _: self._stopped.set(),
         }
         self._coordinator.start(receiver.port, handlers)
-        for batch in self._drawn_batches():
+        for batch in self._prepared_batches():
             self._learner.learn(batch)
             self._batches += 1
             self._after_batch()
@@ -228,27 +232,52 @@ class OnlineWorker:
         self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
         self._coordinator.ended.wait()
 
-    def _drawn_batches(self) -> Iterator[Batch]:
-        """Iterate over batches from the buffer, on the device."""
-        while not self._stopped.is_set() and self._batches != self._job.max_batches:
-            if self._coordinator.ended.is_set():
-                raise ConnectionLostError("the coordinator has ended this fit")
-            try:
-                drawn = self._buffer.get_batch(self._job.batch_size, timeout=_TICK)
-            except BufferDrainedError:
+    def _prepared_batches(self) -> Iterator[Batch]:
+        """Iterate over batches from the buffer, on the device and transformed; a few are prepared ahead.
+
+        No batch is drawn while a checkpoint is due, so that all samples that have left the buffer are in it.
+        """
+        preparing = self._preparing
+        while True:
+            drawn = None if self._checkpoint_is_due() and len(preparing) else self._draw()
+            if drawn is not None:
+                place = Place(0, self._number, self._batches + len(preparing))
+                preparing.put(place, self._job.make_batch(drawn))
+            if len(preparing) and (drawn is None or preparing.full):
+                yield preparing.take()
+            elif drawn is None and self._is_complete():
                 return
-            except queue.Empty:
-                self._report_if_due()
-            else:
-                yield self._job.make_batch(drawn, self._device)
+
+    def _is_complete(self) -> bool:
+        """Return whether no more batches are to be drawn."""
+        limit = self._job.max_batches
+        drawn = self._batches + len(self._preparing)
+        return self._stopped.is_set() or self._drained or (limit is not None and drawn >= limit)
+
+    def _draw(self) -> Any:
+        """Return a batch from the buffer; ``None`` if there is none now, or none at all any more."""
+        if self._coordinator.ended.is_set():
+            raise ConnectionLostError("the coordinator has ended this fit")
+        if self._is_complete():
+            return None
+        try:
+            return self._buffer.get_batch(self._job.batch_size, timeout=0 if len(self._preparing) else _TICK)
+        except BufferDrainedError:
+            self._drained = True
+        except queue.Empty:
+            self._report_if_due()
+        return None
 
     def _after_batch(self) -> None:
         if self._batches % self._job.merge_every == 0:
             self._learner.merge()
         self._report_if_due()
-        every = self._job.checkpoint_every
-        if every is not None and time.monotonic() - self._checkpointed > every:
+        if self._checkpoint_is_due() and not len(self._preparing):
             self._checkpoint()
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self._job.checkpoint_every
+        return every is not None and time.monotonic() - self._checkpointed > every
 
     def _report_if_due(self) -> None:
         if time.monotonic() - self._reported > self._job.report_every:

@@ -119,7 +119,9 @@ class BaseTrainer:
         num_gpu, num_nodes:
             GPUs that the workers are distributed over (0, the default, for the CPU), and the nodes that have them.
         transform:
-            Callable or module that workers apply to every batch of x, for example to scale uint8 images.
+            Callable or module that workers apply to every batch of x, for example to scale uint8 images; on
+            training data in a thread beside the steps. Random draws are seeded by the batch's place in the epoch:
+            docs/training-options.md.
         precision:
             ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
         memory_format:

@@ -14,9 +14,11 @@ FIFO = BufferSpec("FIFO", 16)
 DEFAULTS = {"buffer": FIFO, "batch_size": 5, "num_simulators": 1, "merge_every_batches": 1, "record_every": 0.02}
 
 
-def run_fit(engine, net, simulate, inputs, *, workers=1, loss=sum_loss, optimizer=COUNTING_SGD, **options):
+def run_fit(
+    engine, net, simulate, inputs, *, workers=1, loss=sum_loss, optimizer=COUNTING_SGD, transform=None, **options
+):
     """Fit a network that counts samples; return the trainer and the exception or None."""
-    trainer = build_trainer(engine, workers, net, optimizer, loss, seed=0)
+    trainer = build_trainer(engine, workers, net, optimizer, loss, seed=0, transform=transform)
     try:
         trainer.fit_online(simulate, inputs, **(DEFAULTS | options))
     except BaseException as error:
@@ -36,9 +38,9 @@ def split_range(samples, size):
     return [range(start, min(samples, start + size)) for start in range(0, samples, size)]
 
 
-def build_trainer(engine, workers, net, optimizer=SGD, loss="cross_entropy", metric=None, seed=3):
+def build_trainer(engine, workers, net, optimizer=SGD, loss="cross_entropy", metric=None, seed=3, **options):
     trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
-    trainer.build(net, optimizer, loss, metric)
+    trainer.build(net, optimizer, loss, metric, **options)
     return trainer
 
 

@@ -162,10 +162,12 @@ KINDS = {"FIFO": FIFO, "FIRO": BufferSpec("FIRO", 24, threshold=9)}
 
 
 @pytest.mark.parametrize("buffer", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize(("workers", "simulators"), [(1, 3), (2, 1), (2, 2), (3, 1)])
-def test_queues_train_each_sample_once(local, buffer, workers, simulators):
+@pytest.mark.parametrize(
+    ("workers", "simulators", "transform"), [(1, 3, None), (2, 1, torch.clone), (2, 2, None), (3, 1, None)]
+)
+def test_queues_train_each_sample_once(local, buffer, workers, simulators, transform):
     numbers = [range(40), range(40, 41), (), range(41, 60), range(60, 101)]
-    trainer = build_trainer(local, workers, CountingNet(101), COUNTING_SGD, sum_loss)
+    trainer = build_trainer(local, workers, CountingNet(101), COUNTING_SGD, sum_loss, transform=transform)
     parameters = fit_online(
         trainer, OneHotSimulation(101), numbers, buffer=buffer, num_simulators=simulators, merge_every_batches=2
     )
@@ -178,9 +180,9 @@ def test_queues_train_each_sample_once(local, buffer, workers, simulators):
     assert last["simulations"] == {"running": 0, "done": 5, "failed": 0}
 
 
-@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
-def test_reservoirs_train_each_sample_at_least_once(local, kind):
-    trainer = build_trainer(local, 2, CountingNet(101), COUNTING_SGD, sum_loss)
+@pytest.mark.parametrize(("kind", "transform"), [("Reservoir", torch.clone), ("BatchReservoir", None)])
+def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
+    trainer = build_trainer(local, 2, CountingNet(101), COUNTING_SGD, sum_loss, transform=transform)
     numbers = [range(40), range(40, 60), range(60, 101)]
     parameters = fit_online(
         trainer,
@@ -207,9 +209,12 @@ def test_simulations_without_samples_train_nothing(local):
 # Maximum number of batches
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "FIRO", "Reservoir", "BatchReservoir"])
-def test_max_batches_ends_everything(local, tmp_path, kind):
-    trainer = build_trainer(local, 2, CountingNet(10), COUNTING_SGD, sum_loss)
+@pytest.mark.parametrize(
+    ("kind", "transform"),
+    [("FIFO", torch.clone), ("FIRO", None), ("Reservoir", torch.clone), ("BatchReservoir", None)],
+)
+def test_max_batches_ends_everything(local, tmp_path, kind, transform):
+    trainer = build_trainer(local, 2, CountingNet(10), COUNTING_SGD, sum_loss, transform=transform)
     options = {"buffer": BufferSpec(kind, 16), "num_simulators": 2, "batch_size": 4, "max_batches": 6}
     parameters = fit_online(trainer, EndlessSimulation(10, tmp_path), itertools.count(), **options)
     assert sum(sample_counts(parameters, 2)) == 2 * 6 * 4

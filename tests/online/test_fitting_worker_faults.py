@@ -40,6 +40,17 @@ def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
 
 
+def test_batches_that_were_prepared_ahead_are_not_lost_with_a_worker(local, tmp_path):
+    """Checkpoints come between batches that are prepared while others are trained."""
+    fault = Fault(35, kill_process, tmp_path)
+    options = {"checkpoint_every": 0.002, "merge_every_batches": 100, "batch_size": 2, "transform": torch.clone}
+    _, trained = fit_and_count(
+        local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), num_simulators=2, **options
+    )
+    assert fault.count == 1
+    assert trained == [1] * 60
+
+
 def test_the_number_of_batches_continues_from_the_checkpoint(local, tmp_path):
     fault = Fault(35, kill_process, tmp_path)
     options = {"checkpoint_every": 1e-6, "max_batches": 9}

@@ -1,6 +1,7 @@
 """Clipping, accumulation and batches with NaN in an online fit."""
 
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -8,12 +9,22 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, DivergedError
+from compss_train.data.order import transform_seed
+from compss_train.model.random_state import random_state
 from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import sgd_error
 from tests.online.fits import batches_of, fit_online, plain_loop
 from tests.online.simulations import simulate_rows
 
 X, Y = classification(samples=60)
+
+
+def noisy(x):
+    return x + 0.1 * torch.randn(x.shape)
+
+
+def noisy_by_numpy(x):
+    return x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).float()
 
 
 def built(engine, net, **options):
@@ -79,3 +90,20 @@ def test_nan_is_trained_on_with_on_nan_ignore(local):
     x[9] = np.nan
     final = fit_online(built(local, mlp(), on_nan="ignore"), simulate_rows, [(x, Y)])
     assert np.isnan(final["0.weight"]).all()
+
+
+@pytest.mark.parametrize("transform", [noisy, noisy_by_numpy])
+@pytest.mark.parametrize("max_batches", [None, 5])
+def test_a_transform_runs_beside_the_steps_with_seeds_of_its_own(local, transform, max_batches):
+    """The network has Dropout, whose draws are as if the transform drew nothing."""
+
+    def transformed():
+        for number, (x, y) in enumerate(islice(batches_of(7, X, Y), max_batches)):
+            with random_state(transform_seed(3, 0, 0, number), "cpu"):
+                x = transform(x)
+            yield x, y
+
+    trainer = built(local, awkward_net(), transform=transform)
+    ours = fit_online(trainer, simulate_rows, [(X, Y)], max_batches=max_batches)
+    plain = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    assert_same_bits(ours, plain_loop(awkward_net(), plain, transformed()))

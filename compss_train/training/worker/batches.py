@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -16,7 +15,8 @@ from compss_train.data.order import Batching, partial_shuffle_generator
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.training.worker.buffered import CarriedBuffer, buffered_batches
-from compss_train.training.worker.source import Columns, EpochColumns, Shard, Source, take, training_order
+from compss_train.training.worker.device_copies import pieces, to_device
+from compss_train.training.worker.source import Columns, Place, PlacedColumns, Shard, Source, take, training_order
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
@@ -29,6 +29,21 @@ class Batch(NamedTuple):
     y: torch.Tensor | None = None
     weight: torch.Tensor | None = None
     """One number a sample."""
+    samples_before: int | None = None
+    """Number of samples that the transform got; ``None`` before the transform, and without one."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, whatever the transform has made of them."""
+        return len(self.x) if self.samples_before is None else self.samples_before
+
+    def to(self, device: str) -> Self:
+        """Return the batch on a device."""
+        y, weight = (None if part is None else to_device([part], device)[0] for part in (self.y, self.weight))
+        return self._replace(x=to_device([self.x], device)[0], y=y, weight=weight)
+
+
+PlacedBatch: TypeAlias = tuple[Place, Batch]
 
 
 def split_rows(columns: Sequence[Block], parts: Sequence[NDArray[Any]]) -> tuple[Piece, ...] | Piece:
@@ -43,20 +58,19 @@ def split_rows(columns: Sequence[Block], parts: Sequence[NDArray[Any]]) -> tuple
 
 def batches(shard: Shard, source: Source, device: str) -> Iterator[Batch]:
     """Iterate over the batches of a shard, on the device, in training order."""
-    for _, epoch_batches in epochs(shard, source, device):
-        yield from epoch_batches
+    for _, batch in placed_batches(shard, source, device):
+        yield batch
 
 
-def epochs(
+def placed_batches(
     shard: Shard, source: Source, device: str, buffer: CarriedBuffer | None = None
-) -> Iterator[tuple[int, Iterator[Batch]]]:
-    """Iterate over the epochs of a shard: pairs of an epoch's number and an iterator over its batches.
+) -> Iterator[PlacedBatch]:
+    """Iterate over the batches of a shard, each with its place.
 
     ``buffer`` is that of a worker whose epoch has several rounds.
     """
-    columns = _columns(shard, source, device, buffer or CarriedBuffer())
-    for epoch, group in groupby(columns, itemgetter(0)):
-        yield epoch, (_batch(columns, weighted=shard.weighted) for _, columns in group)
+    for place, columns in _columns(shard, source, device, buffer or CarriedBuffer()):
+        yield place, _batch(columns, weighted=shard.weighted)
 
 
 def batches_in_epoch(shard: Shard, epoch: int) -> int:
@@ -76,7 +90,7 @@ def _batch(columns: Columns, *, weighted: bool) -> Batch:
     return Batch(x, others[0] if others else None, weight)
 
 
-def _columns(shard: Shard, source: Source, device: str, buffer: CarriedBuffer) -> Iterator[EpochColumns]:
+def _columns(shard: Shard, source: Source, device: str, buffer: CarriedBuffer) -> Iterator[PlacedColumns]:
     options = shard.options
     if options.partial_shuffle is not None:
         return _partially_shuffled(shard, options.partial_shuffle, source, device)
@@ -85,31 +99,35 @@ def _columns(shard: Shard, source: Source, device: str, buffer: CarriedBuffer) -
     return _block_by_block(shard, source, device)
 
 
-def _block_by_block(shard: Shard, source: Source, device: str) -> Iterator[EpochColumns]:
+def _block_by_block(shard: Shard, source: Source, device: str) -> Iterator[PlacedColumns]:
     with source.rows(shard.assignment) as columns_of_passes:
         for block_pass in shard.assignment:
             rows = next(columns_of_passes)
             if rows is not None:
-                uses_all = block_pass.size == block_pass.whole
-                for batch in _cut(block_pass, shard, _moved(rows, device if uses_all else "cpu")):
-                    yield block_pass.epoch, _moved(batch, device)
+                before = block_pass.first + block_pass.skip
+                for start, batch in _cut(block_pass, shard, rows, device):
+                    yield Place(block_pass.epoch, block_pass.block, before + start), batch
             del rows  # before the next one is read
 
 
-def _moved(columns: Columns, device: str) -> Columns:
-    return tuple(part.to(device) for part in columns)
-
-
-def _cut(block_pass: BlockPass, shard: Shard, rows: Columns) -> Iterator[Columns]:
-    bounds = batch_bounds(block_pass, shard.options.batching)
+def _cut(block_pass: BlockPass, shard: Shard, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
+    """Iterate over the batches of a pass, each with the number of its first sample."""
     numbers = training_order(block_pass, shard.shuffle_seed)
-    if numbers is None:
-        for start, stop in bounds:
-            yield tuple(own_rows(part, start, stop) for part in rows)
-        return
-    order = torch.from_numpy(numbers).to(rows[0].device)
-    for start, stop in bounds:
-        yield tuple(part.index_select(0, order[start:stop]) for part in rows)
+    order = None if numbers is None else torch.from_numpy(numbers)
+    for piece in pieces(batch_bounds(block_pass, shard.options.batching), rows, device):
+        (first, _), (_, stop) = piece[0], piece[-1]
+        moved = to_device(_in_order(rows, order, first, stop), device)
+        if len(piece) == 1:
+            yield first, moved
+        else:
+            for start, end in piece:
+                yield start, tuple(own_rows(part, start - first, end - first) for part in moved)
+
+
+def _in_order(rows: Columns, order: torch.Tensor | None, start: int, stop: int) -> Columns:
+    if order is None:
+        return tuple(own_rows(part, start, stop) for part in rows)
+    return tuple(part.index_select(0, order[start:stop]) for part in rows)
 
 
 def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
@@ -135,19 +153,22 @@ def _rows_of(
     return source.rows([block_passes[number] for number in numbers])
 
 
-def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[EpochColumns]:
+def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[PlacedColumns]:
     """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside it."""
     store = SlotStore()
     for epoch, group in groupby(shard.assignment, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
+        first = block_passes[0]
+        position = first.first + first.skip
         batches = shuffled_batches(
             [block_pass.size for block_pass in block_passes],
             partial(_rows_of, source, block_passes),
             pools=pools,
-            random=partial_shuffle_generator(shard.seed, epoch, block_passes[0].block, block_passes[0].first),
+            random=partial_shuffle_generator(shard.seed, epoch, first.block, first.first),
             batch_sizes=batch_sizes(block_passes, shard.options.batching),
             store=store,
         )
         for batch in batches:
             if batch is not None:
-                yield epoch, tuple(part.to(device) for part in batch)
+                yield Place(epoch, first.block, position), to_device(batch, device)
+                position += len(batch[0])

@@ -9,7 +9,8 @@ from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through, batches_while_filling
 from compss_train.data.block_passes import Draws, WorkerAssignment
 from compss_train.data.order import buffer_seed
-from compss_train.training.worker.source import Columns, EpochColumns, Shard, Source
+from compss_train.training.worker.device_copies import to_device
+from compss_train.training.worker.source import Columns, Place, PlacedColumns, Shard, Source
 
 _BURST = 8  # batches made at a time
 
@@ -26,15 +27,17 @@ class CarriedBuffer:
 
 def buffered_batches(
     shard: Shard, spec: BufferSpec, source: Source, device: str, buffer: CarriedBuffer
-) -> Iterator[EpochColumns]:
-    """Iterate over the batches of a shard, on the device, each with the number of its epoch.
+) -> Iterator[PlacedColumns]:
+    """Iterate over the batches of a shard, on the device, each with its place.
 
     The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
     batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
     """
     for draws, block_passes in _draws(shard, spec):
+        position = draws.drawn
         for batch in _drawn(draws, block_passes, shard, spec, source, device, buffer):
-            yield draws.epoch, tuple(part.to(device, non_blocking=True) for part in batch)
+            yield Place(draws.epoch, draws.origin, position), to_device(batch, device)
+            position += len(batch[0])
 
 
 def _draws(shard: Shard, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:

@@ -42,7 +42,7 @@ class OptimizerStepper:
                     group[name] = value
 
     def learn(self, batch: Batch, accumulator: MetricAccumulator) -> bool:
-        """Train on one batch and add its measurements; return False if the batch was skipped.
+        """Train on one batch, transformed already, and add its measurements; return False if it was skipped.
 
         The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
@@ -60,10 +60,10 @@ class OptimizerStepper:
             self._check_outputs = False
             self.warnings = {"probabilities": True} if are_probabilities(output) else {}
         self._accumulated_batches += 1
-        self._accumulated_samples += len(batch.x)
+        self._accumulated_samples += batch.samples
         if self._accumulated_batches == self._options.accumulate:
             self.finish()
-        accumulator.add(len(batch.x), loss, output, target)
+        accumulator.add(batch.samples, loss, output, target)
         return True
 
     def finish(self) -> None:
@@ -83,13 +83,13 @@ class OptimizerStepper:
     def _add_gradients(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Add the gradients of a batch to the accumulated ones; return loss, outputs and targets."""
         with self._replica.autocast():
-            output, target = self._replica.forward(batch.x, batch.y)
+            output, target = self._replica.predict(batch.x), batch.x if batch.y is None else batch.y
             loss = self._replica.loss(output, target, batch.weight)
         if loss.numel() != 1:
             raise ValueError(
                 f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
             )
-        scaled = loss if self._options.accumulate == 1 else loss * len(batch.x)
+        scaled = loss if self._options.accumulate == 1 else loss * batch.samples
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss, output, target
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,8 +29,19 @@ INFERENCE_FILES = 2
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of x, then of y and of weights if the data have them."""
 
-EpochColumns: TypeAlias = tuple[int, Columns]
-"""The number of an epoch, and the columns of a batch in it."""
+
+class Place(NamedTuple):
+    """Where a batch is in an epoch, whichever worker trains it; random transforms are seeded by it."""
+
+    epoch: int
+    block: int
+    """The block of the batch, or its position in the grid of a total shuffle; the first one where several mix."""
+    position: int
+    """Number of the batch's first sample in the training order that begins there."""
+
+
+PlacedColumns: TypeAlias = tuple[Place, Columns]
+"""The columns of a batch, and where it is."""
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put

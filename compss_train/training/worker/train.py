@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
-from compss_train.training.worker.batches import batches_in_epoch, epochs
+from compss_train.training.worker.batches import PlacedBatch, batches_in_epoch, placed_batches
 from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.moments import load_moments, moments_of, split_moments
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
+from compss_train.training.worker.prefetching import prefetched
 from compss_train.training.worker.source import Shard, source_of
 
 
@@ -81,16 +83,8 @@ def train(
         stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs)
         source = source_of(shard, xs, others)
         buffer = CarriedBuffer(state.buffer)
-        drawn = 0
-        for epoch, epoch_batches in epochs(shard, source, device, buffer):
-            changes = _hyperparameter_changes(shard, epoch)
-            for number, batch in enumerate(epoch_batches):
-                if number in changes:
-                    stepper.set_hyperparameters(changes[number])
-                with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-                    stepper.learn(batch, accumulator)
-                drawn += len(batch.x)
-            stepper.finish()
+        with prefetched(placed_batches(shard, source, device, buffer), replica, shard.seed) as batches:
+            drawn = _learn(batches, stepper, replica, accumulator, shard)
         sums = {**accumulator.sums(), **source.measured(), **stepper.warnings}
         sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
         trained = params.from_module(replica.training_spec.net)
@@ -102,6 +96,27 @@ def train(
         saved = None if averaged else to_cpu(optimizer.state_dict())
         after = WorkerState(saved, RandomState.capture(device), buffer.after, error)
         return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
+
+
+def _learn(
+    batches: Iterable[PlacedBatch],
+    stepper: OptimizerStepper,
+    replica: ModelReplica,
+    accumulator: MetricAccumulator,
+    shard: Shard,
+) -> int:
+    """Train on the batches, and return the number of their samples."""
+    drawn = 0
+    for epoch, epoch_batches in groupby(batches, lambda placed: placed[0].epoch):
+        changes = _hyperparameter_changes(shard, epoch)
+        for number, (_, batch) in enumerate(epoch_batches):
+            if number in changes:
+                stepper.set_hyperparameters(changes[number])
+            with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+                stepper.learn(batch, accumulator)
+            drawn += batch.samples
+        stepper.finish()
+    return drawn
 
 
 def _compressed(

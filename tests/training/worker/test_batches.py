@@ -27,7 +27,7 @@ def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, work
         for share in round_.assignments:
             options = FitOptions(num_epochs=1, batch_size=size, shuffle_block_data=shuffle_seed is not None)
             shard = Shard(options=options, assignment=share, blocks=tuple(range(blocks)), starts=starts, seed=4)
-            for batch_x, batch_y, weight in batches(
+            for batch_x, batch_y, weight, _ in batches(
                 shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu"
             ):
                 assert weight is None

@@ -51,7 +51,7 @@ def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=
 def trained(shard, x, y):
     return [
         batch_y.int().tolist()
-        for batch_x, batch_y, _ in batches(shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu")
+        for batch_x, batch_y, *_ in batches(shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu")
         if torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))  # else a sample is missed below
     ]
 

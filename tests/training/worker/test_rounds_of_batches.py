@@ -13,7 +13,7 @@ from compss_train import BufferSpec, FileDataset
 from compss_train.callbacks import Checkpoint
 from compss_train.data import BlockedTensor
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker.batches import epochs as epochs_of
+from compss_train.training.worker.batches import placed_batches
 from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.source import Shard, source_of
 from tests.helpers.callbacks import StopAfter
@@ -26,7 +26,7 @@ BATCHES = {"merge_unit": "batches"}
 
 
 def batches_of_workers(x, options, workers, epochs):
-    """Return the batches of each worker, by epoch, over all rounds."""
+    """Return the batches of each worker with their places, by epoch, over all rounds."""
     made = [[[] for _ in range(epochs)] for _ in range(workers)]
     held = [None] * workers
     starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
@@ -40,8 +40,8 @@ def batches_of_workers(x, options, workers, epochs):
             before = copy.deepcopy(held[worker])
             for _ in range(2):  # a task can be run again
                 buffer = CarriedBuffer(held[worker])
-                of_epochs = epochs_of(shard, source_of(shard, list(x.blocks()), []), "cpu", buffer)
-                found = [batch.x.tolist() for _, of_epoch in of_epochs for batch in of_epoch]
+                placed = placed_batches(shard, source_of(shard, list(x.blocks()), []), "cpu", buffer)
+                found = [(place, batch.x.tolist()) for place, batch in placed]
                 assert_same(held[worker], before)
             held[worker] = buffer.after
             made[worker][round_.epoch - 1] += found
@@ -68,6 +68,8 @@ def test_the_batches_are_those_of_rounds_of_epochs(
     of_batches = replace(of_epochs, merge_unit="batches", merge_every=every)
     expected = batches_of_workers(x, of_epochs, workers, 2)
     assert batches_of_workers(x, of_batches, workers, 2) == expected
+    places = [place for of_worker in expected for of_epoch in of_worker for place, _ in of_epoch]
+    assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", None])
@@ -97,7 +99,7 @@ def test_a_reservoir_returns_each_sample_in_the_epoch_at_least_once(kind, every)
     options = FitOptions(num_epochs=2, batch_size=6, buffer=spec, merge_every=every, **BATCHES)
     for of_worker in batches_of_workers(x, options, 1, 2):
         for made in of_worker:
-            assert {sample for batch in made for sample in batch} == set(range(57))
+            assert {sample for _, batch in made for sample in batch} == set(range(57))
             assert len(made) >= -(-57 // 6)
 
 

@@ -1,0 +1,169 @@
+"""Batches are prepared ahead of the training step: read, copied to the device and transformed in a thread."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from compss_train._utils.closing import Closable
+from compss_train.buffers.reading_ahead import ReadAhead
+from compss_train.data.order import transform_seed
+from compss_train.model.random_state import RandomState, random_state
+from compss_train.model.torch_draws import TorchDraws
+from compss_train.model.training_spec import ModelReplica
+from compss_train.training.worker.batches import Batch, PlacedBatch
+from compss_train.training.worker.device_copies import CopyStream, on_gpu
+from compss_train.training.worker.source import Place
+
+_AHEAD = 2
+"""Batches that are ready or being prepared while the model trains on another."""
+
+
+class _Ready(NamedTuple):
+    """A batch that the thread has prepared, as far as it can."""
+
+    place: Place
+    batch: Batch
+    copied: torch.cuda.Event | None
+    """When the copies to a GPU and the transform on it have ended."""
+
+
+class Preparation:
+    """Transforms batches, in a thread beside the training steps as far as this does not change any bits.
+
+    Random draws of the transform are seeded by the fit's seed and the batch's place: they depend neither on the
+    worker nor on what was trained before, and leave the generators of the network alone. In the thread, torch draws
+    from generators of their own. A transform has its turn between two steps instead if it draws from the generators
+    of numpy or Python, which threads share, seeds torch itself, draws from torch where no generator can be given,
+    or has parameters that are trained. What it draws from shows in the first batch, for which the step waits.
+
+    Parameters
+    ----------
+    replica:
+        The model copy whose ``transform`` and device are used.
+    seed:
+        Seed of the fit.
+    """
+
+    def __init__(self, replica: ModelReplica, seed: int) -> None:
+        self._replica, self._seed = replica, seed
+        self._transforms = replica.training_spec.transform is not None
+        self._takes_turns = replica.trains_transform
+        self._is_first = True
+        self._stream = CopyStream(replica.device)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether there is anything to do in a thread: a transform, or copies to a GPU."""
+        return on_gpu(self._replica.device) or (self._transforms and not self._takes_turns)
+
+    def read(self, batches: Iterable[PlacedBatch]) -> Iterator[PlacedBatch]:
+        """Iterate over batches in the thread; copies to a GPU are in the thread's stream."""
+        remaining = iter(batches)
+        while True:
+            with self._stream.entered():  # of this thread, which may not be the one that closes the iterator
+                placed = next(remaining, None)
+            if placed is None:
+                return
+            yield placed
+
+    def begin_copying(self, place: Place, batch: Batch) -> _Ready:
+        """Copy a batch of the CPU's memory to the device in the thread, and transform it."""
+        with self._stream.entered():
+            moved = batch.to(self._replica.device)
+        return self.begin((place, moved))
+
+    def begin(self, placed: PlacedBatch) -> _Ready:
+        """Transform a batch in the thread, or leave it to ``finish``."""
+        place, batch = placed
+        with self._stream.entered():
+            if self._transforms and not self._takes_turns:
+                batch = self._transformed_first(place, batch) if self._is_first else self._ahead(place, batch)
+                self._is_first = False
+            return _Ready(place, batch, self._stream.record())
+
+    def finish(self, ready: _Ready) -> PlacedBatch:
+        """Return a batch, transformed, in the thread and stream of the training steps."""
+        place, batch, copied = ready
+        self._stream.wait(copied, (batch.x, batch.y, batch.weight))
+        if self._transforms and batch.samples_before is None:
+            with random_state(self._seed_of(place), self._replica.device):
+                batch = self._transformed(batch)
+        return place, batch
+
+    def _seed_of(self, place: Place) -> int:
+        return transform_seed(self._seed, *place)
+
+    def _transformed_first(self, place: Place, batch: Batch) -> Batch:
+        """Transform the first batch from the process's generators, and see which of them it uses."""
+        seed = self._seed_of(place)
+        draws = TorchDraws(lambda: seed, redirect=False)
+        with random_state(seed, self._replica.device):
+            before = RandomState.capture("cpu")
+            with draws:
+                batch = self._transformed(batch)
+            only_torch = RandomState.capture("cpu").is_same_outside_torch(before)
+            seeded_once = torch.initial_seed() == seed
+        self._takes_turns = not (only_torch and seeded_once and draws.can_be_redirected)
+        return batch
+
+    def _ahead(self, place: Place, batch: Batch) -> Batch:
+        with TorchDraws(partial(self._seed_of, place)):
+            return self._transformed(batch)
+
+    def _transformed(self, batch: Batch) -> Batch:
+        with self._replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None), self._replica.autocast():
+            return batch._replace(samples_before=len(batch.x), x=self._replica.transformed(batch.x))
+
+
+@contextmanager
+def prefetched(batches: Iterator[PlacedBatch], replica: ModelReplica, seed: int) -> Iterator[Iterator[PlacedBatch]]:
+    """Open an iterator over batches, transformed; a few are prepared ahead if there is anything to prepare."""
+    preparation = Preparation(replica, seed)
+    if not preparation.runs_ahead:
+        transforms = replica.training_spec.transform is not None
+        yield (preparation.finish(_Ready(*placed, None)) for placed in batches) if transforms else batches
+        return
+    with ReadAhead(preparation.read(batches), preparation.begin, depth=_AHEAD) as ready:
+        yield map(preparation.finish, ready)
+
+
+class PreparingThread(Closable):
+    """Prepares batches that are put in one by one, a few ahead of those that are taken, in the same order.
+
+    Without anything to prepare there is no thread, and each batch is taken before the next one is put.
+    """
+
+    def __init__(self, preparation: Preparation) -> None:
+        self._preparation = preparation
+        self._pool = ThreadPoolExecutor(1, "prepare-batches") if preparation.runs_ahead else None
+        self._pending: deque[Future[_Ready] | _Ready] = deque()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch is to be taken before the next one is put."""
+        return len(self._pending) > (0 if self._pool is None else _AHEAD)
+
+    def put(self, place: Place, batch: Batch) -> None:
+        """Begin with a batch in the CPU's memory."""
+        if self._pool is None:
+            self._pending.append(_Ready(place, batch, None))
+        else:
+            self._pending.append(self._pool.submit(self._preparation.begin_copying, place, batch))
+
+    def take(self) -> Batch:
+        """Return the next batch as soon as it is prepared; raises what its transform raised."""
+        ready = self._pending.popleft()
+        return self._preparation.finish(ready.result() if isinstance(ready, Future) else ready)[1]
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,265 @@
+"""A transform runs beside the training steps, and nobody can see this in the bits."""
+
+import random
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Checkpoint
+from compss_train.data.order import transform_seed
+from compss_train.engines.machine import intra_op_threads
+from compss_train.model.random_state import random_state
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.training.worker import batches as batches_module
+from compss_train.training.worker.batches import Batch, batches
+from compss_train.training.worker.device_copies import pieces
+from compss_train.training.worker.prefetching import Preparation, PreparingThread, prefetched
+from compss_train.training.worker.source import Place, source_of, unshuffled
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.small_fits import fit, trainer_of
+
+X, Y = classification(samples=62)
+
+
+def noisy(x):
+    return x + 0.1 * torch.randn(x.shape)
+
+
+def noisy_by_numpy(x):
+    return x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).float()
+
+
+def flipped(x):
+    return torch.stack([row.flip(0) if random.random() < 0.5 else row for row in x])
+
+
+def noisy_by_all(x):
+    return noisy(flipped(noisy_by_numpy(x)))
+
+
+def noisy_at_times(x):
+    return noisy_by_numpy(x) if torch.rand(()) < 0.5 else nn.functional.dropout(x, 0.2)
+
+
+def noisy_by_a_seed_of_its_own(x):
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        return noisy(x)
+
+
+def scaled(x):
+    return x / 3
+
+
+RANDOM = [noisy, noisy_by_numpy, flipped, noisy_by_all, noisy_by_a_seed_of_its_own]
+
+
+def zipped(x, y, parts):
+    return zip(np.array_split(x, parts), np.array_split(y, parts), strict=True)
+
+
+def plain_loop(transform, epochs, blocks, batches_of_block, seed):
+    """A plain loop, with the transform between two steps."""
+    net = awkward_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    with intra_op_threads(1), random_state(seed, "cpu"):
+        for epoch in range(epochs):
+            for block, (block_x, block_y) in enumerate(zipped(X, Y, blocks)):
+                position = 0
+                for bx, by in zipped(block_x, block_y, batches_of_block):
+                    with random_state(transform_seed(seed, epoch, block, position), "cpu"):
+                        x = transform(torch.from_numpy(bx.copy()))
+                    position += len(bx)
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(net(x), torch.from_numpy(by.copy())).backward()
+                    optimizer.step()
+    return state_arrays(net)
+
+
+@pytest.mark.parametrize("transform", [scaled, *RANDOM])
+def test_one_worker_is_the_plain_loop_with_a_seed_a_batch(engine, transform):
+    """The network has Dropout, whose draws are as if the transform drew nothing."""
+    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
+    trainer.build(awkward_net(), SGD, "cross_entropy", transform=transform)
+    ours = trainer.fit(
+        *blocked(X, Y, 4), num_epochs=2, num_batches_per_worker=3, shuffle=None, shuffle_block_data=False
+    )
+    assert_same_bits(ours, plain_loop(transform, 2, 4, 3, seed=3))
+
+
+@pytest.mark.parametrize("transform", [noisy, noisy_by_all])
+@pytest.mark.parametrize("options", [{"shuffle": "total"}, {"merge_unit": "batches", "merge_every": 3}], ids=str)
+def test_resumed_fits_draw_what_they_would_have_drawn(tmp_path, transform, options):
+    whole = trainer_of(transform=transform)
+    fit(whole, Checkpoint(tmp_path, keep=99), num_epochs=2, **options)
+    rounds = sorted(tmp_path.glob("round-*"))
+    for folder in rounds[:-1]:
+        resumed = trainer_of(transform=transform)
+        fit(resumed, num_epochs=2, resume=folder, **options)
+        assert_same_bits(whole.get_parameters(), resumed.get_parameters())
+
+
+def replica_of(transform, net=None):
+    own = mlp() if net is None else net
+    spec = TrainingSpec(net=own, optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=transform)
+    return spec.replica(state_arrays(own), "cpu", training=True)
+
+
+def placed(number):
+    return [(Place(0, 0, 6 * n), Batch(torch.full((2, 6), float(n)))) for n in range(number)]
+
+
+def threads_of(transform, number=5):
+    """Return the names of the threads in which a transform is called."""
+    names = []
+
+    def noting(x):
+        names.append(threading.current_thread().name)
+        return transform(x)
+
+    with prefetched(iter(placed(number)), replica_of(noting), 0) as prepared:
+        assert [place.position for place, _ in prepared] == list(range(0, 6 * number, 6))
+    return names
+
+
+def test_a_thread_transforms_unless_it_would_share_a_generator_with_the_step():
+    assert set(threads_of(scaled)) == {"read-ahead-0"}
+    assert set(threads_of(noisy)) == {"read-ahead-0"}
+    for transform in (noisy_by_numpy, flipped, noisy_by_a_seed_of_its_own):
+        assert threads_of(transform) == ["read-ahead-0"] + ["MainThread"] * 4
+
+
+def test_draws_in_the_thread_leave_those_of_the_step_alone():
+    steps = []
+    for transform in (scaled, noisy, noisy_by_all, noisy_at_times):
+        with random_state(4, "cpu"), prefetched(iter(placed(9)), replica_of(transform), 0) as prepared:
+            steps.append([torch.rand(5) for _ in prepared])
+    for other in steps[1:]:
+        assert all(map(torch.equal, steps[0], other))
+
+
+def test_the_next_batch_is_transformed_while_a_step_runs():
+    begun = threading.Event()
+
+    def transform(x):
+        if x[0, 0] == 1:
+            begun.set()
+        return x
+
+    with prefetched(iter(placed(3)), replica_of(transform), 0) as prepared:
+        next(prepared)
+        assert begun.wait(60)
+
+
+def test_few_batches_are_made_before_they_are_used():
+    made = []
+
+    def source():
+        for each in placed(20):
+            made.append(each)
+            yield each
+
+    with prefetched(source(), replica_of(scaled), 0) as prepared:
+        for number, _ in enumerate(prepared, start=1):
+            assert len(made) <= number + 2
+    assert len(made) == 20
+
+
+def test_without_a_transform_there_is_no_thread():
+    source = iter(placed(3))
+    with prefetched(source, replica_of(None), 0) as prepared:
+        assert prepared is source
+
+
+def test_a_transform_with_trained_parameters_sees_each_step():
+    class Shared(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer, self.note = layer, lambda: names.append(threading.current_thread().name)
+
+        def forward(self, x):
+            self.note()
+            return self.layer(x)
+
+    names, net = [], mlp()
+    with prefetched(iter(placed(4)), replica_of(Shared(net[0]), net), 0) as prepared:
+        assert len(list(prepared)) == 4
+    assert names == ["MainThread"] * 4
+
+
+def test_a_batch_has_the_samples_that_the_transform_got():
+    with prefetched(iter(placed(2)), replica_of(lambda x: x.repeat(3, 1)), 0) as prepared:
+        assert [(batch.samples, len(batch.x)) for _, batch in prepared] == [(2, 6), (2, 6)]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_error_of_the_transform_comes_with_its_batch(number):
+    def transform(x):
+        if x[0, 0] == number:
+            raise ZeroDivisionError("this batch")
+        return x
+
+    taken = []
+    with (
+        pytest.raises(ZeroDivisionError, match="this batch") as error,
+        prefetched(iter(placed(4)), replica_of(transform), 0) as prepared,
+    ):
+        taken += (place.position for place, _ in prepared)
+    assert taken == [6 * n for n in range(number)]
+    assert "batch of x with shape (2, 6)" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("transform", [None, scaled, noisy, noisy_by_numpy])
+def test_batches_that_are_put_in_one_by_one_are_those_of_an_iterator(transform):
+    with prefetched(iter(placed(7)), replica_of(transform), 3) as prepared:
+        expected = [batch.x for _, batch in prepared]
+    taken = []
+    with PreparingThread(Preparation(replica_of(transform), 3)) as preparing:
+        for each in placed(7):
+            preparing.put(*each)
+            if preparing.full:
+                taken.append(preparing.take().x)
+        assert len(preparing) == (0 if transform is None else 2)
+        while len(preparing):
+            taken.append(preparing.take().x)
+    assert all(map(torch.equal, taken, expected))
+    assert len(taken) == 7
+
+
+# To a GPU, with a stand-in for its copies.
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_blocks_go_to_a_gpu_a_few_batches_at_a_time(monkeypatch, shuffled):
+    x, y = torch.arange(900.0).reshape(300, 3), torch.arange(300)
+    copied = []
+
+    def to_device(columns, device):
+        copied.append((len(columns[0]), device))
+        return tuple(columns)
+
+    monkeypatch.setattr(batches_module, "to_device", to_device)
+    monkeypatch.setattr("compss_train.training.worker.device_copies._PIECE_BYTES", 20 * 50)  # 50 samples
+    shard = unshuffled([x], 20)
+    if shuffled:
+        shard = replace(shard, seed=5, options=replace(shard.options, shuffle_block_data=True))
+    on_gpu, on_cpu = (list(batches(shard, source_of(shard, [x], [y]), device)) for device in ("cuda:1", "cpu"))
+    for ours, theirs in zip(on_gpu, on_cpu, strict=True):
+        assert torch.equal(ours.x, theirs.x)
+        assert torch.equal(ours.y, theirs.y)
+    to_gpu = [samples for samples, device in copied if device == "cuda:1"]
+    assert sum(to_gpu) == 300
+    assert max(to_gpu) <= 50 + 20
+    assert len(to_gpu) < len(on_gpu)
+
+
+def test_a_batch_larger_than_a_piece_is_one():
+    rows = (torch.zeros(4, 2**20),)
+    assert list(pieces([(0, 3), (3, 4)], rows, "cuda")) == [[(0, 3)], [(3, 4)]]
+    assert list(pieces([(0, 1), (1, 2)], (torch.zeros(2, 3),), "cuda")) == [[(0, 1), (1, 2)]]
+    assert list(pieces([(0, 1), (1, 2)], (torch.zeros(2, 3),), "cpu")) == [[(0, 1)], [(1, 2)]]
