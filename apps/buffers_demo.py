@@ -94,7 +94,7 @@ def _add_buffers(parser: argparse.ArgumentParser) -> None:
         parser,
         "--threshold",
         int,
-        "FIRO and the reservoirs give samples while they hold more than this (default: 3/4 of the buffer)",
+        "FIRO and the reservoirs give samples while they hold at least this many (default: 3/4 of the buffer)",
     )
     _add(parser, "--chunk", int, "samples that arrive at a time (default: as many as a batch has)")
     pace = "batches that can be trained on while a chunk arrives (default: %(default)s)"
@@ -164,10 +164,10 @@ def fill_in(options: argparse.Namespace, defaults: Defaults, samples: int) -> No
     check_count("--threshold", options.threshold, least=0)
     if not 0 < options.lr < math.inf:
         raise ValueError(f"--lr={options.lr}: give a number above 0")
-    if options.threshold + options.batch_size > options.buffer_size:
+    if max(options.threshold, options.batch_size) > options.buffer_size:
         raise ValueError(
             f"--threshold={options.threshold}, --batch-size={options.batch_size}, --buffer-size="
-            f"{options.buffer_size}: FIRO needs room for the threshold and a batch; "
+            f"{options.buffer_size}: a buffer needs room for the threshold, and for a batch; "
             "give a larger buffer, or a lower threshold or batch size"
         )
 

@@ -73,7 +73,7 @@ def _add_simulations(parser: argparse.ArgumentParser) -> None:
 def _add_buffers(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--buffer-size", int, 2000, "maximum samples in a worker's buffer, or in a pool of files")
     add_option(
-        parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold more than this number"
+        parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold at least this number"
     )
 
 

@@ -1,4 +1,9 @@
-"""Batches from a Reservoir between one producer and one consumer, against a locked list and a bare gather."""
+"""Batches from a Reservoir between one producer and one consumer, and the time of single calls of each buffer.
+
+The peers are a bare copy into the rows of a tensor, a bare gather of rows, and a locked list. In the table of single
+calls the list holds views of the samples and copies nothing, neither when they come nor when they go: it shows what
+locks cost, not what a buffer must do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import random
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +19,7 @@ import torch
 from _common import parser, print_table, ratios, spread
 from torch.utils.data import default_collate
 
-from compss_train.buffers import BufferDrainedError, ReceptionOverError, Reservoir
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, Buffer, BufferDrainedError, ReceptionOverError, Reservoir
 
 FEATURES, BATCH, CAPACITY = 784, 128, 10_000
 POOL = 60_000
@@ -163,6 +169,95 @@ def run_bare(pool: torch.Tensor, seconds: float) -> Rates:
     return Rates(timed(lambda: held.index_select(0, torch.randint(CAPACITY, (BATCH,))), seconds)[0])
 
 
+CALLS = 500
+"""Single calls, and batches of ``BATCH``, in a measurement of the time of a call."""
+KINDS: dict[str, Callable[[], Buffer]] = {
+    "FIFO": lambda: FIFO(CAPACITY, seed=0),
+    "FIRO": lambda: FIRO(CAPACITY, 0, seed=0),
+    "Reservoir": lambda: Reservoir(CAPACITY, 0, seed=0),
+    "BatchReservoir": lambda: BatchReservoir(CAPACITY, 0, 1, seed=0),
+}
+COPY, VIEWS = "bare copy, bare gather", "locked list of views (copies nothing)"
+CALLED = ("put", "get", f"put_many of {BATCH}", f"get_batch of {BATCH}")
+
+
+def microseconds(calls: list[Callable[[], object]]) -> float:
+    """Return the time of one of these calls."""
+    began = time.perf_counter()
+    for call in calls:
+        call()
+    return (time.perf_counter() - began) / len(calls) * 1e6
+
+
+def call_ours(make: Callable[[], Buffer], pool: torch.Tensor) -> list[float]:
+    """Return the times of the calls of a half full buffer; a reservoir is full and evicts a sample for each put."""
+    buffer = make()
+    keeps = isinstance(buffer, Reservoir)
+    buffer.put_many(pool[: CAPACITY if keeps else CAPACITY // 2])
+    while keeps and buffer.unseen > CAPACITY // 8:
+        buffer.get_batch(1000)
+    samples, batches = list(pool[-CALLS:]), list(pool[: CALLS // 10 * BATCH].split(BATCH))
+    return [
+        microseconds([lambda sample=sample: buffer.put(sample) for sample in samples]),
+        microseconds([buffer.get] * CALLS),
+        *alternating(buffer.put_many, lambda: buffer.get_batch(BATCH), batches),
+    ]
+
+
+def alternating(put: Callable[[torch.Tensor], object], get: Callable[[], object], batches: list) -> list[float]:
+    """Return the times of puts and gets of batches in turn."""
+    put_time = get_time = 0.0
+    for batch in batches:
+        put_time += microseconds([lambda batch=batch: put(batch)])
+        get_time += microseconds([get])
+    return [put_time / len(batches), get_time / len(batches)]
+
+
+def call_bare(pool: torch.Tensor) -> list[float]:
+    """Return the times of copies to random rows, and of gathers of random rows."""
+    held = torch.empty(CAPACITY, FEATURES)
+    held[:] = 0
+    rows = torch.randint(CAPACITY, (CALLS,)).tolist()
+    numbers = iter(torch.randint(CAPACITY, (2 * CALLS, BATCH)))
+    array, samples = held.numpy(), list(pool[-CALLS:].numpy())
+
+    def copy(row: int, sample: object) -> None:
+        array[row] = sample
+
+    return [
+        microseconds([lambda row=row, sample=sample: copy(row, sample) for row, sample in zip(rows, samples)]),
+        microseconds([lambda row=row: array[row].copy() for row in rows]),
+        *alternating(
+            lambda batch: held.index_copy_(0, next(numbers), batch),
+            lambda: held.index_select(0, next(numbers)),
+            list(pool[: CALLS // 10 * BATCH].split(BATCH)),
+        ),
+    ]
+
+
+def call_views(pool: torch.Tensor) -> list[float]:
+    """Return the times of a list of views with a lock; a batch is as many calls, and collated."""
+    lock, held = threading.Lock(), deque(pool[:CAPACITY])
+
+    def put(sample: torch.Tensor) -> None:
+        with lock:
+            held.append(sample)
+
+    def get() -> torch.Tensor:
+        with lock:
+            return held.popleft()
+
+    return [
+        microseconds([lambda sample=sample: put(sample) for sample in list(pool[-CALLS:])]),
+        microseconds([get] * CALLS),
+        *alternating(
+            lambda batch: [put(sample) for sample in batch],
+            lambda: default_collate([get() for _ in range(BATCH)]),
+            list(pool[: CALLS // 10 * BATCH].split(BATCH)),
+        ),
+    ]
+
+
 def main() -> None:
     options_parser = parser(__doc__, repetitions=5, epochs=0)
     options_parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
@@ -185,6 +280,21 @@ def main() -> None:
             results.setdefault(label, []).append(contestant())
             print(f"{repetition + 1}: {label}: {results[label][-1].got:,.0f}/s", file=sys.stderr)
     report(results, options.threads)
+    report_calls(pool, 1 if options.quick else 5 * options.repetitions)
+
+
+def report_calls(pool: torch.Tensor, repetitions: int) -> None:
+    callers: dict[str, Callable[[], list[float]]] = {
+        COPY: lambda: call_bare(pool),
+        VIEWS: lambda: call_views(pool),
+        **{kind: lambda make=make: call_ours(make, pool) for kind, make in KINDS.items()},
+    }
+    times: dict[str, list[list[float]]] = {label: [] for label in callers}
+    for _ in range(repetitions):
+        for label, caller in callers.items():
+            times[label].append(caller())
+    rows = [[label, *(spread(list(column), ".1f") for column in zip(*times[label]))] for label in callers]
+    print_table(f"Microseconds of a call, without other threads; {FEATURES} float32 a sample", ["", *CALLED], rows)
 
 
 def report(results: dict[str, list[Rates]], threads: int) -> None:

@@ -2,10 +2,7 @@
 
 import queue
 import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count, check_seed
-from compss_train.buffers.samples import SampleBatch, first_sample
+from compss_train.buffers.queue_interface import QueueInterface, deadline, wait
+from compss_train.buffers.samples import SampleBatch
 from compss_train.buffers.storage import NO_SLOTS, SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
@@ -21,7 +19,7 @@ UNLIMITED = 2**62
 """Number of available samples while gets leave the samples in the buffer."""
 
 
-class Buffer(ABC):
+class Buffer(QueueInterface):
     """A bounded store of samples between threads that put them and threads that get them.
 
     Parameters
@@ -31,7 +29,8 @@ class Buffer(ABC):
         are copied into memory for that many samples, and returned on the CPU and detached; numbers beside them are
         converted to tensors. Of any other object, including a list, a reference is kept.
     threshold:
-        Until reception is over, samples are returned only while more than this many are held.
+        The minimum number of samples held for a get to be allowed, until reception is over; at most the capacity.
+        0 and 1 both allow gets of any sample. It is the number before the get, which may remove samples.
     seed:
         Seed of the random draws; ``None`` (default) for different draws every time. If puts and gets come in a
         fixed order, the same seed gives the same draws.
@@ -50,12 +49,13 @@ class Buffer(ABC):
     def __init__(
         self, capacity: int, *, threshold: int = 0, seed: int | None = None, pin_memory: bool = False
     ) -> None:
+        super().__init__()
         self.capacity = check_count("capacity", capacity)
         self.threshold = check_count("threshold", threshold, least=0)
-        if threshold >= capacity:
+        if threshold > capacity:
             raise ValueError(
-                f"threshold={threshold}, capacity={capacity}: a get needs more samples than the threshold; give "
-                "a threshold below the capacity"
+                f"threshold={threshold}, capacity={capacity}: a get needs as many samples as the threshold; give a "
+                "threshold of at most the capacity"
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
         self._store = SampleStore(capacity, pin_memory and torch.cuda.is_available())
@@ -63,8 +63,6 @@ class Buffer(ABC):
         self._in_flight = 0  # samples that have a slot and are being written to it
         self._active_reads: list[threading.Lock] = []  # one, held, for each get that is copying samples
         self._reception_over = False
-        # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
-        self._lock = threading.RLock()
         self._not_full = threading.Condition(self._lock)
         self._not_empty = threading.Condition(self._lock)
 
@@ -100,6 +98,10 @@ class Buffer(ABC):
     def _count_unseen(self) -> int:
         return self._count()
 
+    def _allows_gets(self) -> bool:
+        """Return whether as many samples are held as the threshold requires."""
+        return self._all_received() or self._count() >= self.threshold
+
     def _room(self) -> int:
         """Return the number of samples that can be put without waiting."""
         return self._store.num_free
@@ -121,9 +123,9 @@ class Buffer(ABC):
         """Return the size of the largest batch that can ever be available."""
         return self.capacity
 
-    def _read(self, slots: Slots) -> Any:
-        """Return the samples in the drawn slots; called without the lock."""
-        return self._store.read(slots)
+    def _read(self, slots: Slots, single: bool) -> Any:
+        """Return a batch of the samples in the drawn slots, or the ``single`` one; called without the lock."""
+        return self._store.read(slots, single)
 
     # Putting
 
@@ -145,10 +147,10 @@ class Buffer(ABC):
         self._put(self._batch_of_many(samples), deadline(block, timeout))
 
     def _batch_of_one(self, sample: Any) -> SampleBatch:
-        return SampleBatch.from_sample(sample)
+        return SampleBatch.from_sample(sample, self._store.template)
 
     def _batch_of_many(self, samples: Any) -> SampleBatch:
-        return SampleBatch.from_batch(samples)
+        return SampleBatch.from_batch(samples, self._store.template)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
         stored = 0
@@ -175,12 +177,13 @@ class Buffer(ABC):
 
     def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> None:
         self._store.check(incoming)
-        wait(
-            self._not_full,
-            lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None,
-            until,
-        )
-        self._store.check(incoming)  # again: another state may have been loaded while this put waited
+        if not self._room() and not self._reception_over:
+            wait(
+                self._not_full,
+                lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None,
+                until,
+            )
+            self._store.check(incoming)  # again: another state may have been loaded meanwhile
         if self._reception_over:
             raise ReceptionOverError("no samples can be put: reception is over", stored)
         if not self._room():
@@ -198,6 +201,7 @@ class Buffer(ABC):
                 self._abandon(slots)
             self._not_empty.notify_all()
             self._not_full.notify_all()  # a new sample may complete a pair and make its partner evictable
+            self._all_done.notify_all()  # or nothing may be left to get
 
     def _abandon(self, slots: Slots) -> None:
         self._store.free(slots)
@@ -209,24 +213,25 @@ class Buffer(ABC):
 
         Raises ``queue.Empty`` if none is available in time, ``BufferDrainedError`` if none will be.
         """
-        return first_sample(self._get(1, deadline(block, timeout)))
+        return self._get(1, deadline(block, timeout), single=True)
 
     def get_batch(self, size: int, block: bool = True, timeout: float | None = None) -> Any:
-        """Return the results of ``size`` gets as one step: stacked tensors or arrays, or a list of objects.
+        """Return ``size`` samples, got in one step: stacked tensors or arrays, or a list of objects.
 
-        Waits until all of them are available; when reception is over, the last batch may be smaller. Raises as
-        ``get`` does, and ``ValueError`` for a size that can never be available.
+        Waits until as many samples as the threshold are held, and all samples of the batch are available; when
+        reception is over, the last batch may be smaller. Raises as ``get`` does, and ``ValueError`` for a size that
+        can never be available.
         """
         if check_count("size", size) > self._max_batch_size():
             raise ValueError(
-                f"size={size}: a {type(self).__name__} with capacity {self.capacity} and threshold {self.threshold}"
-                f" returns at most {self._max_batch_size()} samples at once; use smaller batches or more capacity"
+                f"size={size}: a {type(self).__name__} with capacity {self.capacity} returns at most "
+                f"{self._max_batch_size()} samples at once; use smaller batches or more capacity"
             )
-        return self._get(size, deadline(block, timeout))
+        return self._get(size, deadline(block, timeout), single=False)
 
-    def _get(self, size: int, until: float | None) -> Any:
+    def _get(self, size: int, until: float | None, *, single: bool) -> Any:
         removed, reads = NO_SLOTS, list[threading.Lock]()
-        with self._reading() as read:
+        with (read := threading.Lock()):  # held until the samples are copied and the slots released
             try:
                 with self._lock:
                     slots, removed = self._draw(self._await_samples(size, until))
@@ -235,31 +240,27 @@ class Buffer(ABC):
                     reads = self._active_reads.copy() if len(removed) else []
                     self._active_reads.append(read)
                     self._not_full.notify_all()
-                return self._read(slots)
+                return self._read(slots, single)
             finally:
                 if len(removed):
                     _join_reads(reads)  # earlier gets may be copying these samples, too
                     self._release(removed)
-
-    @contextmanager
-    def _reading(self) -> Iterator[threading.Lock]:
-        """Yield a lock that is held until this get has copied its samples and released its slots."""
-        read = threading.Lock()
-        with read:
-            try:
-                yield read
-            finally:
                 if read in self._active_reads:
                     self._active_reads.remove(read)
 
     def _await_samples(self, size: int, until: float | None) -> int:
         """Wait until ``size`` samples are available, or the last ones, which may be fewer; return how many."""
+        if (available := self._available()) >= size:
+            return size
         wait(self._not_empty, lambda: self._available() >= size or self._all_received(), until)
         available = self._available()
         if self._all_received() and not available:
             raise BufferDrainedError("no samples are left: reception is over")
         if available < size and not self._all_received():
-            raise queue.Empty(f"{size} samples were not available in time; {available} are available now")
+            raise queue.Empty(
+                f"{size} samples were not available in time; {available} are available now: {self._count()} are held, "
+                f"and the threshold is {self.threshold}"
+            )
         return min(size, available)
 
     def _release(self, slots: Slots) -> None:
@@ -275,6 +276,7 @@ class Buffer(ABC):
             self._reception_over = True
             self._not_full.notify_all()
             self._not_empty.notify_all()
+            self._all_done.notify_all()
 
     @property
     def reception_over(self) -> bool:
@@ -317,6 +319,18 @@ class Buffer(ABC):
         with self._lock:
             return self._store.usage.histogram(self._held_slots())
 
+    def seen_counts(self) -> NDArray[np.int64]:
+        """Return how often each sample held was got, in the order of ``state_dict()["samples"]``.
+
+        That of a ``FIFO`` is the order of the puts. ``repetitions`` also counts samples that are not held any more.
+        """
+        with self._lock:
+            return self._store.usage.times_got(self._held_slots())
+
+    def _count_tasks(self) -> int:
+        is_drained = self._all_received() and not self._available()
+        return self.samples_got + (0 if is_drained else self._count_unseen())
+
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -339,7 +353,7 @@ class Buffer(ABC):
         return {"kind": type(self).__name__, "capacity": self.capacity, "threshold": self.threshold}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the contents of this buffer by those of ``state_dict``.
+        """Replace the contents of this buffer by those of ``state_dict``; samples got before count as done.
 
         Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold, ``RuntimeError``
         while another thread puts or gets samples.
@@ -353,8 +367,10 @@ class Buffer(ABC):
             self._restore(self._store.load_state_dict(state), state)
             self._reception_over = state["over"]
             self._random.bit_generator.state = state["random"]
+            self._tasks_done = self.samples_got
             self._not_full.notify_all()
             self._not_empty.notify_all()
+            self._all_done.notify_all()
 
 
 def _join_reads(reads: list[threading.Lock]) -> None:
@@ -362,20 +378,3 @@ def _join_reads(reads: list[threading.Lock]) -> None:
     for read in reads:
         with read:
             pass
-
-
-def deadline(block: bool, timeout: float | None) -> float | None:
-    """Return the value of ``time.monotonic`` at which waiting ends, ``None`` for never."""
-    if not block:
-        return 0.0
-    if timeout is None:
-        return None
-    if timeout < 0:
-        raise ValueError(f"timeout={timeout!r}: give at least 0 seconds, or None to wait without limit")
-    return time.monotonic() + timeout
-
-
-def wait(condition: threading.Condition, predicate: Callable[[], bool], until: float | None) -> None:
-    """Wait until ``predicate`` is true or the time ``until`` has come; the lock of ``condition`` is held."""
-    if not predicate():
-        condition.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED, Buffer
-from compss_train.buffers.samples import SampleBatch
+from compss_train.buffers.samples import SampleBatch, first_sample
 from compss_train.buffers.storage import Slots
 from compss_train.buffers.trajectories import Trajectories
 
@@ -73,18 +73,18 @@ class SimPairedReservoir(Buffer):
 
     def _batch_of_one(self, sample: Any) -> SampleBatch:
         simulation, step, data = self._check_time_step(sample)
-        incoming = SampleBatch.from_sample(data)
+        incoming = SampleBatch.from_sample(data, self._store.template)
         incoming.keys = self._check_keys([simulation], [step], 1)
         return incoming
 
     def _batch_of_many(self, samples: Any) -> SampleBatch:
         if isinstance(samples, list):
             parts = [self._check_time_step(sample) for sample in samples]
-            incoming = SampleBatch.from_batch([part.data for part in parts])
+            incoming = SampleBatch.from_batch([part.data for part in parts], self._store.template)
             simulations, steps = [part.simulation for part in parts], [part.step for part in parts]
         else:
             simulations, steps, data = self._check_time_step(samples)
-            incoming = SampleBatch.from_batch(data)
+            incoming = SampleBatch.from_batch(data, self._store.template)
         incoming.keys = self._check_keys(simulations, steps, len(incoming))
         return incoming
 
@@ -163,8 +163,7 @@ class SimPairedReservoir(Buffer):
         return UNLIMITED
 
     def _available(self) -> int:
-        ready = self._all_received() or self._samples.held > self.threshold
-        return UNLIMITED if ready and self._samples.has_pair() else 0
+        return UNLIMITED if self._allows_gets() and self._samples.has_pair() else 0
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
         pairs: list[NDArray[np.intp]] = []
@@ -183,8 +182,9 @@ class SimPairedReservoir(Buffer):
             removed.append(self._samples.remove(row, second))
         return removed
 
-    def _read(self, slots: Slots) -> tuple[TimeStep, TimeStep]:
-        return self._time_steps(slots[:, 0].copy()), self._time_steps(slots[:, 1].copy())
+    def _read(self, slots: Slots, single: bool) -> tuple[TimeStep, TimeStep]:
+        pairs = self._time_steps(slots[:, 0].copy()), self._time_steps(slots[:, 1].copy())
+        return first_sample(pairs) if single else pairs
 
     def _time_steps(self, slots: Slots) -> TimeStep:
         keys = self._keys[slots]

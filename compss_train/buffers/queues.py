@@ -7,7 +7,8 @@ import numpy as np
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
-from compss_train.buffers.storage import NO_SLOTS, SlotPartition, Slots
+from compss_train.buffers.partition import SlotPartition, choose_distinct
+from compss_train.buffers.storage import NO_SLOTS, Slots
 
 
 class FIFO(Buffer):
@@ -72,8 +73,9 @@ class PartitionedBuffer(Buffer):
 class FIRO(PartitionedBuffer):
     """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity`` samples are held.
 
-    With ``pseudo_epochs``, for prototypes with data that fit into the buffer, gets wait for the end of reception.
-    Then every sample is returned that many times, in passes over all samples, each in a new random order.
+    With ``pseudo_epochs`` above 1, for prototypes with data that fit into the buffer, gets wait for the end of
+    reception. Then every sample is returned that many times, in passes over all samples, each in a new random order.
+    1 means what ``None`` (default) does: each sample once, as it comes.
     """
 
     def __init__(
@@ -86,12 +88,12 @@ class FIRO(PartitionedBuffer):
         pin_memory: bool = False,
     ) -> None:
         super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
-        self._collects_all = pseudo_epochs is not None
-        self._pseudo_epochs = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
-        self._remaining_passes = self._pseudo_epochs
+        self.pseudo_epochs = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
+        self._collects_all = self.pseudo_epochs > 1
+        self._remaining_passes = self.pseudo_epochs
 
     def _count_unseen(self) -> int:
-        return super()._count_unseen() if self._remaining_passes == self._pseudo_epochs else 0
+        return super()._count_unseen() if self._remaining_passes == self.pseudo_epochs else 0
 
     def _deadlock_reason(self) -> str | None:
         if not self._collects_all or self._room() or self._in_flight:
@@ -101,26 +103,24 @@ class FIRO(PartitionedBuffer):
             "been put; use a capacity for all samples, or remove pseudo_epochs"
         )
 
-    def _max_batch_size(self) -> int:
-        return self.capacity if self._collects_all else self.capacity - self.threshold
-
     def _available(self) -> int:
         if self._all_received():
             return self._samples.unseen + (self._remaining_passes - 1) * self._samples.held
-        return 0 if self._collects_all else max(0, self._samples.held - self.threshold)
+        return self._samples.held if self._allows_gets() and not self._collects_all else 0
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
-        drawn, removed = [], []
-        while size:
-            positions = self._random.choice(self._samples.unseen, min(size, self._samples.unseen), replace=False)
-            if self._remaining_passes == 1:
-                removed.append(self._remove(positions))
-                drawn.append(removed[-1])
-            else:
-                drawn.append(self._samples.at(positions))
-                self._mark_seen(positions)
+        drawn = []
+        while size and self._remaining_passes > 1:
+            positions = self._choose(size)
+            drawn.append(self._samples.at(positions))
+            self._mark_seen(positions)
             size -= len(positions)
-        return np.concatenate(drawn), np.concatenate([NO_SLOTS, *removed])
+        removed = self._remove(self._choose(size)) if size else NO_SLOTS
+        return np.concatenate([*drawn, removed]) if drawn else removed, removed
+
+    def _choose(self, size: int) -> Slots:
+        """Choose samples that this pass has not returned yet, as far as there are any; return their positions."""
+        return choose_distinct(self._random, self._samples.unseen, min(size, self._samples.unseen))
 
     def _mark_seen(self, positions: Slots) -> None:
         self._samples.mark_seen(positions)
@@ -129,7 +129,11 @@ class FIRO(PartitionedBuffer):
             self._remaining_passes -= 1
 
     def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "pseudo_epochs": self._pseudo_epochs if self._collects_all else None}
+        return {**super()._identity(), "pseudo_epochs": self.pseudo_epochs if self._collects_all else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As ``Buffer.load_state_dict``; in early states 1 pseudo-epoch was one that collected all samples."""
+        super().load_state_dict({**state, "pseudo_epochs": None} if state.get("pseudo_epochs") == 1 else state)
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "passes": self._remaining_passes}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,42 @@ class Leaf:
     """Whether the leaf is a numpy array, and is returned as one, rather than a tensor."""
     dtype: torch.dtype
     shape: tuple[int, ...]
+    array_dtype: np.dtype[Any] | None = field(compare=False)
+    """The dtype of arrays; ``None`` for a dtype that numpy lacks."""
 
     def __repr__(self) -> str:
         kind = "array" if self.is_array else "tensor"
         return f"{kind} of {str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+    @classmethod
+    def of(cls, rows: Block) -> Leaf:
+        """Return the leaf that these rows, of any number, have in common."""
+        tensor = as_tensor(rows[:0])
+        try:
+            array_dtype = tensor.numpy().dtype
+        except TypeError:
+            array_dtype = None
+        return cls(isinstance(rows, np.ndarray), tensor.dtype, tuple(rows.shape[1:]), array_dtype)
+
+    def plain(self, value: Any, first: int) -> NDArray[Any] | None:
+        """Return the memory of a leaf as an array if it is like this one and on the CPU; else ``None``.
+
+        ``first`` is the number of dimensions before those of a sample: 0 for a sample, 1 for stacked ones.
+        """
+        if self.is_array:
+            alike = type(value) is np.ndarray and value.dtype == self.array_dtype
+            return value if alike and self._has_shape(value, first) else None
+        if type(value) is not torch.Tensor or value.dtype is not self.dtype or self.array_dtype is None:
+            return None
+        if not (_is_strided(value) and value.is_cpu and self._has_shape(value, first)):
+            return None
+        if value.requires_grad or value.is_conj() or value.is_neg():
+            return None
+        array: NDArray[Any] = value.numpy()
+        return array
+
+    def _has_shape(self, value: Block, first: int) -> bool:
+        return value.shape[first:] == self.shape and value.ndim == first + len(self.shape)
 
 
 def leaves(value: object) -> Iterator[Any]:
@@ -90,10 +123,13 @@ def _from_number(leaf: Any) -> Any:
 
 def _is_dense(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
-        strided = leaf.layout is torch.strided and not leaf.is_nested
-        return strided and not leaf.is_quantized and leaf.device.type != "meta"
+        return _is_strided(leaf) and not leaf.is_quantized and leaf.device.type != "meta"
     # Other subclasses of arrays have more than values: masks, units.
     return type(leaf) in (np.ndarray, np.memmap) and _is_torch_dtype(leaf.dtype)
+
+
+def _is_strided(leaf: torch.Tensor) -> bool:
+    return leaf.layout is torch.strided and not leaf.is_nested
 
 
 def _is_torch_dtype(dtype: np.dtype[Any]) -> bool:
@@ -105,22 +141,29 @@ def _is_torch_dtype(dtype: np.dtype[Any]) -> bool:
 
 
 class SampleBatch:
-    """The samples of one put: rows for each leaf of their structure, or a list of any objects."""
+    """The samples of one put: rows for each leaf of their structure, or a list of any objects.
 
-    def __init__(self, template: Any, rows: list[Block], objects: list[Any] | None = None) -> None:
+    ``like`` is the template of earlier samples. Those of the same structure, dtypes and shapes share it: to recognize
+    them takes a fraction of the time of building a template.
+    """
+
+    def __init__(self, template: Any, rows: Sequence[Block], objects: list[Any] | None = None) -> None:
         self.template = template
         """The samples' structure with a ``Leaf`` at each leaf; ``None`` for objects."""
         self.rows = rows
         self.objects = objects
         self.keys: NDArray[np.int64] | None = None
         """Simulation and time step of each sample, for buffers that pair samples."""
+        self._length = len(rows[0]) if objects is None else len(objects)
 
     def __len__(self) -> int:
-        return len(self.rows[0]) if self.objects is None else len(self.objects)
+        return self._length
 
     @classmethod
-    def from_sample(cls, sample: Any) -> SampleBatch:
+    def from_sample(cls, sample: Any, like: Any = None) -> SampleBatch:
         """Return a batch of one sample."""
+        if (known := _plain_like(sample, like, 0)) is not None:
+            return cls(like, [leaf[None] for leaf in known])
         dense = as_dense(sample)
         if dense is None:
             return cls(None, [], [sample])
@@ -128,10 +171,12 @@ class SampleBatch:
         return cls(_template(dense, rows), rows)
 
     @classmethod
-    def from_batch(cls, samples: Any) -> SampleBatch:
+    def from_batch(cls, samples: Any, like: Any = None) -> SampleBatch:
         """Return a batch of a list of samples, or of stacked samples as a buffer's batches are."""
         if isinstance(samples, list):
-            return cls._from_list(samples)
+            return cls._from_list(samples, like)
+        if (known := _plain_like(samples, like, 1)) is not None and len({len(rows) for rows in known}) == 1:
+            return cls(like, known)
         dense = as_dense(samples)
         if dense is None:
             raise TypeError(
@@ -145,8 +190,8 @@ class SampleBatch:
         return cls(_template(dense, rows), rows)
 
     @classmethod
-    def _from_list(cls, samples: list[Any]) -> SampleBatch:
-        parts = [cls.from_sample(sample) for sample in samples]
+    def _from_list(cls, samples: list[Any], like: Any) -> SampleBatch:
+        parts = [cls.from_sample(sample, like) for sample in samples]
         templates = [part.template for part in parts]
         if all(template is None for template in templates):
             return cls(None, [], list(samples))
@@ -157,7 +202,7 @@ class SampleBatch:
 
 def check_same_structure(template: Any, expected: Any) -> None:
     """Raise ``ValueError`` unless two templates are equal: of objects, or of one structure, shape and dtype."""
-    if not same_structure(template, expected):
+    if template is not expected and not same_structure(template, expected):
         raise ValueError(
             f"a sample of {_describe(template)} among samples of {_describe(expected)}: a buffer stacks samples "
             "of one structure, shape and dtype; to store samples that differ, put each of them in a list"
@@ -170,13 +215,22 @@ def _describe(template: Any) -> str:
 
 def _template(value: Any, rows: list[Block]) -> Any:
     remaining = iter(rows)
+    return map_leaves(lambda _: Leaf.of(next(remaining)), value)
 
-    def leaf(_: Any) -> Leaf:
-        row = next(remaining)
-        is_array = isinstance(row, np.ndarray)
-        return Leaf(is_array, as_tensor(row[:0]).dtype, tuple(row.shape[1:]))
 
-    return map_leaves(leaf, value)
+def _plain_like(value: Any, template: Any, first: int) -> list[NDArray[Any]] | None:
+    """Return the leaves of a value that is like the template, as ``Leaf.plain`` does; else ``None``."""
+    if isinstance(template, Leaf):
+        leaf = template.plain(value, first)
+        return None if leaf is None else [leaf]
+    if type(value) is not type(template) or not isinstance(template, tuple | dict):
+        return None
+    names = _names(template)
+    if len(value) != len(template) or not all(name in value for name in names if isinstance(value, dict)):
+        return None
+    parts = [_plain_like(value[name], template[name], first) for name in names]
+    known = [part for part in parts if part is not None]
+    return list(chain.from_iterable(known)) if len(known) == len(parts) else None
 
 
 def _plain(leaf: Any) -> Block:

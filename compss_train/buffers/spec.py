@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -26,12 +26,19 @@ class BufferSpec:
     size:
         Maximum number of samples held.
     threshold:
-        The first batch is available when more samples than this are held; half the size by default. FIFO has none.
+        The minimum number of samples held for a batch to be drawn, at most the size; half the size by default. FIFO
+        has none.
     sweep_size, nb_time_steps:
         Required by SimPairedReservoir only: number of simulations, and number of time steps of each.
+    pseudo_epochs:
+        For FIRO only: above 1, a worker first puts all its samples of an epoch, for which ``size`` must suffice, and
+        then draws each of them that many times, in passes over all. 1, or ``None`` (default), draws each once, as
+        they come.
+    comm_size:
+        For SimPairedReservoir only: number of buffers that share the simulations, 1 by default.
 
-    Raises ``ValueError`` for an unknown type, a size below 1, a threshold that is not below the size, and
-    parameters that the type requires and lacks, or does not use.
+    Raises ``ValueError`` for an unknown type, a size below 1, a threshold above the size, and parameters that the
+    type requires and lacks, or does not use.
     """
 
     type: BufferType | str
@@ -39,28 +46,37 @@ class BufferSpec:
     threshold: int | None = None
     sweep_size: int | None = None
     nb_time_steps: int | None = None
+    pseudo_epochs: int | None = None
+    comm_size: int | None = None
 
     def __post_init__(self) -> None:
         check_count("size", self.size)
-        for name in ("sweep_size", "nb_time_steps"):
-            self._check_pairing(name, getattr(self, name))
+        for name, kind, least in _OF_ONE_KIND:
+            self._check_parameter(name, BufferType[kind], least)
         if self.kind is BufferType.FIFO and self.threshold is not None:
             raise ValueError(f"threshold={self.threshold}: a FIFO has no threshold; remove it")
-        if not 0 <= self.needed < self.size:
-            raise ValueError(
-                f"threshold={self.threshold}: give an integer from 0 to {self.size - 1}, below the size"
-            )
+        if not 0 <= self.needed <= self.size:
+            raise ValueError(f"threshold={self.threshold}: give an integer from 0 to {self.size}, the size")
 
-    def _check_pairing(self, name: str, value: int | None) -> None:
-        if not self.pairs:
-            if value is not None:
-                raise ValueError(
-                    f"{name}={value}: only a SimPairedReservoir has it, not a {self.kind.name}; remove it"
-                )
-        elif value is None:
-            raise ValueError(f"a SimPairedReservoir requires {name}=, which was not given")
-        else:
-            check_count(name, value, least=1 if name == "sweep_size" else 2)
+    def __repr__(self) -> str:
+        """As of all dataclasses; the last two fields only where given, as checkpoints compare fits by this text."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = [
+            f"{name}={value!r}"
+            for name, value in values.items()
+            if value is not None or name not in ("pseudo_epochs", "comm_size")
+        ]
+        return f"BufferSpec({', '.join(given)})"
+
+    def _check_parameter(self, name: str, kind: BufferType, least: int) -> None:
+        """Check a parameter that only one kind of buffer has."""
+        value = getattr(self, name)
+        if value is not None and kind is not self.kind:
+            raise ValueError(f"{name}={value}: only a {kind.name} has it, not a {self.kind.name}; remove it")
+        if value is not None:
+            check_count(name, value, least)
+        elif kind is self.kind and name in _FACTORIES[kind][1]:
+            raise ValueError(f"a {kind.name} requires {name}=, which was not given")
 
     @property
     def pairs(self) -> bool:
@@ -80,17 +96,29 @@ class BufferSpec:
         return self.size // 2 if self.threshold is None else check_count("threshold", self.threshold, least=0)
 
     @property
-    def gives_each_once(self) -> bool:
-        """Whether every sample is returned exactly once."""
+    def draws_in_step(self) -> bool:
+        """Whether every sample is returned the same number of times, so that draws follow the counts of puts."""
         return self.kind in (BufferType.FIFO, BufferType.FIRO)
+
+    @property
+    def passes(self) -> int:
+        """How often all samples are returned, after all have been put if it is more than once."""
+        return self.pseudo_epochs or 1
 
     def check(self, batch_size: int) -> None:
         """Raise ``ValueError`` if batches of this size can never be available."""
-        room = self.size - self.needed if self.kind is BufferType.FIRO else self.size
-        if batch_size > room:
+        if batch_size > self.size:
             raise ValueError(
-                f"a batch of {batch_size} samples cannot come from a {self.kind.name} of size {self.size} with "
-                f"threshold {self.needed}: give a larger size, a lower threshold or smaller batches"
+                f"a batch of {batch_size} samples cannot come from a {self.kind.name} of size {self.size}: give a "
+                "larger size or smaller batches"
+            )
+
+    def check_samples(self, samples: int) -> None:
+        """Raise ``ValueError`` unless all samples of a worker's epoch fit, where they must."""
+        if self.passes > 1 and samples > self.size:
+            raise ValueError(
+                f"pseudo_epochs={self.pseudo_epochs}: a worker's buffer must hold all its samples of an epoch, up to "
+                f"{samples}, and has size={self.size}; give size={samples}, use more workers, or remove pseudo_epochs"
             )
 
     def put_counts(self, sizes: Sequence[int]) -> list[int]:
@@ -98,11 +126,13 @@ class BufferSpec:
 
         The first batch is drawn as soon as the threshold is reached; then two samples are put for each one drawn
         until the buffer is full, and one for one from then on. So the buffer's content at a draw, and with it the
-        draw, is reproducible.
+        draw, is reproducible. With pseudo-epochs, all samples are put before the first draw.
         """
-        total, put, got, counts = sum(sizes), 0, 0, []
+        total, put, got, counts = sum(sizes), 0, 0, list[int]()
+        if self.passes > 1:
+            return [total] * len(sizes) * self.passes
         for size in sizes:
-            put = min(total, got + self.size, put + 2 * size if got else self.needed + size)
+            put = min(total, got + self.size, put + 2 * size if got else max(self.needed, size))
             counts.append(put)
             got += size
         return counts
@@ -118,9 +148,11 @@ class BufferSpec:
             self.size,
             self.kind,
             per_server_watermark=self.needed,
+            pseudo_epochs=self.pseudo_epochs,
             batch_size=batch_size,
             sweep_size=self.sweep_size,
             nb_time_steps=self.nb_time_steps,
+            comm_size=self.comm_size or 1,
             seed=seed,
             pin_memory=pin_memory,
         )
@@ -168,9 +200,10 @@ def make_buffer(
     buffer_t:
         The type, FIFO by default.
     per_server_watermark:
-        The threshold: samples are returned while more than this many are held. Required by all types but FIFO.
+        The threshold: the minimum number of samples held for a get to be allowed, at most ``buffer_size``. Required
+        by all types but FIFO.
     pseudo_epochs:
-        Optional, for FIRO: how often each sample is returned, after all have been put.
+        Optional, for FIRO: above 1, each sample is returned that many times, after all have been put.
     batch_size:
         Required by BatchReservoir: number of samples that each get returns.
     sweep_size, nb_time_steps:
@@ -214,3 +247,11 @@ _FACTORIES: dict[BufferType, tuple[Any, tuple[str, ...]]] = {
     BufferType.SimPairedReservoir: (SimPairedReservoir, ("per_server_watermark", "sweep_size", "nb_time_steps")),
 }
 """The class of each type and its required parameters, in the order of its arguments."""
+
+_OF_ONE_KIND = (
+    ("sweep_size", "SimPairedReservoir", 1),
+    ("nb_time_steps", "SimPairedReservoir", 2),
+    ("pseudo_epochs", "FIRO", 1),
+    ("comm_size", "SimPairedReservoir", 1),
+)
+"""Parameters of ``BufferSpec`` that only one type has, and their least values."""

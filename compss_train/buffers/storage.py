@@ -1,4 +1,4 @@
-"""Storage of samples in slots, and the slots' bookkeeping: free slots, usage counts, unseen and seen slots."""
+"""Storage of samples in slots, and the slots' bookkeeping: free slots and usage counts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Slots: TypeAlias = NDArray[np.intp]
 """Numbers of slots, or positions in an order of slots."""
 
 NO_SLOTS: Slots = np.empty(0, np.intp)
+NO_COUNTS = np.empty(0, np.int64)
+_MOST_UNCOUNTED = 1000
 
 
 class UsageCounts:
@@ -24,6 +26,7 @@ class UsageCounts:
     def __init__(self, capacity: int) -> None:
         self._times = np.zeros(capacity, np.int64)
         self._removed = np.zeros(1, np.int64)
+        self._uncounted: list[NDArray[np.int64]] = []  # counts of removed samples that are not in the histogram yet
         self.samples_put = 0
         self.samples_got = 0
 
@@ -34,8 +37,16 @@ class UsageCounts:
 
     def remove(self, slots: Slots) -> None:
         """Move the counts of these slots to the histogram of removed samples."""
-        self._removed = _add_to_histogram(self._removed, self._times[slots])
-        self._times[slots] = 0
+        if len(slots):
+            self._uncounted.append(self._times[slots])
+            self._times[slots] = 0
+            if len(self._uncounted) == _MOST_UNCOUNTED:
+                self._count_removed()
+
+    def _count_removed(self) -> None:
+        """Add removed samples to their histogram, many at a time, which takes little more than one."""
+        self._removed = _add_to_histogram(self._removed, np.concatenate([NO_COUNTS, *self._uncounted]))
+        self._uncounted.clear()
 
     def times_got(self, slots: Slots) -> NDArray[np.int64]:
         """Return the counts of these slots."""
@@ -43,10 +54,12 @@ class UsageCounts:
 
     def histogram(self, held: Slots) -> NDArray[np.int64]:
         """Return how many samples, held or removed, were got 0, 1, 2, ... times."""
+        self._count_removed()
         return _add_to_histogram(self._removed, self._times[held])
 
     def state_dict(self) -> dict[str, Any]:
         """Return all counts except those of the samples held."""
+        self._count_removed()
         return {"gone": self._removed.tolist(), "put": self.samples_put, "got": self.samples_got}
 
     def load_state_dict(self, state: dict[str, Any], slots: Slots, times: list[int]) -> None:
@@ -54,6 +67,7 @@ class UsageCounts:
         self._times[:] = 0
         self._times[slots] = times
         self._removed = np.array(state["gone"], np.int64)
+        self._uncounted.clear()
         self.samples_put, self.samples_got = state["put"], state["got"]
 
 
@@ -80,6 +94,10 @@ class Storage(ABC):
     @abstractmethod
     def read(self, slots: Slots, *, pinned: bool = False) -> Any:
         """Return a batch of the samples in these slots that shares no memory with the storage."""
+
+    @abstractmethod
+    def read_sample(self, slot: int, *, pinned: bool = False) -> Any:
+        """Return the sample in this slot, as the only one of a batch of ``read``."""
 
     @abstractmethod
     def clear(self, slots: Slots) -> None:
@@ -109,6 +127,10 @@ class ObjectStorage(Storage):
         """Return the objects themselves."""
         return [self._objects[slot] for slot in slots.tolist()]
 
+    def read_sample(self, slot: int, *, pinned: bool = False) -> Any:
+        """Return the object itself."""
+        return self._objects[slot]
+
     def clear(self, slots: Slots) -> None:
         """Drop the references."""
         for slot in slots.tolist():
@@ -132,8 +154,17 @@ class ColumnStorage(Storage):
     def read(self, slots: Slots, *, pinned: bool = False) -> Any:
         """Gather the rows, in page-locked memory if ``pinned``."""
         index = torch.from_numpy(slots)
-        gathered = (_gather(column, index, pinned) for column in self._columns)
-        return map_leaves(lambda leaf: _as_stored_type(next(gathered), leaf), self.template)
+        return self._assemble([_gather(column, index, pinned) for column in self._columns])
+
+    def read_sample(self, slot: int, *, pinned: bool = False) -> Any:
+        """Copy one row; leaves without dimensions are returned as arrays."""
+        rows = [column[slot].clone() for column in self._columns]
+        return self._assemble([row.pin_memory() for row in rows] if pinned else rows)
+
+    def _assemble(self, parts: list[torch.Tensor]) -> Any:
+        """Return the structure of the samples with these parts as leaves."""
+        remaining = iter(parts)
+        return map_leaves(lambda leaf: _as_stored_type(next(remaining), leaf), self.template)
 
     def clear(self, slots: Slots) -> None:
         """Do nothing: the memory is reused for the next samples."""
@@ -162,6 +193,11 @@ class SampleStore:
         self.num_free = capacity
         """Number of free slots."""
 
+    @property
+    def template(self) -> Any:
+        """The structure of the samples; ``None`` for objects, and before the first put."""
+        return None if self._storage is None else self._storage.template
+
     def check(self, incoming: SampleBatch) -> None:
         """Raise ``ValueError`` unless the samples are like those put before."""
         if self._storage is None:
@@ -183,9 +219,13 @@ class SampleStore:
         if self._storage is not None:
             self._storage.write(slots, incoming, start)
 
-    def read(self, slots: Slots) -> Any:
-        """Return the samples in these slots as a batch; ``None`` before the first put."""
-        return None if self._storage is None else self._storage.read(slots, pinned=self._pin_memory)
+    def read(self, slots: Slots, single: bool = False) -> Any:
+        """Return the samples in these slots as a batch, or the ``single`` one; ``None`` before the first put."""
+        if self._storage is None:
+            return None
+        if single:
+            return self._storage.read_sample(int(slots[0]), pinned=self._pin_memory)
+        return self._storage.read(slots, pinned=self._pin_memory)
 
     def release(self, slots: Slots) -> None:
         """Drop the contents of these slots, which no thread reads, and make them free."""
@@ -213,87 +253,3 @@ class SampleStore:
             self.write(slots, incoming, 0)
         self.usage.load_state_dict(state["usage"], slots, state["times_got"])
         return slots
-
-
-class SlotPartition:
-    """The held slots in an array: unseen slots first (up to ``unseen``), then seen slots (up to ``held``).
-
-    The order within both sections is arbitrary. Random choices (any held sample, an unseen one, one to evict) are
-    choices of positions in this array. All operations take time proportional to the number of chosen samples.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._order: Slots = np.empty(capacity, np.intp)
-        self._marks: Slots = np.empty(capacity, np.intp)
-        self.unseen = 0
-        self.held = 0
-
-    @classmethod
-    def of(cls, capacity: int, slots: Slots, unseen: int) -> SlotPartition:
-        """Return a partition that holds these slots, the first ``unseen`` of them unseen."""
-        partition = cls(capacity)
-        partition._order[: len(slots)] = slots
-        partition.unseen, partition.held = unseen, len(slots)
-        return partition
-
-    @property
-    def seen(self) -> int:
-        """Number of held samples that were got before."""
-        return self.held - self.unseen
-
-    def at(self, positions: Slots) -> Slots:
-        """Return the slots at these positions."""
-        slots: Slots = self._order[positions]
-        return slots
-
-    def all(self) -> Slots:
-        """Return all held slots, the unseen ones first."""
-        return self._order[: self.held].copy()
-
-    def add(self, slots: Slots) -> None:
-        """Add these slots as unseen."""
-        stop = self.unseen + len(slots)
-        displaced = self._order[self.unseen : min(stop, self.held)].copy()
-        self._order[self.unseen : stop] = slots
-        self.unseen, self.held = stop, self.held + len(slots)
-        self._order[self.held - len(displaced) : self.held] = displaced
-
-    def mark_seen(self, positions: Slots) -> None:
-        """Mark the slots at these positions as seen; a position may occur more than once."""
-        new = positions[positions < self.unseen]
-        if len(new):
-            new = self._distinct(new)
-            self._move_last(new, self.unseen)
-            self.unseen -= len(new)
-
-    def mark_all_unseen(self) -> None:
-        """Mark all slots as unseen."""
-        self.unseen = self.held
-
-    def remove(self, positions: Slots) -> None:
-        """Remove the slots at these positions, each given once."""
-        is_unseen = positions < self.unseen
-        unseen = positions[is_unseen]
-        if len(unseen):
-            self._move_last(unseen, self.unseen)
-            self.unseen -= len(unseen)
-        if self.unseen + len(unseen) < self.held:  # seen slots follow
-            moved = np.arange(self.unseen, self.unseen + len(unseen))
-            self._move_last(np.concatenate([moved, positions[~is_unseen]]), self.held)
-        self.held -= len(positions)
-
-    def _distinct(self, positions: Slots) -> Slots:
-        """Return each of these positions once; cheaper than sorting them."""
-        numbers = np.arange(len(positions))
-        self._marks[positions] = numbers
-        distinct: Slots = positions[self._marks[positions] == numbers]
-        return distinct
-
-    def _move_last(self, positions: Slots, stop: int) -> None:
-        """Swap slots so that those at these positions come last before ``stop``."""
-        start = stop - len(positions)
-        is_hole = positions < start
-        moves_out = np.ones(len(positions), bool)
-        moves_out[positions[~is_hole] - start] = False
-        holes, tail = positions[is_hole], start + moves_out.nonzero()[0]
-        self._order[holes], self._order[tail] = self._order[tail], self._order[holes]

@@ -101,7 +101,10 @@ def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
 
 
 PutCounts: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
-"""Given the sizes of a worker's batches, how many samples have been put into its buffer when each is drawn."""
+"""Given the sizes of the batches that hold a worker's samples, how many have been put when each batch is drawn.
+
+A buffer that gives all samples several times has as many times more batches, with counts for each.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,8 @@ class Draws:
     """How many samples of the epoch have been put into the buffer when each batch is drawn."""
     drawn: int = 0
     """Samples of the epoch in the batches before these."""
+    put_before: int = 0
+    """How many samples of the epoch were put for the batches before these."""
     is_first: bool = True
     """Whether the first of these batches is the first one of the epoch."""
     is_last: bool = True
@@ -133,13 +138,14 @@ class Draws:
     def of_epoch(cls, assignment: WorkerAssignment, batching: Batching, put_counts: PutCounts) -> Self:
         """Return the draws of all batches of a worker's passes over the blocks of one epoch."""
         sizes, first = tuple(batch_sizes(assignment, batching)), assignment[0]
+        puts = tuple(put_counts(sizes))
         return cls(
             epoch=first.epoch,
             origin=first.block,
             total=sum(sizes),
             largest=max(sizes),
-            sizes=sizes,
-            puts=tuple(put_counts(sizes)),
+            sizes=sizes * (len(puts) // len(sizes)),
+            puts=puts,
         )
 
     def part(self, first: int, stop: int) -> Self:
@@ -149,6 +155,7 @@ class Draws:
             sizes=self.sizes[first:stop],
             puts=self.puts[first:stop],
             drawn=self.drawn + sum(self.sizes[:first]),
+            put_before=self.puts[first - 1] if first else 0,
             is_first=first == 0,
             is_last=stop >= len(self.sizes),
         )
@@ -171,8 +178,7 @@ class BufferedEpoch:
         draws = self.draws.part(first, stop)
         if not draws.sizes:
             return (), draws
-        put_before = self.draws.puts[first - 1] if first else 0
-        return cut_assignment(self.assignment, put_before, draws.puts[-1]), draws
+        return cut_assignment(self.assignment, draws.put_before, draws.puts[-1]), draws
 
 
 def unique_samples(assignment: WorkerAssignment) -> NDArray[Any]:

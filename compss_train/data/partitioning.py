@@ -118,11 +118,16 @@ class RoundPlan:
 
     @property
     def samples(self) -> int:
-        """Number of samples to train on; each counts once an epoch."""
+        """Number of samples to train on; each counts as often as it is drawn in an epoch."""
         start = self._start
         trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
         trained_samples = sum(block_pass.size for unit in trained for block_pass in unit)
-        return sum(self.sizes) * len(self._epochs) - trained_samples
+        return self._passes * sum(self.sizes) * len(self._epochs) - trained_samples
+
+    @property
+    def _passes(self) -> int:
+        """How often a worker draws each sample in an epoch."""
+        return 1 if self.put_counts is None else len(self.put_counts([1]))
 
     @property
     def _start(self) -> Position:
@@ -217,7 +222,7 @@ class RoundPlan:
         """Return the batches of a worker's epoch; with a buffer, what it would draw if it kept the order."""
         if self.put_counts is not None:
             bounds = pairwise(accumulate(batch_sizes(assignment, self.batching), initial=0))
-            return [cut_assignment(assignment, start, stop) for start, stop in bounds]
+            return [cut_assignment(assignment, start, stop) for start, stop in bounds] * self._passes
         return [
             (block_pass.part(start, stop),)
             for block_pass in assignment

@@ -182,7 +182,7 @@ class FitOptions:
         for epoch in epochs:
             units_between_merges(epoch, self.merge_every)
 
-    def check_blocks(self, sizes: tuple[int, ...], *, in_files: bool) -> None:
+    def check_blocks(self, sizes: tuple[int, ...], num_workers: int, *, in_files: bool) -> None:
         """Check the options against the numbers of samples of the blocks or files.
 
         Raises ``ValueError`` if a block has too few samples, if the buffer can never return such batches, and for
@@ -203,6 +203,8 @@ class FitOptions:
             self.buffer.check(
                 min(sum(sizes), self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)))
             )
+            most_blocks = -(-len(sizes) // num_workers)
+            self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
 
     def round_plan(
         self,

@@ -91,7 +91,7 @@ def test_a_seed_fixes_the_run_also_where_the_stream_is_faster_than_the_training(
         (("--buffer-size", 0), ("--buffer-size=0", "at least 1")),
         (("--batches-per-chunk", -1), ("--batches-per-chunk=-1", "at least 1")),
         (("--threshold", -1), ("--threshold=-1", "at least 0")),
-        (("--threshold", 90, "--buffer-size", 100, "--batch-size", 11), ("--threshold=90", "larger buffer")),
+        (("--threshold", 101, "--buffer-size", 100), ("--threshold=101", "larger buffer")),
         (("--lr", "nan"), ("--lr=nan", "above 0")),
         (("--seed", -1), ("seed=-1", "at least 0")),
         (("--chunk", "many"), ("--chunk", "'many'")),

@@ -27,11 +27,7 @@ class Model:
         return min(self.capacity, len(self.put)) if self.keeps else len(self.unseen)
 
     def can_get(self, size):
-        if self.kind == "Reservoir":
-            return self.held > self.threshold
-        if self.kind == "BatchReservoir":
-            return self.held > self.threshold and self.held >= size
-        return self.held - (self.threshold if self.kind == "FIRO" else 0) >= size
+        return self.held >= max(self.threshold, 1 if self.kind == "Reservoir" else size)
 
     def store(self, stored):
         self.put += stored
@@ -62,8 +58,8 @@ def check_drain(buffer, model, sizes):
     for size in sizes:
         if len(drained) == held:
             break
-        got = numbers(buffer.get_batch(min(size, model.capacity - model.threshold), block=False))
-        assert len(got) == min(size, model.capacity - model.threshold, held - len(drained))
+        got = numbers(buffer.get_batch(min(size, model.capacity), block=False))
+        assert len(got) == min(size, model.capacity, held - len(drained))
         drained += got
         assert len(buffer) == held - len(drained)
     while len(drained) < held:
@@ -85,7 +81,7 @@ def check_drain(buffer, model, sizes):
 @pytest.mark.parametrize("kind", PLAIN)
 @given(
     capacity=st.integers(2, 8),
-    room=st.integers(1, 8),
+    room=st.integers(0, 8),
     todo=operations,
     sizes=st.lists(st.integers(1, 4), max_size=8),
     seed=st.integers(0, 9),
@@ -104,7 +100,7 @@ def test_each_sample_is_got_at_least_once_and_unseen_ones_are_never_evicted(
             model.store(list(wanted[:stored]))
             next_number += size
         else:
-            size = min(size, capacity - threshold)
+            size = min(size, capacity)
             if model.can_get(size):
                 model.give(numbers(buffer.get_batch(size, block=False)))
             else:
@@ -169,23 +165,45 @@ def test_batches_of_no_size_are_refused(kind, size):
         make(kind, 3).get_batch(size)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("FIFO", 5), ("FIRO", 3), ("BatchReservoir", 5)])
-def test_a_batch_that_can_never_be_available_is_refused_at_once(kind, most):
+@pytest.mark.parametrize("kind", ["FIFO", "FIRO", "BatchReservoir"])
+def test_a_batch_that_can_never_be_available_is_refused_at_once(kind):
     buffer = make(kind, 5, threshold=2)
-    with pytest.raises(ValueError, match=f"{most} samples at once"):
-        buffer.get_batch(most + 1)
+    with pytest.raises(ValueError, match="size=6: .* capacity 5 returns at most 5 samples at once"):
+        buffer.get_batch(6)
     buffer.put_many(samples(buffer, range(5)))
-    assert len(numbers(buffer.get_batch(most, block=False))) == most
+    assert len(numbers(buffer.get_batch(5, block=False))) == 5
 
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir", "BatchReservoir", "SimPairedReservoir"])
-def test_nothing_is_got_until_more_than_the_threshold_is_held_or_reception_is_over(kind):
-    for number in (3, 4):
-        buffer = make(kind, 6, threshold=3)
+@pytest.mark.parametrize("threshold", [3, 6])
+def test_a_get_is_allowed_with_as_many_samples_as_the_threshold_or_after_reception(kind, threshold):
+    for number in (threshold - 1, threshold):
+        buffer = make(kind, 6, threshold=threshold)
         buffer.put_many(samples(buffer, range(number)))
-        assert buffer.is_ready() == (number > 3)
-        if number == 3:
+        assert buffer.is_ready() == (number == threshold)
+        if number < threshold:
             with pytest.raises(queue.Empty):
                 buffer.get_batch(1, block=False)
             buffer.signal_reception_over()
         buffer.get_batch(1, block=False)
+
+
+@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
+@pytest.mark.parametrize("threshold", [0, 1])
+def test_thresholds_of_0_and_1_allow_gets_of_any_sample(kind, threshold):
+    buffer = make(kind, 2, threshold)
+    with pytest.raises(queue.Empty):
+        buffer.get(block=False)
+    buffer.put(7)
+    assert buffer.get(block=False) == 7
+
+
+def test_a_get_that_removes_samples_is_allowed_by_those_held_before_it():
+    buffer = make("FIRO", 4, threshold=4)
+    buffer.put_many([0, 1, 2, 3])
+    assert len(buffer.get_batch(3, block=False)) == 3
+    buffer.put_many([4, 5])
+    with pytest.raises(queue.Empty):  # three are held
+        buffer.get(block=False)
+    buffer.put(6)
+    buffer.get(block=False)

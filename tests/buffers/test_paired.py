@@ -76,7 +76,7 @@ def drained_keys(buffer, sizes=(1,)):
 @settings(max_examples=150)
 @given(
     capacity=st.integers(2, 7),
-    room=st.integers(1, 9),
+    room=st.integers(0, 9),
     todo=operations,
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     seed=st.integers(0, 9),
@@ -89,7 +89,7 @@ def test_no_unseen_sample_nor_its_only_partner_is_evicted_and_all_with_partners_
         held, unseen = held_in(buffer)
         assert unseen == put - set(got)
         assert buffer.unseen == len(unseen) <= len(buffer) == len(held) <= capacity
-        ready = len(held) > buffer.threshold and bool(partnered(held))
+        ready = len(held) >= buffer.threshold and bool(partnered(held))
         assert buffer.is_ready() == ready
         if what == "get" and ready:
             got.update(keys(buffer.get_batch(size, block=False)))

@@ -54,7 +54,7 @@ def test_a_sample_that_has_just_come_is_as_likely_as_one_that_waited():
 
 
 @settings(max_examples=60)
-@given(samples=st.integers(1, 12), passes=st.integers(1, 4), size=st.integers(1, 12), seed=st.integers(0, 99))
+@given(samples=st.integers(1, 12), passes=st.integers(2, 4), size=st.integers(1, 12), seed=st.integers(0, 99))
 def test_pseudo_epochs_return_every_sample_that_many_times_in_passes(samples, passes, size, seed):
     buffer = FIRO(12, 0, pseudo_epochs=passes, seed=seed)
     for number in range(samples):
@@ -68,6 +68,20 @@ def test_pseudo_epochs_return_every_sample_that_many_times_in_passes(samples, pa
         assert sorted(got[start : start + samples]) == list(range(samples))
     assert buffer.repetitions().tolist() == [0] * passes + [samples]
     assert len(buffer) == 0
+
+
+def test_one_pseudo_epoch_is_none():
+    orders = []
+    for pseudo_epochs in (None, 1):
+        buffer, order = FIRO(6, 3, pseudo_epochs=pseudo_epochs, seed=2), []
+        for number in range(9):
+            buffer.put(number)
+            if number >= 2:
+                order.append(buffer.get(block=False))
+        buffer.signal_reception_over()
+        orders.append(order + drain(buffer.get))
+    assert orders[0] == orders[1]
+    assert sorted(orders[0]) == list(range(9))
 
 
 def test_passes_differ_and_are_uniform():

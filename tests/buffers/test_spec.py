@@ -24,7 +24,7 @@ def test_a_spec_makes_the_buffer_that_it_names_in_any_case(kind):
         (("lifo", 10), "'lifo': choose one of BufferType.FIFO"),
         ((1, 10), "1: choose one of"),
         (("firo", 0), "size=0"),
-        (("firo", 10, 10), r"threshold=10: .* from 0 to 9"),
+        (("firo", 10, 11), r"threshold=11: .* from 0 to 10, the size"),
         (("firo", 10, -1), "threshold=-1"),
         (("reservoir", 10, 2.5), r"threshold=2\.5"),
         (("fifo", 10, 3), "threshold=3: a FIFO has no threshold"),
@@ -32,9 +32,13 @@ def test_a_spec_makes_the_buffer_that_it_names_in_any_case(kind):
         (("simpairedreservoir", 10, 5, 3), "a SimPairedReservoir requires nb_time_steps="),
         (("simpairedreservoir", 10, 5, 0, 4), "sweep_size=0: give an integer of at least 1"),
         (("simpairedreservoir", 10, 5, 3, 1), "nb_time_steps=1: give an integer of at least 2"),
-        (("simpairedreservoir", 10, 10, 3, 4), "threshold=10"),
+        (("simpairedreservoir", 10, 11, 3, 4), "threshold=11"),
         (("reservoir", 10, 5, 3), "sweep_size=3: only a SimPairedReservoir has it, not a Reservoir"),
         (("fifo", 10, None, None, 4), "nb_time_steps=4: only a SimPairedReservoir has it, not a FIFO"),
+        (("fifo", 10, None, None, None, 2), "pseudo_epochs=2: only a FIRO has it, not a FIFO"),
+        (("firo", 10, None, None, None, 0), "pseudo_epochs=0: give an integer of at least 1"),
+        (("firo", 10, None, None, None, None, 2), "comm_size=2: only a SimPairedReservoir has it, not a FIRO"),
+        (("simpairedreservoir", 10, 5, 3, 4, None, 0), "comm_size=0: give an integer of at least 1"),
     ],
     ids=str,
 )
@@ -51,7 +55,7 @@ def test_a_spec_of_pairs_makes_a_buffer_for_a_sweep_of_simulations(name):
     assert (buffer.capacity, buffer.threshold, buffer.sweep_size, buffer.nb_time_steps) == (40, 20, 3, 5)
     assert BufferSpec(name, 40, 7, sweep_size=3, nb_time_steps=5).make(5, 1).threshold == 7
     assert spec.pairs
-    assert not spec.gives_each_once
+    assert not spec.draws_in_step
     assert [BufferSpec(kind, 4).pairs for kind in ("fifo", "firo", "reservoir", "batchreservoir")] == [False] * 4
 
 
@@ -74,8 +78,33 @@ def test_limits_keep_what_pairs_need():
 
 
 def test_batches_that_can_never_be_available_are_an_error():
-    BufferSpec("firo", 10, 4).check(6)
-    BufferSpec("reservoir", 10, 9).check(10)
-    for spec, batch in ((BufferSpec("firo", 10, 4), 7), (BufferSpec("batchreservoir", 10, 4), 11)):
-        with pytest.raises(ValueError, match=f"a batch of {batch} samples cannot come from"):
-            spec.check(batch)
+    for spec in (BufferSpec("firo", 10, 4), BufferSpec("reservoir", 10, 10), BufferSpec("batchreservoir", 10, 4)):
+        spec.check(10)
+        with pytest.raises(ValueError, match="a batch of 11 samples cannot come from"):
+            spec.check(11)
+
+
+@pytest.mark.parametrize("pseudo_epochs", [None, 1, 3])
+def test_pseudo_epochs_reach_the_buffer_and_need_room_for_all_samples(pseudo_epochs):
+    spec = BufferSpec("FIRO", 10, 4, pseudo_epochs=pseudo_epochs)
+    assert spec.passes == spec.make(5, 1).pseudo_epochs == (pseudo_epochs or 1)
+    assert spec.put_counts([4, 3]) == ([7] * 6 if pseudo_epochs == 3 else [4, 7])
+    spec.check_samples(10)
+    if pseudo_epochs == 3:
+        with pytest.raises(ValueError, match=r"pseudo_epochs=3: .* up to 11, and has size=10; give size=11"):
+            spec.check_samples(11)
+    else:
+        spec.check_samples(11)
+
+
+def test_the_buffers_that_share_a_sweep_reach_the_buffer():
+    options = {"sweep_size": 6, "nb_time_steps": 5}
+    for comm_size, rows in ((None, 6), (1, 6), (3, 2)):
+        buffer = BufferSpec("SimPairedReservoir", 40, comm_size=comm_size, **options).make(5, 1)
+        assert len(buffer._samples._slots) == rows
+
+
+def test_a_spec_without_later_fields_has_the_text_that_early_checkpoints_hold():
+    text = "BufferSpec(type='FIRO', size=24, threshold=9, sweep_size=None, nb_time_steps=None"
+    assert repr(BufferSpec("FIRO", 24, 9)) == f"{text})"
+    assert repr(BufferSpec("FIRO", 24, 9, pseudo_epochs=2)) == f"{text}, pseudo_epochs=2)"

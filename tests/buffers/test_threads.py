@@ -31,9 +31,8 @@ class ThreadSchedule:
         self.producers, consumers = self.random.integers(1, 4, size=2)
         self.paired = kind == "SimPairedReservoir"
         self.capacity = int(self.random.integers(10, 14) if self.paired else self.random.integers(2, 12))
-        threshold = 0 if kind == "FIFO" else int(self.random.integers(self.capacity))
+        threshold = 0 if kind == "FIFO" else int(self.random.integers(self.capacity + 1))
         self.buffer = make(kind, self.capacity, threshold, seed=int(seed))
-        self.most = self.capacity - (threshold if kind in ("FIFO", "FIRO") else 0)
         self.end = threading.Event()
         # Some end before the first put has found room, and others after the last.
         self.operations = int(self.random.integers(1.5 * EACH * self.producers))
@@ -71,7 +70,7 @@ class ThreadSchedule:
     def consume(self, seed):
         random, got = np.random.default_rng(seed), []
         while True:
-            size, timeout = int(random.integers(1, self.most + 1)), random.choice([None, 0.0, 0.0005])
+            size, timeout = int(random.integers(1, self.capacity + 1)), random.choice([None, 0.0, 0.0005])
             try:
                 came = numbers(self.buffer.get_batch(size, timeout=timeout))
             except BufferDrainedError:

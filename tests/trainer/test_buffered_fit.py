@@ -80,6 +80,14 @@ def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, 
         assert np.isfinite(record["loss"])
 
 
+@pytest.mark.parametrize("unit", [{}, {"merge_unit": "blocks"}, {"merge_unit": "batches", "merge_every": 4}], ids=str)
+def test_pseudo_epochs_train_each_sample_that_often_with_the_same_bits_on_every_engine(engine, unit):
+    buffer = BufferSpec("FIRO", 57, threshold=9, pseudo_epochs=3)
+    ours, history = fitted(engine, 2, buffer, num_epochs=2, **unit)
+    assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * 3 * 57
+    assert_same_bits(ours, fitted("serial", 2, buffer, num_epochs=2, **unit)[0])
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_batches_are_as_many_as_block_by_block_where_their_number_is_given(number):
     counted = []
@@ -106,6 +114,10 @@ def test_what_cannot_be_is_an_error_before_anything_starts():
     for options, batch in (({"batch_size": 13}, 13), ({"num_batches_per_worker": 2}, 15)):
         with pytest.raises(ValueError, match=f"a batch of {batch} samples cannot come from a FIRO of size 24"):
             trainer.fit(x, y, num_epochs=1, buffer=BufferSpec("FIRO", 24), **options)
+    for merge_unit in ("epochs", "batches"):  # a block for each of two workers
+        with pytest.raises(ValueError, match="pseudo_epochs=2: .* up to 30, and has size=14; give size=30"):
+            buffer = BufferSpec("FIRO", 14, pseudo_epochs=2)
+            trainer.fit(x, y, num_epochs=1, batch_size=4, buffer=buffer, merge_unit=merge_unit)
     assert trainer.history == []
 
 

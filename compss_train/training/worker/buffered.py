@@ -1,5 +1,6 @@
 """Batches from a buffer: drawn in step with the samples that are put, or from a reservoir by time."""
 
+import queue
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -64,14 +65,27 @@ def _drawn(
     buffer = limited.make(draws.largest, seed, pin_memory=device.startswith("cuda"))
     if not draws.is_first and carried.before is not None:
         buffer.load_state_dict(carried.before)
-    with source.chunks(block_passes) as chunks:
-        if spec.gives_each_once:
+    with source.chunks(block_passes) as read:
+        chunks = _without(read, buffer.samples_put - draws.put_before)
+        if spec.draws_in_step:
             yield from in_bursts(draw_in_step(buffer, chunks, draws))
         elif draws.is_last:
             yield from batches_through(buffer, chunks, draws.largest)
         else:
             yield from batches_while_filling(buffer, chunks, draws.largest, len(draws.sizes))
     carried.after = None if draws.is_last else buffer.state_dict()
+
+
+def _without(chunks: Iterable[Columns], number: int) -> Iterable[Columns]:
+    """Leave out the first samples: a buffer of an early checkpoint holds some that are planned for later draws."""
+    return _skip(chunks, number) if number > 0 else chunks
+
+
+def _skip(chunks: Iterable[Columns], number: int) -> Iterator[Columns]:
+    for chunk in chunks:
+        if len(chunk[0]) > number:
+            yield tuple(part[number:] for part in chunk)
+        number = max(0, number - len(chunk[0]))
 
 
 class _Rows:
@@ -84,7 +98,7 @@ class _Rows:
 
     def take(self, number: int) -> Iterator[Columns]:
         """Iterate over the next ``number`` samples in pieces of chunks, or fewer at the end."""
-        while number:
+        while number > 0:
             if not self._rest or not len(self._rest[0]):
                 self._rest = next(self._chunks, ())
             if not self._rest:
@@ -123,9 +137,11 @@ def _put(buffer: Buffer, rows: _Rows, wanted: int, draws: Draws) -> None:
 
 def _get(buffer: Buffer, size: int) -> Iterator[Columns]:
     """Draw a batch if there are enough samples, or fewer at the end of an epoch."""
-    available = len(buffer) - (0 if buffer.reception_over else buffer.threshold)
-    if available >= size or (buffer.reception_over and available):
-        yield buffer.get_batch(min(size, available), block=False)
+    try:
+        batch = buffer.get_batch(size, block=False)
+    except queue.Empty:
+        return
+    yield batch
 
 
 def in_bursts(batches: Iterator[Columns]) -> Iterator[Columns]:

@@ -157,7 +157,7 @@ def _starting_optimizer(
 def _given(shard: Shard, drawn: int, left_out: int) -> int:
     """Return the number of samples that the worker was to train; a reservoir's repetitions do not count."""
     if shard.draws is not None and shard.options.buffer is not None:
-        return drawn if shard.options.buffer.gives_each_once else min(drawn, shard.draws.samples)
+        return drawn if shard.options.buffer.draws_in_step else min(drawn, shard.draws.samples)
     return sum(block_pass.size for block_pass in shard.assignment) - left_out
 
 

@@ -2,6 +2,8 @@
 
 import threading
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -11,13 +13,13 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import FIRO, BufferSpec
 from compss_train.data import BlockedTensor
-from compss_train.data.block_passes import Draws
+from compss_train.data.block_passes import BufferedEpoch, Draws
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import source
 from compss_train.training.worker.batches import batches
-from compss_train.training.worker.buffered import draw_in_step
+from compss_train.training.worker.buffered import CarriedBuffer, buffered_batches, draw_in_step
 from compss_train.training.worker.source import Shard, source_of
 from tests.training.worker.assignments import DEALT
 
@@ -71,7 +73,7 @@ def test_queues_give_each_sample_once_an_epoch(
 ):
     x, y = data(samples, blocks, as_arrays)
     # Room for the largest batch, from one sample to sixty.
-    spec = BufferSpec("FIFO", 60 + room) if kind == "FIFO" else BufferSpec("FIRO", 60 + threshold + room, threshold)
+    spec = BufferSpec("FIFO", 60 + room) if kind == "FIFO" else BufferSpec("FIRO", 60 + room, threshold)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "_MEMORY_CHUNK", chunk)
         everything = []
@@ -176,6 +178,47 @@ def test_epochs_do_not_mix_and_differ():
     assert made[:60] != made[60:]
 
 
+@pytest.mark.parametrize("shuffle", ["blocks", "total"])
+@pytest.mark.parametrize("batching", [Batching(size=7), Batching(number=2)])
+def test_pseudo_epochs_are_passes_over_all_samples_in_batches_of_the_same_sizes(shuffle, batching):
+    x, y = data(50, 5)
+    once, thrice = (BufferSpec("FIRO", 30, 10, pseudo_epochs=passes) for passes in (None, 3))
+    pairs = zip(*(shards(x, 2, batching, spec, shuffle, epochs=2) for spec in (once, thrice)), strict=True)
+    for plain, repeated in pairs:
+        expected, made = trained(plain, x, y), trained(repeated, x, y)
+        epoch = [batch for batch in expected[: len(expected) // 2]]
+        assert [len(batch) for batch in made[: 3 * len(epoch)]] == 3 * [len(batch) for batch in epoch]
+        passes = [made[start : start + len(epoch)] for start in range(0, 3 * len(epoch), len(epoch))]
+        for batches_of_pass in passes:
+            assert sorted(chain(*batches_of_pass)) == sorted(chain(*epoch))
+        assert passes[0] != passes[1] != passes[2]
+
+
+@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
+@pytest.mark.parametrize("stopped_after", [1, 3, 5])
+def test_a_buffer_that_early_versions_filled_further_continues_without_repeating(kind, stopped_after):
+    def early_counts(spec, sizes):
+        total, put, got, counts = sum(sizes), 0, 0, []
+        for size in sizes:
+            put = min(total, got + spec.size, put + 2 * size if got else spec.needed + size)
+            counts.append(put)
+            got += size
+        return counts
+
+    x, y = data(60, 4)
+    spec, carried, got = BufferSpec(kind, 20, 7), CarriedBuffer(), []
+    (shard,) = shards(x, 1, Batching(size=5), spec)
+    for counts, first, stop in ((early_counts, 0, stopped_after), (BufferSpec.put_counts, stopped_after, None)):
+        draws = Draws.of_epoch(shard.assignment, Batching(size=5), partial(counts, spec))
+        part = BufferedEpoch(shard.assignment, draws).part(first, stop or len(draws.sizes))
+        own = replace(shard, assignment=part[0], draws=part[1])
+        source = source_of(own, list(x.blocks()), list(y.blocks()))
+        got += [n for _, ys in buffered_batches(own, spec, source, "cpu", carried) for n in ys[1].int().tolist()]
+        carried = CarriedBuffer(carried.after)
+    assert set(got) == set(range(60))
+    assert kind == "Reservoir" or len(got) == 60
+
+
 @given(
     size=st.integers(1, 6),
     number=st.integers(1, 20),
@@ -184,7 +227,7 @@ def test_epochs_do_not_mix_and_differ():
     chunk=st.integers(1, 30),
 )
 def test_draws_begin_at_the_threshold_and_the_buffer_then_fills_up(size, number, threshold, more, chunk):
-    total, capacity = size * number, threshold + size + more
+    total, capacity = size * number, max(threshold, size) + more
     chunks = [(torch.arange(start, min(start + chunk, total)),) for start in range(0, total, chunk)]
     buffer = Spying(capacity, threshold, seed=0)
     sizes = (size,) * number
@@ -193,7 +236,8 @@ def test_draws_begin_at_the_threshold_and_the_buffer_then_fills_up(size, number,
     got = torch.cat([batch[0] for batch in draw_in_step(buffer, chunks, draws)])
     assert sorted(got.tolist()) == list(range(total))
     # At each draw one batch more is held than at the one before, as far as there is room and there are samples.
-    assert buffer.held == [min(threshold + size * (n + 1), capacity, total - size * n) for n in range(number)]
+    first = max(threshold, size)
+    assert buffer.held == [min(first + size * n, capacity, total - size * n) for n in range(number)]
 
 
 class Spying(FIRO):

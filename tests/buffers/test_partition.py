@@ -1,10 +1,15 @@
-"""A slot partition agrees with a model of two sets."""
+"""A slot partition agrees with a model of two sets; different integers are drawn uniformly."""
+
+from collections import Counter
+from itertools import permutations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
-from compss_train.buffers.storage import SlotPartition
+from compss_train.buffers.partition import SlotPartition, choose_distinct
 
 steps = st.lists(st.tuples(st.sampled_from(["add", "see", "remove", "unsee", "copy"]), st.integers(0, 2**32)))
 
@@ -39,3 +44,11 @@ def test_a_partition_is_a_set_of_unseen_and_a_set_of_seen_slots(capacity, steps)
         order = partition.all().tolist()
         assert set(order[: len(unseen)]) == unseen
         assert set(order[len(unseen) :]) == seen
+
+
+@pytest.mark.parametrize(("population", "number"), [(5, 1), (5, 2), (5, 3), (5, 5), (3, 0)])
+def test_all_sequences_of_different_integers_are_equally_likely(population, number):
+    random, sequences = np.random.default_rng(1), list(permutations(range(population), number))
+    times = Counter(tuple(choose_distinct(random, population, number).tolist()) for _ in range(50 * len(sequences)))
+    assert set(times) <= set(sequences)
+    assert len(sequences) == 1 or chisquare([times[sequence] for sequence in sequences]).pvalue > 1e-4

@@ -1,0 +1,116 @@
+"""``SlotPartition``: the held slots, those of unseen samples apart from those of seen ones; random choices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compss_train.buffers.storage import Slots
+
+
+def choose_distinct(random: np.random.Generator, population: int, number: int) -> Slots:
+    """Return different integers below ``population``, in random order; all such sequences are equally likely.
+
+    Where equal ones are unlikely they are drawn until all are different, which takes a fraction of the time of
+    ``Generator.choice``.
+    """
+    if number**2 > population:
+        return random.choice(population, number, replace=False)
+    while True:
+        drawn = choose(random, population, number)
+        if number == 1 or len(set(drawn.tolist())) == number:
+            return drawn
+
+
+def choose(random: np.random.Generator, population: int, number: int) -> Slots:
+    """Return independent integers below ``population``."""
+    # Takes half the time of bounded integers; the bias of at most 2**-53 is negligible.
+    return (random.random(number) * population).astype(np.intp)
+
+
+class SlotPartition:
+    """The held slots in an array: unseen slots first (up to ``unseen``), then seen slots (up to ``held``).
+
+    The order within both sections is arbitrary. Random choices (any held sample, an unseen one, one to evict) are
+    choices of positions in this array. All operations take time proportional to the number of chosen samples.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._order: Slots = np.empty(capacity, np.intp)
+        self._marks: Slots = np.empty(capacity, np.intp)
+        self.unseen = 0
+        self.held = 0
+
+    @classmethod
+    def of(cls, capacity: int, slots: Slots, unseen: int) -> SlotPartition:
+        """Return a partition that holds these slots, the first ``unseen`` of them unseen."""
+        partition = cls(capacity)
+        partition._order[: len(slots)] = slots
+        partition.unseen, partition.held = unseen, len(slots)
+        return partition
+
+    @property
+    def seen(self) -> int:
+        """Number of held samples that were got before."""
+        return self.held - self.unseen
+
+    def at(self, positions: Slots) -> Slots:
+        """Return the slots at these positions."""
+        slots: Slots = self._order[positions]
+        return slots
+
+    def all(self) -> Slots:
+        """Return all held slots, the unseen ones first."""
+        return self._order[: self.held].copy()
+
+    def add(self, slots: Slots) -> None:
+        """Add these slots as unseen."""
+        stop = self.unseen + len(slots)
+        displaced = self._order[self.unseen : min(stop, self.held)].copy()
+        self._order[self.unseen : stop] = slots
+        self.unseen, self.held = stop, self.held + len(slots)
+        self._order[self.held - len(displaced) : self.held] = displaced
+
+    def mark_seen(self, positions: Slots) -> None:
+        """Mark the slots at these positions as seen; a position may occur more than once."""
+        new = positions[positions < self.unseen]
+        if len(new):
+            new = self._distinct(new) if len(new) > 1 else new
+            self._move_last(new, self.unseen)
+            self.unseen -= len(new)
+
+    def mark_all_unseen(self) -> None:
+        """Mark all slots as unseen."""
+        self.unseen = self.held
+
+    def remove(self, positions: Slots) -> None:
+        """Remove the slots at these positions, each given once."""
+        is_unseen = positions < self.unseen
+        unseen = positions[is_unseen]
+        if len(unseen):
+            self._move_last(unseen, self.unseen)
+            self.unseen -= len(unseen)
+            moved = np.arange(self.unseen, self.unseen + len(unseen))
+            positions = np.concatenate([moved, positions[~is_unseen]])
+        if self.unseen + len(unseen) < self.held:  # seen slots follow
+            self._move_last(positions, self.held)
+        self.held -= len(positions)
+
+    def _distinct(self, positions: Slots) -> Slots:
+        """Return each of these positions once; cheaper than sorting them."""
+        numbers = np.arange(len(positions))
+        self._marks[positions] = numbers
+        distinct: Slots = positions[self._marks[positions] == numbers]
+        return distinct
+
+    def _move_last(self, positions: Slots, stop: int) -> None:
+        """Swap slots so that those at these positions come last before ``stop``."""
+        start = stop - len(positions)
+        if len(positions) == 1:  # without the masks of the general case
+            hole = positions[0]
+            self._order[hole], self._order[start] = self._order[start], self._order[hole]
+            return
+        is_hole = positions < start
+        moves_out = np.ones(len(positions), bool)
+        moves_out[positions[~is_hole] - start] = False
+        holes, tail = positions[is_hole], start + moves_out.nonzero()[0]
+        self._order[holes], self._order[tail] = self._order[tail], self._order[holes]

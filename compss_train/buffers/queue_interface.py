@@ -1,0 +1,113 @@
+"""``QueueInterface``: what buffers have in common with ``queue.Queue`` besides ``put`` and ``get``; waiting."""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from compss_train._utils.validation import check_count
+
+
+class QueueInterface(ABC):
+    """The words of ``queue.Queue``, so that its users feel at home; they count samples.
+
+    A task is a sample that a get is to return or has returned, as in a ``Queue``: each put adds one. Where samples
+    are got several times, each further get adds one, so that the rule is the same for all buffers: one task is done
+    for each sample of each get. A batch has as many tasks as samples, a pair of time steps two.
+    """
+
+    capacity: int
+
+    def __init__(self) -> None:
+        # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
+        self._lock = threading.RLock()
+        self._all_done = threading.Condition(self._lock)
+        self._tasks_done = 0
+
+    @abstractmethod
+    def put(self, sample: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Store one sample."""
+
+    @abstractmethod
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return one sample."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples held."""
+
+    @abstractmethod
+    def _count_tasks(self) -> int:
+        """Return the number of samples got, with repetitions, and of those that are still to be got first."""
+
+    def put_nowait(self, sample: Any) -> None:
+        """Store one sample if there is room: ``put`` with ``block=False``."""
+        self.put(sample, block=False)
+
+    def get_nowait(self) -> Any:
+        """Return one sample if one is available: ``get`` with ``block=False``."""
+        return self.get(block=False)
+
+    @property
+    def maxsize(self) -> int:
+        """The maximum number of samples held: the capacity, which is at least 1 and never unlimited."""
+        return self.capacity
+
+    def qsize(self) -> int:
+        """Return the number of samples held, as ``len`` does."""
+        return len(self)
+
+    def empty(self) -> bool:
+        """Return whether no sample is held; if not, a get may still wait, for the threshold or a partner."""
+        return not len(self)
+
+    def full(self) -> bool:
+        """Return whether as many samples as the capacity are held; a put may still evict one of a reservoir."""
+        return len(self) >= self.capacity
+
+    @property
+    def unfinished_tasks(self) -> int:
+        """Number of samples that are to be got, or were got and not reported by ``task_done``."""
+        with self._lock:
+            return self._count_tasks() - self._tasks_done
+
+    def task_done(self, number: int = 1) -> None:
+        """Report that ``number`` samples (default 1) that gets have returned were processed.
+
+        Raises ``ValueError`` for more than there are unfinished tasks.
+        """
+        check_count("number", number)
+        with self._lock:
+            if number > (unfinished := self.unfinished_tasks):
+                raise ValueError(
+                    f"task_done() called too many times: number={number}, and {unfinished} unfinished tasks are "
+                    "left; call it once for each sample that a get returned"
+                )
+            self._tasks_done += number
+            self._all_done.notify_all()
+
+    def join(self) -> None:
+        """Wait until every sample put was got, and ``task_done`` was called for each sample of each get.
+
+        When reception is over, samples that will never be returned (time steps without a partner) do not count.
+        """
+        with self._all_done:
+            self._all_done.wait_for(lambda: self.unfinished_tasks == 0)
+
+
+def deadline(block: bool, timeout: float | None) -> float | None:
+    """Return the value of ``time.monotonic`` at which waiting ends, ``None`` for never."""
+    if not block:
+        return 0.0
+    if timeout is None:
+        return None
+    if timeout < 0:
+        raise ValueError(f"timeout={timeout!r}: give at least 0 seconds, or None to wait without limit")
+    return time.monotonic() + timeout
+
+
+def wait(condition: threading.Condition, predicate: Callable[[], bool], until: float | None) -> None:
+    """Wait until ``predicate`` is true or the time ``until`` has come; the lock of ``condition`` is held."""
+    if not predicate():
+        condition.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))

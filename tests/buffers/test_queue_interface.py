@@ -1,0 +1,161 @@
+"""Buffers have the methods of queue.Queue, with its meaning."""
+
+import queue
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.buffers.kinds import ALL, PLAIN, Hold, Thread, drain, make, numbers, sample, samples
+from tests.buffers.kinds import until_waiting as waiting
+
+CALLS = st.sampled_from(["put_nowait", "get_nowait", "task_done"])
+
+
+def called(queue_like, name, number):
+    """Call a method; return its result, or the type of what it raises."""
+    try:
+        return getattr(queue_like, name)(*([number] if name == "put_nowait" else []))
+    except (queue.Empty, queue.Full, ValueError) as error:
+        return next(kind for kind in (queue.Empty, queue.Full, ValueError) if isinstance(error, kind))
+
+
+@settings(max_examples=100)
+@given(capacity=st.integers(1, 4), calls=st.lists(CALLS, max_size=40))
+def test_a_fifo_is_a_queue(capacity, calls):
+    ours, theirs = make("FIFO", capacity), queue.Queue(capacity)
+    for number, name in enumerate(calls):
+        assert called(ours, name, number) == called(theirs, name, number)
+        for words in ("qsize", "empty", "full"):
+            assert getattr(ours, words)() == getattr(theirs, words)()
+        assert (ours.maxsize, ours.unfinished_tasks) == (theirs.maxsize, theirs.unfinished_tasks)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_sizes_are_those_of_what_is_held(kind):
+    buffer = make(kind, 3)
+    assert (buffer.maxsize, buffer.qsize(), buffer.empty(), buffer.full()) == (3, 0, True, False)
+    buffer.put_nowait(sample(buffer, 0))
+    assert (buffer.qsize(), buffer.empty(), buffer.full()) == (1, False, False)
+    buffer.put_many(samples(buffer, [1, 2]))
+    assert (buffer.qsize(), buffer.empty(), buffer.full()) == (3, False, True)
+    with pytest.raises(queue.Full):
+        buffer.put_nowait(sample(buffer, 3))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_join_waits_for_every_sample_and_every_get(kind):
+    buffer = make(kind, 6, seed=3)
+    buffer.put_many(samples(buffer, range(4)))
+    joining = Thread(buffer.join)
+    waiting(buffer._all_done)
+    while buffer.unseen:
+        got = numbers(buffer.get_batch(1))
+        assert joining.is_alive()
+        buffer.task_done(len(got))
+    joining.result()
+    assert buffer.unfinished_tasks == 0
+    with pytest.raises(ValueError, match=r"task_done\(\) called too many times: number=1, and 0 unfinished"):
+        buffer.task_done()
+
+
+@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
+def test_each_get_of_a_sample_that_was_got_before_is_a_task_more(kind):
+    buffer = make(kind, 2)
+    buffer.put_many([0, 1])
+    while buffer.unseen:
+        buffer.get_batch(1)
+    buffer.get_batch(2)
+    assert buffer.unfinished_tasks == buffer.samples_got
+    buffer.task_done(buffer.samples_got)
+    buffer.join()
+
+
+def test_time_steps_that_have_no_partner_at_the_end_are_no_tasks():
+    buffer = make("SimPairedReservoir", 6)
+    buffer.put_many(samples(buffer, [0, 1, 8]))
+    buffer.get()
+    buffer.task_done(2)
+    joining = Thread(buffer.join)
+    waiting(buffer._all_done)
+    assert buffer.unfinished_tasks == 1
+    buffer.signal_reception_over()
+    assert buffer.unfinished_tasks == 1  # the pair is still to be drained, so that its put may be followed by others
+    buffer.get()
+    buffer.task_done(2)
+    joining.result()
+    assert buffer.unseen == len(buffer) == 1
+
+
+def test_a_put_that_fails_after_reception_lets_a_join_go_on():
+    buffer = make("SimPairedReservoir", 6)
+    buffer.put(sample(buffer, 8))
+    write = Hold(buffer._store, "write", RuntimeError())
+    putter = Thread(buffer.put, sample(buffer, 0))
+    write.entered()
+    buffer.signal_reception_over()
+    joining = Thread(buffer.join)
+    waiting(buffer._all_done)
+    write.release()
+    joining.result()
+    with pytest.raises(RuntimeError):
+        putter.result()
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True])
+def test_a_number_of_tasks_is_a_count(number):
+    with pytest.raises(ValueError, match="number=.*at least 1"):
+        make("FIFO", 2).task_done(number)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_samples_got_before_a_checkpoint_are_done(kind):
+    buffer, other = make(kind, 4), make(kind, 4)
+    buffer.put_many([0, 1, 2])
+    buffer.get_batch(2)
+    other.load_state_dict(buffer.state_dict())
+    assert other.unfinished_tasks == other.unseen == buffer.unseen
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_how_often_each_sample_was_got_is_in_the_order_of_the_state(kind):
+    buffer, times = make(kind, 5, seed=1), Counter()
+    buffer.put_many(samples(buffer, range(5)))
+    for _ in range(3):
+        times.update(numbers(buffer.get_batch(1)))
+    held = buffer.state_dict()["samples"].tolist()
+    assert buffer.seen_counts().tolist() == [times[number] for number in held]
+    seen = [times[number] for number in range(5) if number not in held] + buffer.seen_counts().tolist()
+    np.testing.assert_array_equal(np.bincount(seen), np.trim_zeros(buffer.repetitions(), "b"))
+    assert make(kind, 5).seen_counts().tolist() == []
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_pipeline_of_a_loader_and_a_model_ends_when_all_is_processed(kind):
+    """The data pipeline of the page on queues: numbers are loaded, processed one by one, and end at 67."""
+    data_queue, processed = make(kind, 10, batch_size=1, seed=0), []
+
+    def load_data():
+        generator, number = random.Random(5), 0
+        while number != 67:
+            number = generator.randrange(100)
+            data_queue.put(number)
+
+    def process_data():
+        item = data_queue.get()
+        processed.append(int(torch.as_tensor(item)))
+        data_queue.task_done()
+
+    loader, model = Thread(load_data), Thread(drain, process_data)
+    loader.result()
+    data_queue.signal_reception_over()
+    data_queue.join()
+    model.result()
+    assert data_queue.empty()
+    assert 67 in processed
+    assert data_queue.samples_put <= len(processed)
+    assert drain(data_queue.get_nowait) == []
