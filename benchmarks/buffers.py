@@ -1,8 +1,8 @@
 """Batches from a Reservoir between one producer and one consumer, and the time of single calls of each buffer.
 
-The peers are a bare copy into the rows of a tensor, a bare gather of rows, and a locked list. In the table of single
-calls the list holds views of the samples and copies nothing, neither when they come nor when they go: it shows what
-locks cost, not what a buffer must do.
+The peers are a bare copy into the rows of a tensor, a bare gather of rows, and a locked list. In the table of calls the
+list holds views of the samples and copies nothing, neither when they come nor when they go: it shows what locks cost,
+not what a buffer must do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ import torch
 from _common import parser, print_table, ratios, spread
 from torch.utils.data import default_collate
 
-from compss_train.buffers import FIFO, FIRO, BatchReservoir, Buffer, BufferDrainedError, ReceptionOverError, Reservoir
+from compss_train.buffers import (
+    FIFO,
+    FIRO,
+    BatchReservoir,
+    Buffer,
+    BufferDrainedError,
+    ReceptionOverError,
+    Reservoir,
+)
 
 FEATURES, BATCH, CAPACITY = 784, 128, 10_000
 POOL = 60_000
@@ -225,7 +233,9 @@ def call_bare(pool: torch.Tensor) -> list[float]:
         array[row] = sample
 
     return [
-        microseconds([lambda row=row, sample=sample: copy(row, sample) for row, sample in zip(rows, samples)]),
+        microseconds(
+            [lambda row=row, sample=sample: copy(row, sample) for row, sample in zip(rows, samples, strict=True)]
+        ),
         microseconds([lambda row=row: array[row].copy() for row in rows]),
         *alternating(
             lambda batch: held.index_copy_(0, next(numbers), batch),
@@ -293,7 +303,9 @@ def report_calls(pool: torch.Tensor, repetitions: int) -> None:
     for _ in range(repetitions):
         for label, caller in callers.items():
             times[label].append(caller())
-    rows = [[label, *(spread(list(column), ".1f") for column in zip(*times[label]))] for label in callers]
+    rows = [
+        [label, *(spread(list(column), ".1f") for column in zip(*times[label], strict=True))] for label in callers
+    ]
     print_table(f"Microseconds of a call, without other threads; {FEATURES} float32 a sample", ["", *CALLED], rows)
 
 

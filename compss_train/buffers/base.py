@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count, check_seed
-from compss_train.buffers.queue_interface import QueueInterface, deadline, wait
+from compss_train.buffers.queue_interface import QueueInterface, Waiters, deadline
 from compss_train.buffers.samples import SampleBatch
 from compss_train.buffers.storage import NO_SLOTS, SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
@@ -63,8 +63,8 @@ class Buffer(QueueInterface):
         self._in_flight = 0  # samples that have a slot and are being written to it
         self._active_reads: list[threading.Lock] = []  # one, held, for each get that is copying samples
         self._reception_over = False
-        self._not_full = threading.Condition(self._lock)
-        self._not_empty = threading.Condition(self._lock)
+        self._not_full = Waiters(self._lock)
+        self._not_empty = Waiters(self._lock)
 
     # The methods that kinds of buffers implement or override; all are called with the lock held.
 
@@ -153,8 +153,8 @@ class Buffer(QueueInterface):
         return SampleBatch.from_batch(samples, self._store.template)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
-        stored = 0
-        while stored < len(incoming):
+        stored, number = 0, len(incoming)
+        while stored < number:
             stored += self._put_some(incoming, stored, until)
 
     def _put_some(self, incoming: SampleBatch, start: int, until: float | None) -> int:
@@ -178,8 +178,7 @@ class Buffer(QueueInterface):
     def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> None:
         self._store.check(incoming)
         if not self._room() and not self._reception_over:
-            wait(
-                self._not_full,
+            self._not_full.wait(
                 lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None,
                 until,
             )
@@ -199,9 +198,9 @@ class Buffer(QueueInterface):
                 self._store.usage.samples_put += len(slots)
             else:
                 self._abandon(slots)
-            self._not_empty.notify_all()
-            self._not_full.notify_all()  # a new sample may complete a pair and make its partner evictable
-            self._all_done.notify_all()  # or nothing may be left to get
+            self._not_empty.notify()
+            self._not_full.notify()  # a new sample may complete a pair and make its partner evictable
+            self._all_done.notify()  # or nothing may be left to get
 
     def _abandon(self, slots: Slots) -> None:
         self._store.free(slots)
@@ -230,7 +229,8 @@ class Buffer(QueueInterface):
         return self._get(size, deadline(block, timeout), single=False)
 
     def _get(self, size: int, until: float | None, *, single: bool) -> Any:
-        removed, reads = NO_SLOTS, list[threading.Lock]()
+        removed: Slots = NO_SLOTS
+        reads: list[threading.Lock] = []
         with (read := threading.Lock()):  # held until the samples are copied and the slots released
             try:
                 with self._lock:
@@ -239,7 +239,7 @@ class Buffer(QueueInterface):
                     self._store.usage.remove(removed)
                     reads = self._active_reads.copy() if len(removed) else []
                     self._active_reads.append(read)
-                    self._not_full.notify_all()
+                    self._not_full.notify()
                 return self._read(slots, single)
             finally:
                 if len(removed):
@@ -252,21 +252,21 @@ class Buffer(QueueInterface):
         """Wait until ``size`` samples are available, or the last ones, which may be fewer; return how many."""
         if (available := self._available()) >= size:
             return size
-        wait(self._not_empty, lambda: self._available() >= size or self._all_received(), until)
+        self._not_empty.wait(lambda: self._available() >= size or self._all_received(), until)
         available = self._available()
         if self._all_received() and not available:
             raise BufferDrainedError("no samples are left: reception is over")
         if available < size and not self._all_received():
             raise queue.Empty(
-                f"{size} samples were not available in time; {available} are available now: {self._count()} are held, "
-                f"and the threshold is {self.threshold}"
+                f"{size} samples were not available in time; {available} are available now: {self._count()} are "
+                f"held, and the threshold is {self.threshold}"
             )
         return min(size, available)
 
     def _release(self, slots: Slots) -> None:
         with self._lock:
             self._store.release(slots)
-            self._not_full.notify_all()
+            self._not_full.notify()
 
     # The end of reception
 
@@ -274,9 +274,9 @@ class Buffer(QueueInterface):
         """Signal that no more samples will be put; from now on each get removes the samples that it returns."""
         with self._lock:
             self._reception_over = True
-            self._not_full.notify_all()
-            self._not_empty.notify_all()
-            self._all_done.notify_all()
+            self._not_full.notify()
+            self._not_empty.notify()
+            self._all_done.notify()
 
     @property
     def reception_over(self) -> bool:
@@ -368,9 +368,9 @@ class Buffer(QueueInterface):
             self._reception_over = state["over"]
             self._random.bit_generator.state = state["random"]
             self._tasks_done = self.samples_got
-            self._not_full.notify_all()
-            self._not_empty.notify_all()
-            self._all_done.notify_all()
+            self._not_full.notify()
+            self._not_empty.notify()
+            self._all_done.notify()
 
 
 def _join_reads(reads: list[threading.Lock]) -> None:

@@ -22,7 +22,7 @@ class QueueInterface(ABC):
     def __init__(self) -> None:
         # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
         self._lock = threading.RLock()
-        self._all_done = threading.Condition(self._lock)
+        self._all_done = Waiters(self._lock)
         self._tasks_done = 0
 
     @abstractmethod
@@ -85,15 +85,15 @@ class QueueInterface(ABC):
                     "left; call it once for each sample that a get returned"
                 )
             self._tasks_done += number
-            self._all_done.notify_all()
+            self._all_done.notify()
 
     def join(self) -> None:
         """Wait until every sample put was got, and ``task_done`` was called for each sample of each get.
 
         When reception is over, samples that will never be returned (time steps without a partner) do not count.
         """
-        with self._all_done:
-            self._all_done.wait_for(lambda: self.unfinished_tasks == 0)
+        with self._lock:
+            self._all_done.wait(lambda: self.unfinished_tasks == 0)
 
 
 def deadline(block: bool, timeout: float | None) -> float | None:
@@ -107,7 +107,25 @@ def deadline(block: bool, timeout: float | None) -> float | None:
     return time.monotonic() + timeout
 
 
-def wait(condition: threading.Condition, predicate: Callable[[], bool], until: float | None) -> None:
-    """Wait until ``predicate`` is true or the time ``until`` has come; the lock of ``condition`` is held."""
-    if not predicate():
-        condition.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))
+class Waiters:
+    """The threads that wait for a change of what a lock protects; all methods are called with the lock held."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._condition = threading.Condition(lock)
+        self.number = 0
+        """Number of threads that wait. To notify none takes a fraction of the time of ``Condition.notify_all``."""
+
+    def wait(self, predicate: Callable[[], bool], until: float | None = None) -> None:
+        """Wait until ``predicate`` is true or the time ``until`` (of ``time.monotonic``) has come."""
+        if predicate():
+            return
+        self.number += 1
+        try:
+            self._condition.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))
+        finally:
+            self.number -= 1
+
+    def notify(self) -> None:
+        """Let all threads check their predicates."""
+        if self.number:
+            self._condition.notify_all()

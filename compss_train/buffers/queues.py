@@ -74,8 +74,8 @@ class FIRO(PartitionedBuffer):
     """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity`` samples are held.
 
     With ``pseudo_epochs`` above 1, for prototypes with data that fit into the buffer, gets wait for the end of
-    reception. Then every sample is returned that many times, in passes over all samples, each in a new random order.
-    1 means what ``None`` (default) does: each sample once, as it comes.
+    reception. Then every sample is returned that many times, in passes over all samples, each in a new random
+    order. 1 means what ``None`` (default) does: each sample once, as it comes.
     """
 
     def __init__(

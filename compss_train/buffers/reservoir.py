@@ -26,7 +26,7 @@ class Reservoir(PartitionedBuffer):
 
     def _reserve(self, incoming: SampleBatch, start: int, number: int) -> Slots:
         if (lacking := number - self._store.num_free) > 0:
-            seen = choose_distinct(self._random, self._samples.seen, lacking)
+            seen = choose_distinct(self._random, self._samples.seen, lacking, ordered=False)
             self._evict(self._remove(self._samples.unseen + seen))
         return self._store.allocate(number)
 

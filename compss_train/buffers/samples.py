@@ -44,20 +44,14 @@ class Leaf:
 
         ``first`` is the number of dimensions before those of a sample: 0 for a sample, 1 for stacked ones.
         """
-        if self.is_array:
-            alike = type(value) is np.ndarray and value.dtype == self.array_dtype
-            return value if alike and self._has_shape(value, first) else None
-        if type(value) is not torch.Tensor or value.dtype is not self.dtype or self.array_dtype is None:
+        if type(value) is not (np.ndarray if self.is_array else torch.Tensor) or self.array_dtype is None:
             return None
-        if not (_is_strided(value) and value.is_cpu and self._has_shape(value, first)):
+        try:
+            array = value if self.is_array else value.numpy()
+        except (RuntimeError, TypeError):  # on another device, not dense, lazily conjugated, or requires gradients
             return None
-        if value.requires_grad or value.is_conj() or value.is_neg():
-            return None
-        array: NDArray[Any] = value.numpy()
-        return array
-
-    def _has_shape(self, value: Block, first: int) -> bool:
-        return value.shape[first:] == self.shape and value.ndim == first + len(self.shape)
+        alike = array.dtype == self.array_dtype and array.shape[first:] == self.shape
+        return array if alike and array.ndim == first + len(self.shape) else None
 
 
 def leaves(value: object) -> Iterator[Any]:
@@ -123,13 +117,10 @@ def _from_number(leaf: Any) -> Any:
 
 def _is_dense(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
-        return _is_strided(leaf) and not leaf.is_quantized and leaf.device.type != "meta"
+        strided = leaf.layout is torch.strided and not leaf.is_nested
+        return strided and not leaf.is_quantized and leaf.device.type != "meta"
     # Other subclasses of arrays have more than values: masks, units.
     return type(leaf) in (np.ndarray, np.memmap) and _is_torch_dtype(leaf.dtype)
-
-
-def _is_strided(leaf: torch.Tensor) -> bool:
-    return leaf.layout is torch.strided and not leaf.is_nested
 
 
 def _is_torch_dtype(dtype: np.dtype[Any]) -> bool:
@@ -143,8 +134,8 @@ def _is_torch_dtype(dtype: np.dtype[Any]) -> bool:
 class SampleBatch:
     """The samples of one put: rows for each leaf of their structure, or a list of any objects.
 
-    ``like`` is the template of earlier samples. Those of the same structure, dtypes and shapes share it: to recognize
-    them takes a fraction of the time of building a template.
+    ``like`` is the template of earlier samples. Those of the same structure, dtypes and shapes share it: to
+    recognize them takes a fraction of the time of building a template.
     """
 
     def __init__(self, template: Any, rows: Sequence[Block], objects: list[Any] | None = None) -> None:

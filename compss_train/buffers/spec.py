@@ -31,9 +31,9 @@ class BufferSpec:
     sweep_size, nb_time_steps:
         Required by SimPairedReservoir only: number of simulations, and number of time steps of each.
     pseudo_epochs:
-        For FIRO only: above 1, a worker first puts all its samples of an epoch, for which ``size`` must suffice, and
-        then draws each of them that many times, in passes over all. 1, or ``None`` (default), draws each once, as
-        they come.
+        For FIRO only: above 1, a worker first puts all its samples of an epoch, for which ``size`` must suffice,
+        and then draws each of them that many times, in passes over all. 1, or ``None`` (default), draws each once,
+        as they come.
     comm_size:
         For SimPairedReservoir only: number of buffers that share the simulations, 1 by default.
 
@@ -117,8 +117,9 @@ class BufferSpec:
         """Raise ``ValueError`` unless all samples of a worker's epoch fit, where they must."""
         if self.passes > 1 and samples > self.size:
             raise ValueError(
-                f"pseudo_epochs={self.pseudo_epochs}: a worker's buffer must hold all its samples of an epoch, up to "
-                f"{samples}, and has size={self.size}; give size={samples}, use more workers, or remove pseudo_epochs"
+                f"pseudo_epochs={self.pseudo_epochs}: a worker's buffer must hold all its samples of an epoch, up "
+                f"to {samples}, and has size={self.size}; give size={samples}, use more workers, or remove "
+                "pseudo_epochs"
             )
 
     def put_counts(self, sizes: Sequence[int]) -> list[int]:

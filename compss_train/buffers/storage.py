@@ -144,6 +144,10 @@ class ColumnStorage(Storage):
         super().__init__(template)
         self._leaves: list[Leaf] = list(leaves(template))
         self._columns = [torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for leaf in self._leaves]
+        self._arrays = [  # an empty array would become a tensor of other strides
+            None if leaf.array_dtype is None or not column.numel() else column.numpy()
+            for leaf, column in zip(self._leaves, self._columns, strict=True)
+        ]
         self._items = [rows_as_items(column) for column in self._columns]
 
     def write(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
@@ -158,7 +162,7 @@ class ColumnStorage(Storage):
 
     def read_sample(self, slot: int, *, pinned: bool = False) -> Any:
         """Copy one row; leaves without dimensions are returned as arrays."""
-        rows = [column[slot].clone() for column in self._columns]
+        rows = [_copy_row(column, array, slot) for column, array in zip(self._columns, self._arrays, strict=True)]
         return self._assemble([row.pin_memory() for row in rows] if pinned else rows)
 
     def _assemble(self, parts: list[torch.Tensor]) -> Any:
@@ -175,6 +179,11 @@ def _gather(column: torch.Tensor, index: torch.Tensor, pinned: bool) -> torch.Te
         return column.index_select(0, index)
     rows = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=True)
     return torch.index_select(column, 0, index, out=rows)
+
+
+def _copy_row(column: torch.Tensor, array: NDArray[Any] | None, slot: int) -> torch.Tensor:
+    # Copying by numpy takes a third of the time.
+    return column[slot].clone() if array is None else torch.from_numpy(array[slot, ...].copy())
 
 
 def _as_stored_type(rows: torch.Tensor, leaf: Leaf) -> Any:

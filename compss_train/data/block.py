@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from functools import cache
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -71,7 +72,12 @@ def rows_as_items(block: Block) -> NDArray[np.void]:
     """Return a flat array with one item per row that shares the block's memory: the fastest for indexed copies."""
     rows = block if isinstance(block, np.ndarray) and block.flags.c_contiguous else rows_of_bytes(block)
     width = rows.nbytes // (len(rows) or 1)
-    return rows.reshape(-1).view(np.dtype((np.void, width))) if width else np.empty(len(rows), "V1")
+    return rows.reshape(-1).view(_item_dtype(width)) if width else np.empty(len(rows), "V1")
+
+
+@cache
+def _item_dtype(width: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, width))
 
 
 def copy_block(block: Block) -> Block:

@@ -155,7 +155,7 @@ class Draws:
             sizes=self.sizes[first:stop],
             puts=self.puts[first:stop],
             drawn=self.drawn + sum(self.sizes[:first]),
-            put_before=self.puts[first - 1] if first else 0,
+            put_before=self.puts[:first][-1] if first else 0,
             is_first=first == 0,
             is_last=stop >= len(self.sizes),
         )

@@ -96,9 +96,9 @@ def until(reached):
         threading.Event().wait(0.0005)
 
 
-def until_waiting(condition):
-    """Wait until a thread waits for ``condition``."""
-    until(lambda: condition._waiters)
+def until_waiting(waiters):
+    """Wait until a thread waits."""
+    until(lambda: waiters.number)
 
 
 class Hold:

@@ -168,7 +168,7 @@ def test_batches_of_no_size_are_refused(kind, size):
 @pytest.mark.parametrize("kind", ["FIFO", "FIRO", "BatchReservoir"])
 def test_a_batch_that_can_never_be_available_is_refused_at_once(kind):
     buffer = make(kind, 5, threshold=2)
-    with pytest.raises(ValueError, match="size=6: .* capacity 5 returns at most 5 samples at once"):
+    with pytest.raises(ValueError, match=r"size=6: .* capacity 5 returns at most 5 samples at once"):
         buffer.get_batch(6)
     buffer.put_many(samples(buffer, range(5)))
     assert len(numbers(buffer.get_batch(5, block=False))) == 5

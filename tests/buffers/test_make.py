@@ -66,7 +66,7 @@ def test_the_capacity_is_a_count(kind, capacity):
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir", "BatchReservoir", "SimPairedReservoir"])
 def test_a_threshold_that_can_never_be_reached_is_refused(kind):
-    with pytest.raises(ValueError, match="threshold=10, capacity=9: .* give a threshold of at most the capacity"):
+    with pytest.raises(ValueError, match=r"threshold=10, capacity=9: .* give a threshold of at most the capacity"):
         make(kind, 9, 10)
     for threshold in (-1, 1.5, True):
         with pytest.raises(ValueError, match=f"per_server_watermark={threshold}: give an integer of at least 0"):

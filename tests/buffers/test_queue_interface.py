@@ -84,7 +84,7 @@ def test_time_steps_that_have_no_partner_at_the_end_are_no_tasks():
     waiting(buffer._all_done)
     assert buffer.unfinished_tasks == 1
     buffer.signal_reception_over()
-    assert buffer.unfinished_tasks == 1  # the pair is still to be drained, so that its put may be followed by others
+    assert buffer.unfinished_tasks == 1  # there still is a pair to get
     buffer.get()
     buffer.task_done(2)
     joining.result()
@@ -108,7 +108,7 @@ def test_a_put_that_fails_after_reception_lets_a_join_go_on():
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True])
 def test_a_number_of_tasks_is_a_count(number):
-    with pytest.raises(ValueError, match="number=.*at least 1"):
+    with pytest.raises(ValueError, match=r"number=.*at least 1"):
         make("FIFO", 2).task_done(number)
 
 

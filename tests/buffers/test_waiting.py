@@ -68,7 +68,7 @@ def test_the_end_of_reception_wakes_all_who_wait(kind):
     fill(full)
     putters = [Thread(full.put_many, samples(full, [number, number + 1])) for number in (4, 6)]
     getters = [Thread(empty.get) for _ in range(2)]
-    until(lambda: len(full._not_full._waiters) == len(empty._not_empty._waiters) == 2)
+    until(lambda: full._not_full.number == empty._not_empty.number == 2)
     full.signal_reception_over()
     empty.signal_reception_over()
     for putter in putters:

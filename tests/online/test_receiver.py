@@ -171,7 +171,7 @@ def test_a_full_buffer_blocks_the_sender(length, samples):
         got = []
         for taken in (0, 2, 5):
             got += [int(buffer.get()[0][0]) for _ in range(taken)]
-            until(lambda: buffer.samples_put == buffer.samples_got + capacity and buffer._not_full._waiters)
+            until(lambda: buffer.samples_put == buffer.samples_got + capacity and buffer._not_full.number)
             until(lambda: opened._workers[0]._send_lock.locked())
             held = 2 + 2**19 // sample.nbytes  # in TCP, in the reader, and in the pending send
             assert opened.sent <= len(got) + capacity + burst + held
@@ -252,7 +252,7 @@ def test_a_partially_put_burst_counts_up_to_its_last_put(make_stub):
     stub = make_stub(make("FIFO", 3))
     burst = [({"sample": number}, list(number_sample(number))) for number in range(5)]
     putting = Thread(stub.receiver._put, 0, burst)
-    until(lambda: stub.buffer._not_full._waiters)
+    until(lambda: stub.buffer._not_full.number)
     state, received = stub.receiver.snapshot()
     assert (state["usage"]["put"], received) == (3, {0: 3})
     stub.receiver.discard()

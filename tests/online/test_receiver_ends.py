@@ -20,7 +20,7 @@ def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
     connection, _ = stub.connect(0)
     with connection:
         send_messages(connection, 0, range(2 if when == "later" else 4))
-        until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer._not_full._waiters))
+        until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer._not_full.number))
         stub.buffer.signal_reception_over()  # as on the coordinator's command
         if when == "later":
             send_messages(connection, 0, range(2, 4))
@@ -44,7 +44,7 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     connection, _ = stub.connect(0)
     other, _ = stub.connect(1)
     send_messages(connection, 0, range(5))
-    until(lambda: stub.buffer._not_full._waiters)
+    until(lambda: stub.buffer._not_full.number)
     if how == "is rejected":
         connection.send({"sample": 5}, [torch.zeros(2)])
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_samples_after_the_end_of_training_are_discarded(make_stub):
     connection, _ = stub.connect(0)
     with connection:
         sending = Thread(send_messages, connection, 0, range(1000))
-        until(lambda: stub.buffer._not_full._waiters)
+        until(lambda: stub.buffer._not_full.number)
         stub.receiver.discard()
         sending.result()
         assert "ended" in end_stream(connection)
@@ -100,7 +100,7 @@ def test_close_unblocks_a_pending_put_and_ends_all_threads():
         waiting, _ = stub.connect(0)
         silent, _ = stub.connect(1)
         send_messages(waiting, 0, range(3))
-        until(lambda: stub.buffer._not_full._waiters)
+        until(lambda: stub.buffer._not_full.number)
         stub.receiver.close()
         stub.receiver.close()
         with silent, waiting, pytest.raises(ConnectionLostError):

@@ -101,7 +101,7 @@ def test_the_coordinator_announces_a_silently_lost_worker(waiting):
                 act.result()
             if waiting == "for its samples to arrive":
                 act = Thread(sender.close)
-            until(lambda: silent.buffer.samples_put == samples or silent.buffer._not_full._waiters)
+            until(lambda: silent.buffer.samples_put == samples or silent.buffer._not_full.number)
             running.coordinator.set_endpoint(0, None)
             if waiting == "not at all":
                 until(lambda: sender._stream._workers[0]._socket.fileno() == -1)

@@ -80,9 +80,10 @@ def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, 
         assert np.isfinite(record["loss"])
 
 
-@pytest.mark.parametrize("unit", [{}, {"merge_unit": "blocks"}, {"merge_unit": "batches", "merge_every": 4}], ids=str)
-def test_pseudo_epochs_train_each_sample_that_often_with_the_same_bits_on_every_engine(engine, unit):
+@pytest.mark.parametrize("merge_unit", ["epochs", "blocks", "batches"])
+def test_pseudo_epochs_train_each_sample_that_often_with_the_same_bits_on_every_engine(engine, merge_unit):
     buffer = BufferSpec("FIRO", 57, threshold=9, pseudo_epochs=3)
+    unit = {"merge_unit": merge_unit, "merge_every": 1 if merge_unit == "epochs" else 4}
     ours, history = fitted(engine, 2, buffer, num_epochs=2, **unit)
     assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * 3 * 57
     assert_same_bits(ours, fitted("serial", 2, buffer, num_epochs=2, **unit)[0])
@@ -111,13 +112,13 @@ def test_what_cannot_be_is_an_error_before_anything_starts():
     trainer.build(awkward_net(), ADAM, "cross_entropy")
     with pytest.raises(TypeError, match=r"buffer='FIRO': give a BufferSpec, such as"):
         trainer.fit(x, y, num_epochs=1, batch_size=4, buffer="FIRO")
-    for options, batch in (({"batch_size": 13}, 13), ({"num_batches_per_worker": 2}, 15)):
+    for options, batch in (({"batch_size": 25}, 25), ({"num_batches_per_worker": 1}, 30)):
         with pytest.raises(ValueError, match=f"a batch of {batch} samples cannot come from a FIRO of size 24"):
             trainer.fit(x, y, num_epochs=1, buffer=BufferSpec("FIRO", 24), **options)
     for merge_unit in ("epochs", "batches"):  # a block for each of two workers
-        with pytest.raises(ValueError, match="pseudo_epochs=2: .* up to 30, and has size=14; give size=30"):
-            buffer = BufferSpec("FIRO", 14, pseudo_epochs=2)
-            trainer.fit(x, y, num_epochs=1, batch_size=4, buffer=buffer, merge_unit=merge_unit)
+        options = {"buffer": BufferSpec("FIRO", 14, pseudo_epochs=2), "merge_unit": merge_unit, "batch_size": 4}
+        with pytest.raises(ValueError, match=r"pseudo_epochs=2: .* up to 30, and has size=14; give size=30"):
+            trainer.fit(x, y, num_epochs=1, **options)
     assert trainer.history == []
 
 

@@ -186,7 +186,7 @@ def test_pseudo_epochs_are_passes_over_all_samples_in_batches_of_the_same_sizes(
     pairs = zip(*(shards(x, 2, batching, spec, shuffle, epochs=2) for spec in (once, thrice)), strict=True)
     for plain, repeated in pairs:
         expected, made = trained(plain, x, y), trained(repeated, x, y)
-        epoch = [batch for batch in expected[: len(expected) // 2]]
+        epoch = expected[: len(expected) // 2]
         assert [len(batch) for batch in made[: 3 * len(epoch)]] == 3 * [len(batch) for batch in epoch]
         passes = [made[start : start + len(epoch)] for start in range(0, 3 * len(epoch), len(epoch))]
         for batches_of_pass in passes:
