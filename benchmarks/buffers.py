@@ -1,8 +1,8 @@
 """Batches from a Reservoir between one producer and one consumer, and the time of single calls of each buffer.
 
-The peers are a bare copy into the rows of a tensor, a bare gather of rows, and a locked list. In the table of calls the
-list holds views of the samples and copies nothing, neither when they come nor when they go: it shows what locks cost,
-not what a buffer must do.
+The peers are a bare copy into the rows of a tensor, a bare gather of rows, and a locked list. In the table of calls
+the list holds views of the samples and copies nothing, neither when they come nor when they go: it shows what locks
+cost, not what a buffer must do.
 """
 
 from __future__ import annotations
@@ -222,23 +222,24 @@ def alternating(put: Callable[[torch.Tensor], object], get: Callable[[], object]
 
 
 def call_bare(pool: torch.Tensor) -> list[float]:
-    """Return the times of copies to random rows, and of gathers of random rows."""
-    held = torch.empty(CAPACITY, FEATURES)
-    held[:] = 0
-    rows = torch.randint(CAPACITY, (CALLS,)).tolist()
-    numbers = iter(torch.randint(CAPACITY, (2 * CALLS, BATCH)))
-    array, samples = held.numpy(), list(pool[-CALLS:].numpy())
+    """Return the times of copies to rows, of batches to consecutive ones, and of gathers of random rows."""
+    held = torch.zeros(CAPACITY, FEATURES)
+    rows = torch.randint(CAPACITY - BATCH, (CALLS,)).tolist()
+    starts, numbers = iter(rows), iter(torch.randint(CAPACITY, (CALLS, BATCH)))
+    array = held.numpy()
 
-    def copy(row: int, sample: object) -> None:
-        array[row] = sample
+    def copies(row: int, sample: object) -> Callable[[], object]:
+        return lambda: array.__setitem__(row, sample)
+
+    def copy_batch(batch: torch.Tensor) -> None:
+        start = next(starts)
+        held[start : start + BATCH].copy_(batch)
 
     return [
-        microseconds(
-            [lambda row=row, sample=sample: copy(row, sample) for row, sample in zip(rows, samples, strict=True)]
-        ),
+        microseconds([copies(row, sample) for row, sample in zip(rows, pool[-CALLS:].numpy(), strict=True)]),
         microseconds([lambda row=row: array[row].copy() for row in rows]),
         *alternating(
-            lambda batch: held.index_copy_(0, next(numbers), batch),
+            copy_batch,
             lambda: held.index_select(0, next(numbers)),
             list(pool[: CALLS // 10 * BATCH].split(BATCH)),
         ),
@@ -303,9 +304,8 @@ def report_calls(pool: torch.Tensor, repetitions: int) -> None:
     for _ in range(repetitions):
         for label, caller in callers.items():
             times[label].append(caller())
-    rows = [
-        [label, *(spread(list(column), ".1f") for column in zip(*times[label], strict=True))] for label in callers
-    ]
+    columns = {label: zip(*runs, strict=True) for label, runs in times.items()}
+    rows = [[label, *(spread(list(column), ".1f") for column in columns[label])] for label in callers]
     print_table(f"Microseconds of a call, without other threads; {FEATURES} float32 a sample", ["", *CALLED], rows)
 
 

@@ -156,7 +156,7 @@ def test_the_pace_is_so_many_batches_a_chunk(producer):
     buffer = Reservoir(50, 10, seed=0)
     with producer(buffer, STREAM, 10) as stream:
         put = [buffer.samples_put for _ in stream.batches(5, 4)]
-    assert put[:9] == [20] * 4 + [30] * 4 + [40]
+    assert put[:9] == [10] * 4 + [20] * 4 + [30]
 
 
 def test_what_the_thread_raises_comes_out_of_the_batches(producer):
