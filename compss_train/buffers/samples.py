@@ -47,7 +47,7 @@ class Leaf:
         if type(value) is not (np.ndarray if self.is_array else torch.Tensor) or self.array_dtype is None:
             return None
         try:
-            array = value if self.is_array else value.numpy()
+            array: NDArray[Any] = value.numpy() if isinstance(value, torch.Tensor) else value
         except (RuntimeError, TypeError):  # on another device, not dense, lazily conjugated, or requires gradients
             return None
         alike = array.dtype == self.array_dtype and array.shape[first:] == self.shape
