@@ -280,3 +280,13 @@ def test_names_of_eddl_are_checked_before_the_network():
         encapsulated.build(None, {"optimizer": "sgd", "lr": 0.002}, "triple_cross_entropy", "categorical_accuracy")
     with pytest.raises(ValueError, match="unknown metric 'non_categorical_accuracy'"):
         encapsulated.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.002}, "mse", "non_categorical_accuracy")
+
+
+def test_a_loss_of_torch_may_be_a_name():
+    net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
+    results = []
+    for loss in ("categorical_cross_entropy", lambda: categorical_cross_entropy):
+        encapsulated = EncapsulatedFunctionsDistributedPytorch(2, seed=3, threads=1)
+        encapsulated.build(net, optim.SGD, loss, {"lr": 0.05})
+        results.append(state_arrays(encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)))
+    assert_same_bits(*results)

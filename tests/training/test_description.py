@@ -167,3 +167,7 @@ def test_names_of_this_package_have_no_modules(stored, name):
 def test_a_partial_loss_is_described_without_its_module():
     description = described(partial(losses.categorical_cross_entropy, target=1))
     assert description == with_stable_names(description) == "compss_train.categorical_cross_entropy(target=1)"
+
+
+def test_methods_of_tensors_are_described_by_name():
+    assert described(torch.Tensor.float) == "torch.TensorBase.float"
