@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from compss_train._utils.closing import Closable
-from compss_train.data.block import Block
+from compss_train.data.block import Block, as_tensor
 
 ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of each of several arrays."""
@@ -22,10 +22,10 @@ class ParameterServerClosedError(RuntimeError):
 class ParameterServer(Closable):
     """A store of parameters by key.
 
-    A key holds as many arrays as ``init`` set. A parameter with copies on many devices is kept as one array: any
-    number of gradients of its shape (one per device) may then be pushed, which are summed, and a pull fills any
-    number of arrays. For a key of several arrays (a layer's weight and bias, for example) as many must be pushed
-    and pulled.
+    A key is one parameter, or several (a layer's weight and bias, for example). Of one parameter, ``init`` gets the
+    array or its replicas, one a device: any number of gradients may then be pushed, which are summed, all replicas
+    are updated alike, and a pull fills any number of arrays. For a key of several parameters as many gradients must
+    be pushed and weights pulled.
 
     Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon as ``push``
     returns. A pull sees every earlier push of the same key by the same client; pushes of different clients are
@@ -38,10 +38,22 @@ class ParameterServer(Closable):
     """
 
     @abstractmethod
-    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
+    def init(
+        self,
+        parameter_id: str,
+        value: Sequence[Block],
+        *,
+        optimized: bool = True,
+        replicas: bool | None = None,
+    ) -> None:
         """Set the arrays of a new key; they are copied.
 
-        With ``optimized=False`` pushed arrays are added to them, even if the server has an optimizer.
+        ``replicas`` says whether several arrays are replicas of one parameter (``True``), or parameters of their own
+        (``False``). By default arrays of one shape and the same values are replicas, and arrays of several shapes or
+        dtypes are parameters of their own. With ``optimized=False`` pushed arrays are added to them, even if the
+        server has an optimizer.
+
+        Raises ``ValueError`` if ``replicas`` is needed, or ``True`` for arrays that differ.
         """
 
     @abstractmethod
@@ -50,11 +62,36 @@ class ParameterServer(Closable):
 
     @abstractmethod
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
-        """Copy a key's arrays into ``weights``, on their devices, or into new arrays; return them."""
+        """Copy a key's arrays into ``weights``, on their devices, or into new arrays; return them.
+
+        There are as many new arrays as ``init`` got.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Execute all pushes, and end; may be called again."""
+
+
+def number_of_replicas(key: str, value: Sequence[Block], replicas: bool | None) -> int:
+    """Return how many replicas of one parameter ``init`` was given; 1 for parameters of their own."""
+    check_sequence("value", value)
+    if replicas not in (None, True, False):
+        raise ValueError(f"replicas={replicas!r}: choose True, False or None")
+    alike = all(spec == specs_of(value[:1])[0] for spec in specs_of(value))
+    if replicas is False or (replicas is None and not alike):
+        return 1
+    if not alike:
+        raise ValueError(f"replicas=True for {key!r}: replicas have one shape and dtype, these have {_listed(value)}")
+    if not all(torch.equal(as_tensor(value[0]).cpu(), as_tensor(array).cpu()) for array in value[1:]):
+        raise ValueError(
+            f"{key!r} got {len(value)} arrays of one shape with different values: give replicas=False if each is a "
+            "parameter of its own, with its own gradients; replicas of one parameter must have the same values"
+        )
+    return len(value)
+
+
+def _listed(value: Sequence[Block]) -> str:
+    return ", ".join(f"{str(dtype).removeprefix('torch.')} {shape}" for dtype, shape in specs_of(value))
 
 
 def check_arrays(key: str, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:

@@ -7,7 +7,13 @@ import torch
 
 from compss_train._utils.validation import check_integer
 from compss_train.data.block import Block, as_tensor
-from compss_train.parameter_server.base import ArraySpecs, ParameterServer, check_arrays, check_sequence, specs_of
+from compss_train.parameter_server.base import (
+    ArraySpecs,
+    ParameterServer,
+    check_arrays,
+    number_of_replicas,
+    specs_of,
+)
 from compss_train.parameter_server.connection import Connection, Request
 from compss_train.parameter_server.store import copy_values
 
@@ -16,29 +22,40 @@ class RemoteParameterServer(ParameterServer):
     """A parameter server at an address, for any number of threads of this process; see ``connect``."""
 
     def __init__(self, address: str, token: str, timeout: float, name: str | None) -> None:
-        self._specs: dict[str, ArraySpecs] = {}
+        self._keys: dict[str, tuple[ArraySpecs, int]] = {}
+        """The specs of the arrays of keys, and how many replicas there are."""
         self._connection = Connection(address, token.encode(), timeout, name)
         self._finalizer = weakref.finalize(self, self._connection.close)
 
-    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
+    def init(
+        self,
+        parameter_id: str,
+        value: Sequence[Block],
+        *,
+        optimized: bool = True,
+        replicas: bool | None = None,
+    ) -> None:
         """Set the arrays of a new key, and wait for the answer."""
-        request = self._connection.request("init", parameter_id, check_sequence("value", value))
-        request.optimized = optimized
+        number = number_of_replicas(parameter_id, value, replicas)
+        own = value[:1] if number > 1 else value
+        request = self._connection.request("init", parameter_id, own)
+        request.optimized, request.replicas = optimized, number
         self._ask(request)
-        self._specs[parameter_id] = specs_of(value)
+        self._keys[parameter_id] = specs_of(own), number
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Send gradients in the background; if the server rejects them, the next call raises its error."""
-        check_arrays(parameter_id, self._specs_of(parameter_id), "grads", grads)
+        check_arrays(parameter_id, self._described(parameter_id)[0], "grads", grads)
         self._connection.send(self._request("push", parameter_id, grads, priority))
 
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
         """Wait for the key's arrays after this client's pushes; new arrays are tensors."""
         if weights is not None:
-            check_arrays(parameter_id, self._specs_of(parameter_id), "weights", weights)
+            check_arrays(parameter_id, self._described(parameter_id)[0], "weights", weights)
         pulled = self._ask(self._request("pull", parameter_id, (), priority)).answer
         if weights is None:
-            return [array.tensor() for array in pulled]
+            first = [array.tensor() for array in pulled]
+            return first + [first[0].clone() for _ in range(self._described(parameter_id)[1] - 1)]
         # Either one array or as many as weights.
         values = [array.tensor(_memory(weight)) for array, weight in zip(pulled, weights, strict=False)]
         copy_values(values, weights)
@@ -60,13 +77,12 @@ class RemoteParameterServer(ParameterServer):
             raise request.error
         return request
 
-    def _specs_of(self, key: str) -> ArraySpecs:
-        if key not in self._specs:
-            specs = self._ask(self._connection.request("describe", key)).fields["specs"]
-            self._specs[key] = [
-                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in specs
-            ]
-        return self._specs[key]
+    def _described(self, key: str) -> tuple[ArraySpecs, int]:
+        if key not in self._keys:
+            fields = self._ask(self._connection.request("describe", key)).fields
+            dtypes = [(getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in fields["specs"]]
+            self._keys[key] = dtypes, fields["replicas"]
+        return self._keys[key]
 
 
 def _memory(weight: Block) -> torch.Tensor | None:

@@ -36,7 +36,7 @@ _MAX_BYTES_IN_FLIGHT = 2**24  # or a single larger request
 _GOODBYE_MILLISECONDS = 200  # time to send the last message
 _ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "PermissionError": PermissionError}
 _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
-_FIELDS = "call", "key", "priority", "number", "count", "optimized"  # of a request's header
+_FIELDS = "call", "key", "priority", "number", "count", "optimized", "replicas"  # of a request's header
 _MAX_FREE_FRAMES = 2**26 // PIECE
 
 
@@ -48,6 +48,8 @@ class Request(Call):
     priority: int = 0
     optimized: bool = True
     """Whether a new key is updated by the server's optimizer."""
+    replicas: int = 1
+    """How many replicas of its one parameter a new key was given."""
     descriptions: ArrayDescriptions = field(default_factory=list)
     frames: Sequence[bytes | zmq.Frame] = ()
     number: int = -1

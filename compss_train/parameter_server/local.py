@@ -9,7 +9,7 @@ from typing import Any
 from compss_train._utils.validation import check_count, check_integer
 from compss_train.data.block import Block
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
+from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError, number_of_replicas
 from compss_train.parameter_server.call_queue import Call, CallQueue
 from compss_train.parameter_server.store import Entry, ParameterStore, cpu_copy
 
@@ -41,10 +41,18 @@ class LocalParameterServer(ParameterServer):
         self._thread.start()
         weakref.finalize(self, self._queue.close).atexit = False
 
-    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
+    def init(
+        self,
+        parameter_id: str,
+        value: Sequence[Block],
+        *,
+        optimized: bool = True,
+        replicas: bool | None = None,
+    ) -> None:
         """Set the arrays of a new key."""
         self._check_open()
-        self._store.add(parameter_id, value, optimized)
+        number = number_of_replicas(parameter_id, value, replicas)
+        self._store.add(parameter_id, value[:1] if number > 1 else value, optimized, number)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Update a key in the background; blocks while too many bytes are waiting."""

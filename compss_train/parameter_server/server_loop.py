@@ -36,6 +36,7 @@ class _Request:
     number: int
     count: int
     optimized: bool
+    replicas: int
     arrays: list[ReceivedArray]
 
     @property
@@ -54,6 +55,7 @@ def _request(header: dict[str, Any], arrays: list[ReceivedArray]) -> _Request:
         number=int(header["number"]),
         count=int(header["count"]),
         optimized=bool(header.get("optimized", True)),
+        replicas=int(header.get("replicas", 1)),
         arrays=arrays,
     )
 
@@ -178,8 +180,9 @@ class ServerLoop:
             case "hello":
                 self._answer(request)
             case "describe":
-                specs = self._store[request.key].specs
-                self._answer(request, specs=[[str(dtype), list(shape)] for dtype, shape in specs])
+                entry = self._store[request.key]
+                specs = [[str(dtype), list(shape)] for dtype, shape in entry.specs]
+                self._answer(request, specs=specs, replicas=entry.replicas)
             case "init" | "push":
                 self._change_once(request)
             case "pull":
@@ -206,7 +209,8 @@ class ServerLoop:
             if request.call == "push":
                 self._queue_update(request, calls)
                 return
-            self._store.add(request.key, [array.tensor() for array in request.arrays], request.optimized)
+            arrays = [array.tensor() for array in request.arrays]
+            self._store.add(request.key, arrays, request.optimized, request.replicas)
         except (ValueError, TypeError) as error:
             calls.add_error(request.count, ("ValueError", str(error)))
         self._answer(request, calls.error(request.count))

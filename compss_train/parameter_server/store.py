@@ -15,8 +15,12 @@ from compss_train.parameter_server.base import ArraySpecs, check_arrays, check_s
 class Entry:
     """A key's arrays, and the optimizer that updates them, if any. For one thread at a time."""
 
-    def __init__(self, key: str, value: Sequence[Block], optimizer: OptimizerFactory | None) -> None:
+    def __init__(
+        self, key: str, value: Sequence[Block], optimizer: OptimizerFactory | None, replicas: int = 1
+    ) -> None:
         self._key = key
+        self.replicas = replicas
+        """How many replicas of its one parameter ``init`` was given."""
         self._values: list[torch.Tensor] = [cpu_copy(block) for block in check_sequence("value", value)]
         self.specs: ArraySpecs = [(value.dtype, tuple(value.shape)) for value in self._values]
         """The dtypes and shapes of the arrays."""
@@ -63,11 +67,10 @@ class Entry:
         copy_values(self._values, weights)
 
     def copies(self) -> list[Block]:
-        """Return copies of the arrays: numpy arrays or tensors, as they were passed to ``init``."""
-        own = [value.detach().clone() for value in self._values]
-        return [
-            tensor.numpy() if is_array else tensor for tensor, is_array in zip(own, self._is_array, strict=True)
-        ]
+        """Return copies of the arrays or replicas: numpy arrays or tensors, as they were passed to ``init``."""
+        pairs = list(zip(self._values, self._is_array, strict=True)) * self.replicas
+        own = [(value.detach().clone(), is_array) for value, is_array in pairs]
+        return [tensor.numpy() if is_array else tensor for tensor, is_array in own]
 
 
 def _add(value: torch.Tensor, grad: torch.Tensor) -> None:
@@ -87,9 +90,9 @@ class ParameterStore:
         self._entries: dict[str, Entry] = {}
         self._adding = threading.Lock()
 
-    def add(self, key: str, value: Sequence[Block], optimized: bool) -> None:
+    def add(self, key: str, value: Sequence[Block], optimized: bool, replicas: int = 1) -> None:
         """Add a key, which the optimizer updates if ``optimized``; raise ``ValueError`` if it exists already."""
-        entry = Entry(key, value, self._optimizer if optimized else None)
+        entry = Entry(key, value, self._optimizer if optimized else None, replicas)
         with self._adding:
             if key in self._entries:
                 raise ValueError(f"{key!r} exists already; push to it, or use another key")

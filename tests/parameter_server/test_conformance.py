@@ -198,6 +198,59 @@ def test_gradients_of_several_devices_are_added_and_a_pull_fills_several_arrays(
     assert all(weight.tolist() == [4.0] * 3 for weight in weights)
 
 
+def test_the_use_of_the_java_interface(make):
+    """A parameter on two devices: gradients of both are summed, and both replicas are updated alike."""
+    with make({"optimizer": "sgd", "lr": 0.1}) as server:
+        replicas = [torch.ones(3), torch.ones(3)]
+        server.init("weight", replicas)
+        for _ in range(2):
+            server.push("weight", [torch.full((3,), 1.0), torch.full((3,), 2.0)], 0)
+            server.pull("weight", replicas, 0)
+        expected = torch.ones(3)
+        for _ in range(2):
+            expected -= 0.1 * torch.full((3,), 3.0)
+        assert all(torch.equal(replica, expected) for replica in replicas)
+        pulled = server.pull("weight")
+        assert [torch.equal(array, expected) for array in pulled] == [True, True]
+        assert pulled[0].data_ptr() != pulled[1].data_ptr()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_replicas_learn_as_one_parameter(make, momentum):
+    optimizer = {"optimizer": "sgd", "lr": 0.05, "momentum": momentum}
+    with make(optimizer) as server:
+        server.init("one", [np.ones(4)])
+        server.init("three", [np.ones(4)] * 3, replicas=True)
+        for step in range(5):
+            server.push("one", [np.arange(4) + step * 1.0])
+            server.push("three", [np.arange(4) / 2.0, np.full(4, step / 2.0), np.arange(4) / 2.0 + step / 2.0])
+        (one,) = server.pull("one")
+        for replica in server.pull("three"):
+            np.testing.assert_array_equal(np.asarray(replica), np.asarray(one))
+
+
+def test_parameters_of_one_shape_are_named_as_such(server):
+    server.init("biases", [np.zeros(2), np.zeros(2)], replicas=False)
+    server.push("biases", [np.ones(2), np.full(2, 3.0)])
+    assert [np.asarray(array).tolist() for array in server.pull("biases")] == [[1.0, 1.0], [3.0, 3.0]]
+    with pytest.raises(ValueError, match=r"2 arrays of one shape with different values: give replicas=False if each"):
+        server.init("other", [np.zeros(2), np.ones(2)])
+    with pytest.raises(ValueError, match=r"replicas of one parameter must have the same values"):
+        server.init("other", [np.zeros(2), np.ones(2)], replicas=True)
+    with pytest.raises(ValueError, match=r"these have float64 \(2,\), float32 \(2,\)"):
+        server.init("other", [np.zeros(2), np.zeros(2, np.float32)], replicas=True)
+    with pytest.raises(ValueError, match="replicas='yes': choose True, False or None"):
+        server.init("other", [np.zeros(2)], replicas="yes")
+
+
+def test_another_client_knows_the_replicas():
+    with serve() as serving, connect(serving.address, serving.token) as first:
+        first.init("w", [np.zeros(2)] * 3)
+        with connect(serving.address, serving.token) as second:
+            second.push("w", [np.ones(2)] * 3)
+            assert [array.tolist() for array in second.pull("w")] == [[3.0, 3.0]] * 3
+
+
 def test_a_key_may_hold_several_arrays(server):
     server.init("layer", [np.zeros((2, 2)), np.zeros(2)])
     server.push("layer", [np.ones((2, 2)), np.full(2, 3.0)])
