@@ -33,6 +33,9 @@ class Resources:
     """Computing units, which are also the intra-op threads that torch uses in the task."""
     gpus: int = 0
     """GPUs; several tasks may share one if the engine places them on the same device."""
+    gpu_tasks: int = 0
+    """The most tasks with these resources at a time, for an engine that places tasks on GPUs by itself; 0 for as
+    many as there are GPUs."""
 
 
 ONE_CPU = Resources()

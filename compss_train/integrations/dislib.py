@@ -62,8 +62,7 @@ class _Encapsulated(NamedFits[Fitted]):
         self.num_gpu = self.num_gpus_per_worker = 0
 
     def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
-        nodes = max(1, num_nodes)
-        options |= {"num_gpu": _usable_gpus(num_gpu * nodes), "num_nodes": nodes}
+        options |= {"num_gpu": _usable_gpus(num_gpu * max(1, num_nodes)), "num_nodes": num_nodes}
         self.trainer.build(*args, **options)
         self.num_gpu, self.num_gpus_per_worker = num_gpu, num_nodes * num_gpu // self.num_workers
 

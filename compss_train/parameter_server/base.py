@@ -81,7 +81,9 @@ def number_of_replicas(key: str, value: Sequence[Block], replicas: bool | None) 
     if replicas is False or (replicas is None and not alike):
         return 1
     if not alike:
-        raise ValueError(f"replicas=True for {key!r}: replicas have one shape and dtype, these have {_listed(value)}")
+        raise ValueError(
+            f"replicas=True for {key!r}: replicas have one shape and dtype, these have {_listed(value)}"
+        )
     if not all(torch.equal(as_tensor(value[0]).cpu(), as_tensor(array).cpu()) for array in value[1:]):
         raise ValueError(
             f"{key!r} got {len(value)} arrays of one shape with different values: give replicas=False if each is a "

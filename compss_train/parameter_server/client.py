@@ -80,7 +80,9 @@ class RemoteParameterServer(ParameterServer):
     def _described(self, key: str) -> tuple[ArraySpecs, int]:
         if key not in self._keys:
             fields = self._ask(self._connection.request("describe", key)).fields
-            dtypes = [(getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in fields["specs"]]
+            dtypes = [
+                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in fields["specs"]
+            ]
             self._keys[key] = dtypes, fields["replicas"]
         return self._keys[key]
 

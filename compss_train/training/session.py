@@ -20,7 +20,14 @@ class Session:
     """The published training spec, and each worker's device and state, in one engine."""
 
     def __init__(
-        self, *, engine: Engine, training_spec: TrainingSpec, devices: list[str], seed: int, threads: int
+        self,
+        *,
+        engine: Engine,
+        training_spec: TrainingSpec,
+        devices: list[str],
+        seed: int,
+        threads: int,
+        num_gpu: int,
     ) -> None:
         self.engine = engine
         self.net = training_spec.net
@@ -28,7 +35,7 @@ class Session:
         """The names of the trained parameters."""
         self.training_spec = engine.publish(training_spec)
         self.devices = devices
-        self.resources = Resources(cpus=threads, gpus=int(devices[0] != "cpu"))
+        self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
         self.states: list[WorkerState | Ref] = [*_new_states(seed, len(devices))]
         self.merge_state = NOTHING_KEPT
 

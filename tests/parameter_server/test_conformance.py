@@ -233,7 +233,9 @@ def test_parameters_of_one_shape_are_named_as_such(server):
     server.init("biases", [np.zeros(2), np.zeros(2)], replicas=False)
     server.push("biases", [np.ones(2), np.full(2, 3.0)])
     assert [np.asarray(array).tolist() for array in server.pull("biases")] == [[1.0, 1.0], [3.0, 3.0]]
-    with pytest.raises(ValueError, match=r"2 arrays of one shape with different values: give replicas=False if each"):
+    with pytest.raises(
+        ValueError, match=r"2 arrays of one shape with different values: give replicas=False if each"
+    ):
         server.init("other", [np.zeros(2), np.ones(2)])
     with pytest.raises(ValueError, match=r"replicas of one parameter must have the same values"):
         server.init("other", [np.zeros(2), np.ones(2)], replicas=True)

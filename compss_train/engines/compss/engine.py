@@ -3,10 +3,12 @@
 import importlib
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
+from compss_train._utils.validation import warn_user
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import ONE_CPU, Engine, Failure, Ref, Resources, map_refs
 from compss_train.engines.compss.context import import_pycompss, skip_destructors_at_exit, under_compss
@@ -54,6 +56,8 @@ class CompssEngine(Engine):
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
         self._nodes = declared_nodes() if self.asynchronous else []
         self._refs: set[_CompssRef] = set()
+        self._gpu_tasks: dict[Resources, deque[_CompssRef]] = {}
+        """The results that the next tasks on GPUs wait for, where their number at a time is limited."""
         self._open = True
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
         weakref.finalize(self, _free, self._api, self._refs, threading.get_ident()).atexit = False
@@ -79,11 +83,20 @@ class CompssEngine(Engine):
 
     @classmethod
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
-        """Raise ``ValueError`` if the nodes have fewer GPUs: COMPSs would wait for ever."""
+        """Raise ``ValueError`` if the nodes have fewer GPUs: COMPSs would wait for ever.
+
+        Warns if COMPSs was started with another number of nodes than ``num_nodes``, which is compared if it is above
+        1 or there are GPUs: tasks run on all nodes that COMPSs has.
+        """
         if not under_compss():
             SingleMachineEngine.check_gpus(num_gpu, num_nodes)
             return
         nodes = declared_nodes()
+        if nodes and num_nodes and num_nodes != len(nodes) and (num_gpu or num_nodes > 1):
+            warn_user(
+                f"num_nodes={num_nodes}, but COMPSs was started with {len(nodes)}: "
+                f"{', '.join(node.name for node in nodes)}; tasks run on all of these"
+            )
         available = sum(node.gpus for node in nodes)
         if nodes and num_gpu > available:
             raise ValueError(
@@ -119,8 +132,27 @@ class CompssEngine(Engine):
         self._check_resources(resources)
         call, inputs = self._call(function, args, gpu=bool(resources.gpus))
         task = self._tasks.task_for(function, bool(resources.gpus), priority)
-        futures = task(resources.cpus, returns, call, inputs, returns=returns)
-        return self._new_ref(futures) if returns == 1 else [self._new_ref(future) for future in futures]
+        if resources.gpus:
+            futures = self._submit_on_gpu(task, resources, returns, call, inputs)
+        else:
+            made = task(resources.cpus, returns, call, inputs, returns=returns)
+            futures = [made] if returns == 1 else made
+        refs = [self._new_ref(future) for future in futures]
+        return refs[0] if returns == 1 else refs
+
+    def _submit_on_gpu(
+        self, task: Callable[..., Any], resources: Resources, returns: int, call: SerializedValue, inputs: list[Any]
+    ) -> list[Any]:
+        """Submit a task that starts when the task ``gpu_tasks`` before it has ended, if that is limited."""
+        earlier, limit = self._gpu_tasks.setdefault(resources, deque()), resources.gpu_tasks
+        first = earlier.popleft() if limit and len(earlier) == limit else None
+        after = None if first is None else first.content
+        *futures, ended = task(resources.cpus, returns, call, inputs, after, returns=returns + 1)
+        earlier.append(self._new_ref(ended))
+        for done in [first] if limit else [earlier.pop()]:
+            if done is not None:
+                self._delete(done)
+        return futures
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Submit an update as a COMMUTATIVE task with priority."""

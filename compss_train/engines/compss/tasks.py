@@ -30,11 +30,20 @@ def _decorated(name: str, body: Task, constraints: dict[str, Any], **options: An
     return constrained
 
 
-def _task(name: str, *, gpu: bool = False, priority: bool = False) -> Task:
+def _task(name: str, *, priority: bool = False) -> Task:
     def body(cpus: int, results: int, call: SerializedValue, inputs: list[Any]) -> Any:
         return run_task(results, cpus, call, inputs)
 
-    return _decorated(name, body, _ONE_GPU if gpu else {}, priority=priority)
+    return _decorated(name, body, {}, priority=priority)
+
+
+def _gpu_task(name: str) -> Task:
+    def body(cpus: int, results: int, call: SerializedValue, inputs: list[Any], after: object) -> list[Any]:
+        """Return the results, and one more, for which another task can wait."""
+        made = run_task(results, cpus, call, inputs)
+        return [*(made if results > 1 else [made]), SerializedValue.of(None)]
+
+    return _decorated(name, body, _ONE_GPU)
 
 
 def _commute(cpus: int, call: SerializedValue, target: SerializedValue, inputs: list[Any]) -> SerializedValue:
@@ -42,11 +51,11 @@ def _commute(cpus: int, call: SerializedValue, target: SerializedValue, inputs: 
 
 
 train = _task("train")
-train_gpu = _task("train_gpu", gpu=True)
+train_gpu = _gpu_task("train_gpu")
 evaluate = _task("evaluate")
-evaluate_gpu = _task("evaluate_gpu", gpu=True)
+evaluate_gpu = _gpu_task("evaluate_gpu")
 predict = _task("predict")
-predict_gpu = _task("predict_gpu", gpu=True)
+predict_gpu = _gpu_task("predict_gpu")
 average = _task("average", priority=True)
 shuffle = _task("shuffle")
 describe = _task("describe")
@@ -54,13 +63,16 @@ simulate = _task("simulate")
 copy = _task("copy", priority=True)
 gather = _task("gather", priority=True)
 run = _task("run")
-run_gpu = _task("run_gpu", gpu=True)
+run_gpu = _gpu_task("run_gpu")
 run_first = _task("run_first", priority=True)
 commute = _decorated("commute", _commute, {}, target=COMMUTATIVE, priority=True)
 
 
 def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
-    """Return the task that runs a function, chosen by the function's name."""
+    """Return the task that runs a function, chosen by the function's name.
+
+    One with a GPU takes a value that it waits for as another argument, and returns another result.
+    """
     name = task_name(function)
     if gpu:
         return _GPU.get(name, run_gpu)

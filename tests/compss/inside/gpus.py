@@ -3,7 +3,10 @@
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
+
+import torch
 
 from compss_train import DistributedTrainer
 from compss_train.engines import CompssEngine, Resources
@@ -22,12 +25,25 @@ def gpus_or_errors(engine):
             yield str(error)
 
 
+def submit_limited(engine):
+    """Submit tasks of which two may run at a time, though there are more GPUs; the graph shows who waits for whom."""
+    refs = [engine.submit(bound, resources=Resources(gpus=1, gpu_tasks=2)) for _ in range(5)]
+    engine.delete(refs)
+
+
+def warning_of_other_nodes():
+    trainer = DistributedTrainer(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.build(torch.nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.1}, "mse", num_nodes=3)
+        trainer.build(torch.nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.1}, "mse")
+    return [str(warning.message) for warning in caught]
+
+
 def error_of_too_many_gpus():
     trainer = DistributedTrainer(2)
     try:
-        import torch
-
-        trainer.build(torch.nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.1}, "mse", num_gpu=3)
+        trainer.build(torch.nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.1}, "mse", num_gpu=5)
     except ValueError as error:
         return str(error)
     return None
@@ -47,5 +63,7 @@ if __name__ == "__main__":
             "gpus": list(gpus_or_errors(engine)),
             "too many GPUs": error_of_too_many_gpus(),
             "too many units": error_of_too_many_units(),
+            "other nodes": warning_of_other_nodes(),
         }
+        submit_limited(engine)
     Path(sys.argv[1]).write_text(json.dumps(result))
