@@ -48,10 +48,10 @@ class ParameterServer(Closable):
     ) -> None:
         """Set the arrays of a new key; they are copied.
 
-        ``replicas`` says whether several arrays are replicas of one parameter (``True``), or parameters of their own
-        (``False``). By default arrays of one shape and the same values are replicas, and arrays of several shapes or
-        dtypes are parameters of their own. With ``optimized=False`` pushed arrays are added to them, even if the
-        server has an optimizer.
+        ``replicas`` says whether several arrays are replicas of one parameter (``True``), or parameters of their
+        own (``False``). By default arrays of one shape and the same values are replicas, and arrays of several
+        shapes or dtypes are parameters of their own. With ``optimized=False`` pushed arrays are added to them, even
+        if the server has an optimizer.
 
         Raises ``ValueError`` if ``replicas`` is needed, or ``True`` for arrays that differ.
         """

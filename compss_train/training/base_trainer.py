@@ -117,8 +117,8 @@ class BaseTrainer:
             As ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of all these, or a
             dict from names in the history; docs/metrics.md explains what they are measured on.
         num_gpu, num_nodes:
-            GPUs that the workers are distributed over (0, the default, for the CPU), at most so many tasks at a time
-            on COMPSs; and the nodes that have them, compared with those of COMPSs.
+            GPUs that the workers are distributed over (0, the default, for the CPU), at most so many tasks at a
+            time on COMPSs; and the nodes that have them, compared with those of COMPSs.
         transform:
             Callable or module that workers apply to every batch of x, for example to scale uint8 images; on
             training data in a thread beside the steps. Random draws are seeded by the batch's place in the epoch:

@@ -85,8 +85,8 @@ class CompssEngine(Engine):
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
         """Raise ``ValueError`` if the nodes have fewer GPUs: COMPSs would wait for ever.
 
-        Warns if COMPSs was started with another number of nodes than ``num_nodes``, which is compared if it is above
-        1 or there are GPUs: tasks run on all nodes that COMPSs has.
+        Warns if COMPSs was started with another number of nodes than ``num_nodes``, which is compared if it is
+        above 1 or there are GPUs: tasks run on all nodes that COMPSs has.
         """
         if not under_compss():
             SingleMachineEngine.check_gpus(num_gpu, num_nodes)

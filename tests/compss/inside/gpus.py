@@ -26,7 +26,7 @@ def gpus_or_errors(engine):
 
 
 def submit_limited(engine):
-    """Submit tasks of which two may run at a time, though there are more GPUs; the graph shows who waits for whom."""
+    """Submit tasks of which two may run at a time, though there are more GPUs; the graph shows what waits."""
     refs = [engine.submit(bound, resources=Resources(gpus=1, gpu_tasks=2)) for _ in range(5)]
     engine.delete(refs)
 
