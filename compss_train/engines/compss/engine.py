@@ -147,7 +147,8 @@ class CompssEngine(Engine):
         earlier, limit = self._gpu_tasks.setdefault(resources, deque()), resources.gpu_tasks
         first = earlier.popleft() if limit and len(earlier) == limit else None
         after = None if first is None else first.content
-        *futures, ended = task(resources.cpus, returns, call, inputs, after, returns=returns + 1)
+        made: list[Any] = task(resources.cpus, returns, call, inputs, after, returns=returns + 1)
+        *futures, ended = made
         earlier.append(self._new_ref(ended))
         for done in [first] if limit else [earlier.pop()]:
             if done is not None:
