@@ -1,5 +1,7 @@
 """Samples from many files: partial shuffles against plain reading and the original sampler, fits against memory.
 
+A store that takes 50 ms a file is read with one thread and with several, and a fit's second epoch from a cache.
+
 ``--original FOLDER`` names a checkout of microsoft/PartiallyShuffleDistributedSampler, whose sampler with two pools
 then runs too. Current PyTorch refuses the call of its base class, which is let pass here.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import sys
 import tempfile
 import time
@@ -23,12 +26,15 @@ from _common import image_source, load_images, network, parser, print_table, rat
 from torch.utils.data import Sampler
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset, PartialShuffleSampler, write_files
+from compss_train.data.readers import NpzReader
 
 FILES, BATCH, POOL, LARGE_POOL = 20, 128, 4096, 65_536
 WORKERS, OPTIMIZER = 2, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
 ORIGINAL_BATCHES = 40
 """Batches of the original that are timed, after as many: it makes some ten a second."""
 PLAIN = "plain: read a file, permute it"
+SLOW_FILES, SECONDS_PER_FILE = 64, 0.05
+"""Files of the slow store, and how long each takes to come."""
 
 
 # -- samplers ----------------------------------------------------------------------------------------------
@@ -146,6 +152,64 @@ def report_slow_store(dataset: FileDataset, options: argparse.Namespace) -> None
     print_table(title, ["file_buffer", "seconds", "of the store's own"], rows)
 
 
+def fifty_ms_reader(filename: str, get_data: bool = False) -> Any:
+    """Read a file of a store that takes its time for the rows, as many at a time as it is asked for."""
+    if get_data:
+        time.sleep(SECONDS_PER_FILE)
+    return NpzReader()(filename, get_data)
+
+
+def report_threads(dataset: FileDataset, options: argparse.Namespace) -> None:
+    """Read an epoch of the slow store with one thread and with several."""
+    taken: dict[int, list[float]] = {threads: [] for threads in (1, 2, 4, 8)}
+    for _ in range(options.repetitions):
+        for threads, seconds in taken.items():
+            sampler = PartialShuffleSampler(
+                dataset, fifty_ms_reader, shuffle_buffer=POOL, batch_size=BATCH, threads=threads
+            )
+            seconds.append(seconds_of(lambda sampler=sampler: use_up(sampler)))
+    rows = [
+        [str(threads), spread(seconds), spread(ratios(taken[1], seconds))] for threads, seconds in taken.items()
+    ]
+    title = f"{len(dataset.files)} files of a store of {SECONDS_PER_FILE} s a file, file_buffer=10"
+    print_table(title, ["threads", "seconds an epoch", "times one thread (4: >= 3.5)"], rows)
+
+
+def report_cache(folder: Path, options: argparse.Namespace) -> None:
+    """Train on the slow store: the first epoch reads it, the second one a cache; beside a fit from memory."""
+    images = load_images(options.samples)
+    files = write_files(folder / "slow", {"x": images.x, "y": images.y}, rows=-(-len(images.y) // SLOW_FILES))
+    partial = {"shuffle": "partial", "shuffle_buffer": POOL}
+    caches: dict[str, Any] = {"no cache": None, "in memory": "memory", "in a folder": folder / "cache"}
+    speeds: dict[str, list[tuple[float, float]]] = {"memory, no files": [], **{label: [] for label in caches}}
+    for repetition in range(options.repetitions):
+        speeds["memory, no files"].append(epoch_speeds(blocked(images), repetition, {}))
+        for label, cache in caches.items():
+            if cache == folder / "cache":
+                shutil.rmtree(cache, ignore_errors=True)  # what the repetition before has left there
+            dataset = FileDataset(files, fifty_ms_reader, cache=cache, cache_bytes=cache and 2**30)
+            speeds[label].append(epoch_speeds((dataset,), repetition, partial))
+    memory = [second for _, second in speeds["memory, no files"]]
+    rows = []
+    for label, pairs in speeds.items():
+        first, second = map(list, zip(*pairs, strict=True))
+        rows.append([label, spread(first, ",.0f"), spread(second, ",.0f"), spread(ratios(second, memory), ".3f")])
+    title = f"MLP, {WORKERS} workers, one reading thread each, {SLOW_FILES} files of {SECONDS_PER_FILE} s"
+    print_table(title, ["cache", "1st epoch, samples/s", "2nd epoch", "2nd of memory (>= 0.9)"], rows)
+
+
+def epoch_speeds(data: tuple[Any, ...], seed: int, fit_options: dict[str, Any]) -> tuple[float, float]:
+    """Return samples/s of the first two epochs of a fit, after one on other data that starts the processes."""
+    with DistributedTrainer(WORKERS, engine="local", seed=seed, threads=1) as trainer:
+        trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
+        warm = np.zeros((1000, 784), np.float32), np.zeros(1000, np.int64)
+        trainer.fit(*warm, num_epochs=1, batch_size=100, progress=False)
+        trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
+        trainer.fit(*data, num_epochs=2, batch_size=100, **fit_options, progress=False)
+        first, second = (float(record["samples_per_second"]) for record in trainer.history)
+    return first, second
+
+
 # -- fits --------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +259,7 @@ def main() -> None:
     options_parser.add_argument("--samples", type=int, default=60_000, help="training images")
     options_parser.add_argument("--sampler-repetitions", type=int, default=9, help="epochs of each sampler")
     options_parser.add_argument("--original", type=Path, help="checkout of the original sampler")
+    options_parser.add_argument("--slow-only", action="store_true", help="only threads and cache of a slow store")
     options = options_parser.parse_args()
     if options.quick:
         options.repetitions, options.epochs, options.samples, options.sampler_repetitions = 1, 1, 12_000, 2
@@ -205,9 +270,14 @@ def main() -> None:
         rows = -(-options.samples // FILES)
         files = write_files(folder / "bytes", {"x": x, "y": random.integers(0, 10, len(x))}, rows=rows)
         dataset = FileDataset(files)
-        report_samplers(dataset, options)
-        report_slow_store(dataset, options)
-        report_fits(folder, options)
+        if not options.slow_only:
+            report_samplers(dataset, options)
+            report_slow_store(dataset, options)
+        many = write_files(folder / "many", {"x": x}, rows=-(-options.samples // SLOW_FILES))
+        report_threads(FileDataset(many), options)
+        report_cache(folder, options)
+        if not options.slow_only:
+            report_fits(folder, options)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,10 @@ MINIMUM_AGE = 60.0
 LOCK_FILE = ".lock"
 
 
+SHARED_MEMORY = Path("/dev/shm")
+"""A file system in the memory of the machine, where there is one."""
+
+
 class FolderLock:
     """A lock on a folder that a program writes to, so that two programs do not mix their files.
 
@@ -128,12 +132,12 @@ class TemporaryFolder:
     """A locked folder in ``parent``, the system's temporary folder by default, which ``create`` makes.
 
     The path is known before the folder exists, so that its removal can be registered first: an interrupt at any
-    time leaves nothing behind.
+    time leaves nothing behind. ``name`` is that of a folder like it on another machine, by default a new one.
     """
 
-    def __init__(self, parent: str | None = None) -> None:
+    def __init__(self, parent: str | None = None, name: str | None = None) -> None:
         self._parent = parent or tempfile.gettempdir()
-        self.path = os.path.join(self._parent, f"compss_train-{os.getpid()}-{secrets.token_hex(6)}")
+        self.path = os.path.join(self._parent, name or f"compss_train-{os.getpid()}-{secrets.token_hex(6)}")
         self._lock = FolderLock(Path(self.path))
 
     def create(self) -> None:

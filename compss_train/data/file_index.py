@@ -1,6 +1,5 @@
 """``FileIndex``: descriptions of many files, read from their headers in threads and optionally cached in a file."""
 
-import hashlib
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -10,11 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from compss_train._utils.files import write_atomic
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import Reader
+from compss_train.data.readers.base import file_stamp, reader_id
 from compss_train.data.reading import bad_file_errors
 from compss_train.exceptions import BadFileError
 
@@ -46,10 +44,10 @@ class FileIndex:
         self, files: Sequence[str], reader: Reader, keys: Collection[str] | None = None
     ) -> list[Description | BadFileError]:
         """Return the description of each file, or the error in reading it."""
-        reader_id = "" if self._path is None else _reader_id(reader, keys)
+        identity = "" if self._path is None else reader_id(reader, keys)
 
         def describe(chunk: Sequence[str]) -> list[Description | BadFileError]:
-            return [self._describe(file, reader, keys, reader_id) for file in chunk]
+            return [self._describe(file, reader, keys, identity) for file in chunk]
 
         chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="file-headers") as threads:
@@ -58,17 +56,17 @@ class FileIndex:
         return found
 
     def _describe(
-        self, file: str, reader: Reader, keys: Collection[str] | None, reader_id: str
+        self, file: str, reader: Reader, keys: Collection[str] | None, identity: str
     ) -> Description | BadFileError:
         try:
             with bad_file_errors(file):
-                stamp = _file_stamp(file)
+                stamp = file_stamp(file)
                 entry = self._entries.get(file)
-                if entry is not None and entry["stamp"] == [reader_id, *stamp]:
+                if entry is not None and entry["stamp"] == [identity, *stamp]:
                     return _description(entry)
                 description = reader.describe(file, keys)
-                if reader_id and stamp:
-                    self._entries[file] = {"stamp": [reader_id, *stamp], **asdict(description)}
+                if identity and stamp:
+                    self._entries[file] = {"stamp": [identity, *stamp], **asdict(description)}
                     self._changed = True
                 return description
         except BadFileError as error:
@@ -93,32 +91,6 @@ class FileIndex:
         if self._path is None or not self._changed:
             return
         write_atomic(self._path, json.dumps({"version": _VERSION, "files": self._entries}))
-
-
-def _reader_id(reader: Reader, keys: Collection[str] | None) -> str:
-    """Return a string that identifies the reader and its settings; empty if they cannot be pickled.
-
-    A reader of this package is identified by its stored name, not by its module, so that an index stays valid when
-    the class moves. The class of another reader is pickled with it.
-    """
-    name = vars(type(reader)).get("stored_name")
-    try:
-        content = cloudpickle.dumps(reader if name is None else vars(reader))
-    except Exception:
-        return ""
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    return f"{name or type(reader).__qualname__} {digest} {None if keys is None else sorted(keys)}"
-
-
-def _file_stamp(file: str) -> list[int]:
-    """Return the size and modification time of a file; empty for names that only the reader understands."""
-    try:
-        status = os.stat(file)
-    except FileNotFoundError:
-        if "://" in file:
-            return []
-        raise
-    return [status.st_size, status.st_mtime_ns]
 
 
 def _description(entry: dict[str, Any]) -> Description:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from compss_train._utils.validation import check_choice, warn_user
+from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.data.block import Block
+from compss_train.data.file_cache import make_cache
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import (
     UNSUPPORTED_HINT,
@@ -23,6 +27,7 @@ from compss_train.data.layout import (
     quote_names,
 )
 from compss_train.data.readers import Reader, as_reader
+from compss_train.data.readers.base import reader_id
 from compss_train.data.reading import FilePart, bad_file_errors, layout_of
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
@@ -58,11 +63,22 @@ class FileDataset:
         Name of a small JSON file that caches headers as long as a file's size and modification time are the same.
     on_bad_file:
         ``"raise"`` a ``BadFileError``, or ``"skip"`` the file with a warning, both here and when it is read.
+    threads:
+        Number of files that each worker, or sampler, reads at the same time; 1 by default. The order of samples
+        does not depend on it. Each thread needs one file of the ``file_buffer``, and the file in use another.
+    cache:
+        Where to keep what was read for the next round and epoch: ``"memory"``, or a folder on a local disk, which
+        all processes of a machine share, as the next fits do. ``None`` (default) keeps nothing.
+    cache_bytes:
+        Limit in bytes of the cache on each machine; those used longest ago make room. By default 1 GiB in memory
+        and 10 GiB in a folder.
 
     Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``skipped``, the reason
-    for each skipped file; ``layout``, dtypes and shapes, ``None`` if the reader can only count samples.
+    for each skipped file; ``layout``, dtypes and shapes, ``None`` if the reader can only count samples, and
+    ``reference``, the file that it was taken from.
 
-    Raises ``ValueError`` if no file matches, a name occurs twice or ``files_len`` lacks a file; ``BadFileError``
+    Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file or others may write to
+    the ``cache``; ``BadFileError``
     for a file that is missing, empty, truncated or corrupt according to its header, that contains Python objects
     (pickles), or whose arrays, shapes or dtypes differ from those of the first file.
     """
@@ -79,8 +95,12 @@ class FileDataset:
         weight: str | None = None,
         index: str | os.PathLike[str] | None = None,
         on_bad_file: OnBadFile = "raise",
+        threads: int = 1,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
+        self.threads = check_count("threads", threads)
         names = file_names(files)
         self._paths = {name: _path(name) for name in names}  # resolved now: the working directory can change
         self.reader = as_reader(reader, names)
@@ -92,7 +112,8 @@ class FileDataset:
         self.files = list(described)
         self.files_len = {name: description.rows for name, description in described.items()}
         self.layout: Layout | None = next(iter(described.values())).layout
-        self._reference = self.files[0]
+        self.reference = self.files[0]
+        self.cache = make_cache(cache, cache_bytes)
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
 
@@ -180,25 +201,58 @@ class FileDataset:
         names = [self._paths[name] for name in self.files]  # absolute: the working directory can have changed
         if files_len is not None:
             files_len = {self._paths[name]: files_len[name] for name in self.files if name in files_len}
-        return FileDataset(names, reader or self.reader, files_len, keys=self.keys, on_bad_file=self.on_bad_file)
+        options: dict[str, Any] = {"keys": self.keys, "on_bad_file": self.on_bad_file, "threads": self.threads}
+        dataset = FileDataset(names, reader or self.reader, files_len, **options)
+        dataset.cache = self.cache
+        return dataset
+
+    def with_reading(
+        self, threads: int | None, cache: str | os.PathLike[str] | None, cache_bytes: int | None
+    ) -> FileDataset:
+        """Return this data set, or a copy that is read with these threads and this cache where they are given."""
+        if threads is None and cache is None and cache_bytes is None:
+            return self
+        dataset = copy.copy(self)
+        if threads is not None:
+            dataset.threads = check_count("threads", threads)
+        if cache is not None or cache_bytes is not None:
+            dataset.cache = make_cache(cache, cache_bytes)
+        return dataset
 
     def reset(self) -> None:
         """Do nothing; samplers call this at the start of an epoch."""
 
-    def part(self, numbers: Sequence[int], keys: tuple[str, ...] | None = None) -> FilePart:
-        """Return names and layout of some files, to read them in a task; ``keys`` are the arrays to read."""
+    @cached_property
+    def _reader_id(self) -> str:
+        """Identifies the reader in the cache; one that cannot be pickled is another one in each data set."""
+        return reader_id(self.reader, None) or secrets.token_hex(16)
+
+    def part(
+        self, numbers: Sequence[int], keys: tuple[str, ...] | None = None, upcoming: Sequence[int] = ()
+    ) -> FilePart:
+        """Return names and layout of some files, to read them in a task.
+
+        ``keys`` are the arrays to read. ``upcoming`` are files that the next task needs, which this one keeps in
+        the cache while it trains; without a cache they are not needed.
+        """
         keys = self.keys if keys is None else keys
         layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
-        paths = {number: self._paths[self.files[number]] for number in numbers}
-        sizes = {number: self.files_len[self.files[number]] for number in numbers}
+        upcoming = () if self.cache is None else tuple(upcoming)
+        needed = dict.fromkeys([*numbers, *upcoming])
+        paths = {number: self._paths[self.files[number]] for number in needed}
+        sizes = {number: self.files_len[self.files[number]] for number in needed}
         return FilePart(
             reader=self.reader,
             files=paths,
             sizes=sizes,
             keys=keys,
             layout=layout,
-            reference=self._reference,
+            reference=self.reference,
             skip=self.on_bad_file == "skip",
+            threads=self.threads,
+            cache=self.cache,
+            reader_id="" if self.cache is None else self._reader_id,
+            upcoming=upcoming,
         )
 
     def training_keys(self, *, targets: bool = True) -> tuple[str, ...]:
@@ -207,9 +261,7 @@ class FileDataset:
         Reads the first file if the layout is unknown. Raises ``ValueError`` if an array is missing.
         """
         self.ensure_layout()
-        if self.layout is None:
-            raise ValueError(f"none of the {len(self.files)} files can be read, for example {self.files[0]}")
-        names = list(self.layout)
+        names = list(self.layout or ())
         if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None) and self.y != names[0]:
             return (names[0],)
         wanted = (self.x,) if self.y is None or not targets else (self.x, self.y)
@@ -238,19 +290,31 @@ class FileDataset:
         """Raise ``BadFileError`` if torch cannot hold one of these arrays, all by default."""
         for key, field in (self.layout or {}).items():
             if (keys is None or key in keys) and not is_supported(field):
-                raise BadFileError(self._paths[self._reference], f"holds {field} in {key!r}, {UNSUPPORTED_HINT}")
+                raise BadFileError(self._paths[self.reference], f"holds {field} in {key!r}, {UNSUPPORTED_HINT}")
 
     def ensure_layout(self) -> None:
-        """Read the first valid file if the layout is unknown, because the reader can only count samples."""
-        for number, size in enumerate(self.sizes):
+        """Read the first valid file if the layout is unknown, because the reader can only count samples.
+
+        Raises ``ValueError`` if no file can be read.
+        """
+        for number in range(len(self.files)):
             if self.layout is not None:
                 return
             try:
-                self.layout = layout_of(self.part([number]).read(RowRange(number, 0, size)))
-                self._reference = self.files[number]
+                self._learn_layout(number)
             except BadFileError:
                 if self.on_bad_file == "raise":
                     raise
+        if self.layout is None:
+            raise ValueError(f"none of the {len(self.files)} files can be read, for example {self.files[0]}")
+
+    def _learn_layout(self, number: int) -> None:
+        """Read a file, and keep it in the cache."""
+        arrays = self.part([number]).read(RowRange(number, 0, self.sizes[number]))
+        self.layout, self.reference = layout_of(arrays), self.files[number]
+        entry = self.part([number]).cache_entry(number)
+        if entry is not None:
+            entry.store(arrays)
 
     def __repr__(self) -> str:
         return (

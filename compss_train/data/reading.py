@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compss_train.data.block import concatenate
+from compss_train.data.file_cache import CacheEntry, FileCache
 from compss_train.data.layout import (
     UNSUPPORTED_HINT,
     FileContentError,
@@ -17,6 +18,7 @@ from compss_train.data.layout import (
     is_supported,
 )
 from compss_train.data.readers import Arrays, Reader
+from compss_train.data.readers.base import file_stamp
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
@@ -69,13 +71,33 @@ class FilePart:
     keys: tuple[str, ...] | None
     """Names of the arrays to read; ``None`` for all."""
     layout: Layout | None
-    """The layout that each file must have; ``None`` if it is known only after reading one."""
+    """The layout that each file must have; ``None`` if it is not known, and then not checked."""
     reference: str
     """Name of the file that the layout was taken from."""
     skip: bool = False
     """Whether to skip invalid files."""
+    threads: int = 1
+    """Number of files to read at the same time."""
+    cache: FileCache | None = None
+    """Where to keep what was read."""
+    reader_id: str = ""
+    """Identifies the reader in the cache."""
+    upcoming: tuple[int, ...] = ()
+    """The files that the next task needs first, which are read ahead into the cache."""
 
-    def read(self, row_range: RowRange, layout: Layout | None = None, reference: str = "") -> Arrays:
+    def cache_entry(self, file: int) -> CacheEntry | None:
+        """Return the place of a file in the cache; ``None`` without one, or if the file is larger than it.
+
+        Raises ``BadFileError`` if there is no such file.
+        """
+        if self.cache is None or self.layout is None:
+            return None
+        path = self.files[file]
+        with bad_file_errors(path):
+            stamp = file_stamp(path)
+        return self.cache.entry(path, stamp, self.reader_id, self.sizes[file], self.layout)
+
+    def read(self, row_range: RowRange) -> Arrays:
         """Return rows of a file.
 
         Raises ``BadFileError`` if the file has another number of rows than expected, or another layout than the
@@ -96,15 +118,17 @@ class FilePart:
                 raise FileContentError(
                     f"has {rows} samples, but {size} were expected: check whether it changed, or files_len is wrong"
                 )
-            if layout is not None:
-                check_same_layout(layout_of(arrays), layout, reference)
-        return arrays if first == row_range.start else _wrap_rows(arrays, row_range)
+            if self.layout is not None:
+                check_same_layout(layout_of(arrays), self.layout, self.reference)
+        return take_rows(arrays, row_range) if row_range.wrapped else arrays
 
 
-def _wrap_rows(arrays: Arrays, row_range: RowRange) -> Arrays:
-    """Return the rows of a range that wraps around, from arrays that start with the first row of the file."""
-    start, wrapped = row_range.start, row_range.wrapped
-    return {key: concatenate([array[start:], array[:wrapped]]) for key, array in arrays.items()}
+def take_rows(arrays: Arrays, row_range: RowRange) -> Arrays:
+    """Return the rows of a range, from arrays that start with the first row of the file."""
+    start, stop, wrapped = row_range.start, row_range.stop, row_range.wrapped
+    if wrapped:
+        return {key: concatenate([array[start:stop], array[:wrapped]]) for key, array in arrays.items()}
+    return {key: array[start:stop] for key, array in arrays.items()}
 
 
 def layout_of(arrays: Arrays) -> Layout:

@@ -43,17 +43,30 @@ def partition_files(sizes: Sequence[int], partitions: int, seed: int, epoch: int
 
 
 def rank_row_ranges(
-    sizes: Sequence[int], num_ranks: int, rank: int, seed: int, epoch: int, *, shuffle: bool = True
+    sizes: Sequence[int],
+    num_ranks: int,
+    rank: int,
+    seed: int,
+    epoch: int,
+    *,
+    shuffle: bool = True,
+    drop_last: bool = False,
 ) -> list[RowRange]:
     """Return the row ranges of one rank; all ranks get the same number of rows.
 
-    The last ranks wrap around to the first rows, so that at most ``num_ranks - 1`` rows are used twice. Without
-    ``shuffle`` files and ranks stay in order. Rows of a file are joined, so that no rank opens a file twice.
+    The last ranks wrap around to the first rows, so that at most ``num_ranks - 1`` rows are used twice. With
+    ``drop_last`` at most as many rows at the end of the epoch are left out instead. Without ``shuffle`` files and
+    ranks stay in order. Rows of a file are joined, so that no rank opens a file twice.
     """
     rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes)))
     number = partition_order(seed, epoch, num_ranks)[rank] if shuffle else rank
-    size = -(-rows.length // num_ranks)
+    size = rows_of_rank(rows.length, num_ranks, drop_last=drop_last)
     return _join_by_file(rows.wrapping_slice(number * size, size))
+
+
+def rows_of_rank(rows: int, num_ranks: int, *, drop_last: bool) -> int:
+    """Return the number of rows of each rank: their share, rounded down with ``drop_last`` and up without."""
+    return rows // num_ranks if drop_last else -(-rows // num_ranks)
 
 
 class _EpochRows:

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib import format as npy_format
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.data.block import Block, as_block, as_tensor, concatenate, copy_block, load_block
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.layout import FileContentError, common_length
-from compss_train.data.readers.npz import ARRAY_NAME
+from compss_train.data.readers.npz import ARRAY_NAME, write_npz
 
 Part = Mapping[str, Block]
 """Some rows of each array, by name."""
@@ -102,11 +101,7 @@ def _arrays(part: Part) -> dict[str, Any]:
 
 
 def _write_npz(path: Path, part: Part, compression: int = zipfile.ZIP_STORED) -> None:
-    """Write the format of ``numpy.savez``, which does not accept every name."""
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, array in _arrays(part).items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                npy_format.write_array(member, np.asarray(array), allow_pickle=False)
+    write_npz(path, _arrays(part), compression)
 
 
 def _write_npy(path: Path, part: Part) -> None:

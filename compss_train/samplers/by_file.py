@@ -1,5 +1,6 @@
 """Drop-in replacements for the samplers of microsoft/PartiallyShuffleDistributedSampler, on current PyTorch."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -17,8 +18,9 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
     """A ``PartialShuffleSampler`` with one pool, and the constructor and batches of the original of this name.
 
     A batch is ``[list of dicts of arrays, None, list of files]``: samples are grouped by file, with files in the
-    order of their first samples. ``len`` is the number of samples of the rank. Files whose arrays, shapes or dtypes
-    differ from those of the first one are an error, as are wrong ``files_len`` and ``total_size``.
+    order of their first samples. ``len`` is the number of samples of the rank, and ``seed`` and ``drop_last`` are
+    as in torch's ``DistributedSampler``. Files whose arrays, shapes or dtypes differ from those of the first one
+    are an error, as are wrong ``files_len`` and ``total_size``.
     """
 
     _pools: ClassVar[int] = 1
@@ -36,6 +38,12 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
         file_buffer: int = 10,
         debug: bool = False,
         files_len: Mapping[str, int] | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        threads: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -50,6 +58,11 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
             debug=debug,
             files_len=files_len,
             pools=self._pools,
+            seed=seed,
+            drop_last=drop_last,
+            threads=threads,
+            cache=cache,
+            cache_bytes=cache_bytes,
         )
 
     def __len__(self) -> int:

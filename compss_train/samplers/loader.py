@@ -1,19 +1,23 @@
-"""``FileLoader``: reads row ranges of files in a thread, a few ahead of the consumer."""
+"""``FileLoader``: reads row ranges of files in threads, a few ahead of the consumer."""
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeAlias
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.readers import Arrays
-from compss_train.data.reading import FilePart, layout_of
+from compss_train.data.reading import FilePart, take_rows
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
 _LOG = logging.getLogger(__name__)
+
+_Loaded: TypeAlias = tuple[Arrays | None, bool]
+"""The rows of a file, ``None`` if it is skipped, and whether they came from the cache."""
 
 
 @dataclass
@@ -21,7 +25,9 @@ class FileReads:
     """Statistics of reading files ahead."""
 
     files: int = 0
-    """Number of times a file was opened."""
+    """Number of files whose rows were needed, each time one was."""
+    cached: int = 0
+    """Number of them that came from the cache."""
     ahead: int = 0
     """Number of files that were loaded before they were needed."""
     seconds_waited: float = 0.0
@@ -35,64 +41,111 @@ class FileReads:
 
 
 class FileLoader:
-    """Reads row ranges of files with one thread, and holds at most ``file_buffer`` files in memory.
+    """Reads row ranges of files in ``part.threads`` threads, and holds at most ``file_buffer`` files in memory.
 
-    If the layout of the files is not known, the first file that is read determines it. An invalid file raises a
-    ``BadFileError`` in place of its rows. If ``part.skip`` is set, ``None`` is yielded instead, and ``skipped`` has
-    the reason.
+    An invalid file raises a ``BadFileError`` in place of its rows. If ``part.skip`` is set, ``None`` is yielded
+    instead, and ``skipped`` has the reason. With ``part.cache`` whole files are read, and kept there.
+
+    Raises ``ValueError`` if there are too many threads for ``file_buffer``.
     """
 
     def __init__(self, part: FilePart, file_buffer: int, *, debug: bool = False) -> None:
+        check_threads(part.threads, file_buffer)
         self._part = part
         self._file_buffer = file_buffer
         self._level = logging.INFO if debug else logging.DEBUG
-        self._layout, self._reference = part.layout, part.reference
-        self._opened = 0  # files opened since the iteration began; counted by the reading thread
+        self._opened = 0  # files opened since the iteration began; counted by one reading thread at a time
+        self._loading: set[int] = set()  # files that threads are reading for the consumer
         self._released = 0  # files that the consumer has released; counted before the next one is read
         self.reads = FileReads()
         self.skipped: dict[str, str] = {}
 
     @contextmanager
-    def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[Arrays | None]]:
-        """Open an iterator over the rows of each range; release the rows before taking the next ones."""
+    def open(
+        self, row_ranges: Sequence[RowRange], upcoming: Iterable[int] = ()
+    ) -> Iterator[Iterator[Arrays | None]]:
+        """Open an iterator over the rows of each range; release the rows before taking the next ones.
+
+        ``upcoming`` are the files that are needed next. After those of the ranges they are read into the cache,
+        while the consumer works on the last rows, until it leaves the context; no more than are read ahead.
+        """
         try:
+            needed = map(self._counted, row_ranges)
             if self._file_buffer == 1:
-                yield self._measured(map(self._load, row_ranges))
+                yield self._measured(map(self._load, needed))
                 return
-            with ReadAhead(row_ranges, self._load, depth=self._file_buffer - 1) as ahead:
-                yield self._measured(ahead)
+            items: Iterable[RowRange | int] = needed if self._part.cache is None else chain(needed, upcoming)
+            with ReadAhead(items, self._load, threads=self._part.threads, depth=self._file_buffer - 1) as ahead:
+                yield self._measured(islice(ahead, len(row_ranges)), ahead)
         finally:
             self._opened = self._released = 0
 
-    def _measured(self, loaded: Iterator[Arrays | None]) -> Iterator[Arrays | None]:
+    def _measured(
+        self, loaded: Iterator[_Loaded], ahead: ReadAhead[_Loaded] | None = None
+    ) -> Iterator[Arrays | None]:
         """Iterate over loaded files, and count those that were ready and the time spent waiting."""
         while True:
-            was_ready = isinstance(loaded, ReadAhead) and loaded.ready
+            was_ready = ahead is not None and ahead.ready
             began = time.perf_counter()
             try:
-                arrays = next(loaded)
+                arrays, cached = next(loaded)
             except StopIteration:
                 return
             self.reads.seconds_waited += time.perf_counter() - began
             self.reads.ahead += was_ready
+            self.reads.cached += cached
             yield arrays
             del arrays
             self._released += 1
 
-    def _load(self, row_range: RowRange) -> Arrays | None:
+    def _counted(self, row_range: RowRange) -> RowRange:
         self.reads.files += 1
         self._opened += 1
+        self._loading.add(row_range.file)
         self.reads.most_held = max(self.reads.most_held, self._opened - self._released)
-        _LOG.log(
-            self._level, "rows %d to %d of %s", row_range.start, row_range.stop, self._part.files[row_range.file]
-        )
+        file = self._part.files[row_range.file]
+        _LOG.log(self._level, "rows %d to %d of %s", row_range.start, row_range.stop, file)
+        return row_range
+
+    def _load(self, item: RowRange | int) -> _Loaded:
+        if not isinstance(item, RowRange):
+            self._keep(item)
+            return None, False
         try:
-            arrays = self._part.read(row_range, self._layout, self._reference)
+            return self._read(item)
         except BadFileError as error:
             if not self._part.skip:
                 raise
             self.skipped[error.file] = error.reason
-            return None
-        if self._layout is None:
-            self._layout, self._reference = layout_of(arrays), self._part.files[row_range.file]
-        return arrays
+            return None, False
+        finally:
+            self._loading.discard(item.file)
+
+    def _read(self, row_range: RowRange) -> _Loaded:
+        entry = self._part.cache_entry(row_range.file)
+        if entry is None:
+            return self._part.read(row_range), False
+        if (arrays := entry.load()) is not None:
+            return take_rows(arrays, row_range), True
+        arrays = self._read_whole(row_range.file)
+        entry.store(arrays)
+        return take_rows(arrays, row_range), False
+
+    def _read_whole(self, file: int) -> Arrays:
+        return self._part.read(RowRange(file, 0, self._part.sizes[file]))
+
+    def _keep(self, file: int) -> None:
+        """Read a file into the cache, unless it is there; nobody takes the result, or an error."""
+        entry = None if file in self._loading else self._part.cache_entry(file)
+        if entry is not None and not entry.exists():
+            entry.store(self._read_whole(file))
+
+
+def check_threads(threads: int, file_buffer: int) -> None:
+    """Raise ``ValueError`` unless each thread may hold a file, beside the one in use."""
+    if threads > max(1, file_buffer - 1):
+        raise ValueError(
+            f"threads={threads}, file_buffer={file_buffer}: each thread holds the file that it reads, beside the "
+            f"one in use; give a file_buffer of at least {threads + 1}, or at most {max(1, file_buffer - 1)} "
+            "threads"
+        )

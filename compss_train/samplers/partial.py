@@ -2,22 +2,23 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from compss_train._utils.validation import check_choice, check_count, check_seed
 from compss_train.data.files import FileDataset
 from compss_train.data.order import partial_shuffle_generator
 from compss_train.data.readers import Arrays, CustomReader, Reader
-from compss_train.data.row_ranges import RowRange, rank_row_ranges
-from compss_train.samplers.loader import FileLoader, FileReads
+from compss_train.data.row_ranges import RowRange, rank_row_ranges, rows_of_rank
+from compss_train.samplers.loader import FileLoader, FileReads, check_threads
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
+from compss_train.samplers.ranks import ensure_same_layout, resolve_rank
 
 
 class PartialShuffleSampler(Sampler[Any]):
@@ -26,7 +27,10 @@ class PartialShuffleSampler(Sampler[Any]):
     Every epoch the files are put in a new order and partitioned into ``ceil(samples / num_replicas)`` samples for
     each rank. A rank reads its partition file by file, with read-ahead, and shuffles the samples in one or two
     pools. The order is a function of seed, epoch and position. To give all ranks the same number of samples, at
-    most ``num_replicas - 1`` samples are used twice.
+    most ``num_replicas - 1`` samples are used twice, or with ``drop_last`` left out.
+
+    Where ``num_replicas`` and ``rank`` are those of ``torch.distributed``, all ranks construct the sampler: the
+    first one reads the first file of a reader that only counts samples, and broadcasts what arrays are in it.
 
     The sampler yields the samples themselves. Use it in a ``DataLoader`` as
     ``DataLoader(dataset, sampler=sampler, batch_size=None)``, which converts the arrays to tensors.
@@ -61,12 +65,20 @@ class PartialShuffleSampler(Sampler[Any]):
         permuted one refills, so that they move further, for twice the memory.
     seed:
         Seed of the order, the same on all ranks.
+    drop_last:
+        As in torch's ``DistributedSampler``: leave out the last ``samples % num_replicas`` samples of each epoch,
+        in its order of the files, instead of using some twice. The last batch may be smaller either way, on all
+        ranks alike.
+    threads, cache, cache_bytes:
+        As in ``FileDataset``, which see; by default those of the dataset.
 
-    Attributes: ``num_samples`` of this rank, ``num_batches``, ``epoch``, ``reads`` (statistics of reading ahead),
-    ``skipped`` (invalid files that a dataset with ``on_bad_file="skip"`` skips; batches then have fewer samples).
+    Attributes: ``num_samples`` and ``num_batches`` of an epoch of this rank (``len(sampler)`` is the latter, as a
+    ``DataLoader`` needs it), ``epoch``, ``reads`` (statistics of reading ahead), ``skipped`` (invalid files that a
+    dataset with ``on_bad_file="skip"`` skips; batches then have fewer samples).
 
-    Raises ``ValueError`` for numbers out of range and a wrong ``total_size``, ``BadFileError`` for invalid files:
-    in the constructor if their headers show it, otherwise during iteration.
+    Raises ``ValueError`` for numbers out of range, a wrong ``total_size``, and fewer samples than ranks with
+    ``drop_last``; ``BadFileError`` for invalid files: in the constructor if their headers show it, otherwise during
+    iteration.
 
     Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
     """
@@ -87,20 +99,33 @@ class PartialShuffleSampler(Sampler[Any]):
         *,
         pools: int = 1,
         seed: int = 0,
+        drop_last: bool = False,
+        threads: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
-        self.num_replicas, self.rank = _resolve_rank(num_replicas, rank)
+        of_group = num_replicas is None and rank is None
+        self.num_replicas, self.rank = resolve_rank(num_replicas, rank)
         check_choice("shuffle", shuffle, (True, False))
-        self.shuffle = shuffle
+        check_choice("drop_last", drop_last, (True, False))
+        self.shuffle, self.drop_last = shuffle, drop_last
         self.batch_size = check_count("batch_size", batch_size)
         self.seed = check_seed(seed)
         check_count("file_buffer", file_buffer)
         self.dataset = dataset
-        self._files = _as_file_dataset(dataset, reader, files_len)
-        self._files.ensure_layout()  # the reference layout must not depend on the file that a rank reads first
+        self._files = _as_file_dataset(dataset, reader, files_len).with_reading(threads, cache, cache_bytes)
+        check_threads(self._files.threads, file_buffer)
+        # The reference layout must not depend on the file that a rank reads first.
+        ensure_same_layout(self._files, self.num_replicas if of_group else 1)
         self._files.check_dtypes(self._files.keys)
         self.total_size = _check_total(self._files, total_size)
         self.pools = Pools(max(self._files.sizes) if shuffle_buffer is None else shuffle_buffer, pools)
-        self.num_samples = -(-self.total_size // self.num_replicas)
+        self.num_samples = rows_of_rank(self.total_size, self.num_replicas, drop_last=drop_last)
+        if not self.num_samples:
+            raise ValueError(
+                f"drop_last=True, num_replicas={self.num_replicas}: {self.total_size} samples are not one a rank; "
+                "take drop_last=False, or fewer ranks"
+            )
         self._loader = FileLoader(self._files.part(range(len(self._files.files))), file_buffer, debug=debug)
         self._store: SlotStore | None = None  # its memory is reused in the next epoch
         self.epoch = 0
@@ -152,7 +177,7 @@ class PartialShuffleSampler(Sampler[Any]):
         if state.get("order") != self._fingerprint:
             raise ValueError(
                 "the state is of a sampler with another order: files, their sizes, seed, batch_size, shuffle, "
-                "shuffle_buffer, pools, rank and num_replicas must be the same as when it was saved"
+                "shuffle_buffer, pools, drop_last, rank and num_replicas must be the same as when it was saved"
             )
         epoch = check_count("epoch", state["epoch"], least=0)
         self.find_ckpt_position(state["step"])
@@ -166,7 +191,8 @@ class PartialShuffleSampler(Sampler[Any]):
     def _fingerprint(self) -> str:
         parts = (self._files.sizes, self.seed, self.batch_size, self.shuffle, self.pools.size, self.pools.number)
         names = [name.rpartition("/")[2] for name in self._files.files]
-        text = json.dumps([names, *parts, self.rank, self.num_replicas])
+        dropped = ["drop_last"] if self.drop_last else []  # earlier states lack it
+        text = json.dumps([names, *parts, self.rank, self.num_replicas, *dropped])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,10 +201,11 @@ class PartialShuffleSampler(Sampler[Any]):
         self._yielded = start
         if hasattr(self.dataset, "reset"):
             self.dataset.reset()
-        rank = (self.num_replicas, self.rank)
-        row_ranges = rank_row_ranges(self._files.sizes, *rank, self.seed, self.epoch, shuffle=self.shuffle)
+        row_ranges, upcoming = self._row_ranges(self.epoch), []
+        if self._files.cache is not None:
+            upcoming = [row_range.file for row_range in self._row_ranges(self.epoch + 1)]
         store, self._store = self._store or SlotStore(), None  # used by one iteration at a time
-        for batch in self._batches(row_ranges, start, store):
+        for batch in self._batches(row_ranges, upcoming, start, store):
             self._yielded += 1
             if batch is not None:
                 yield batch
@@ -190,7 +217,14 @@ class PartialShuffleSampler(Sampler[Any]):
                 )
         self._store = store
 
-    def _batches(self, row_ranges: list[RowRange], start: int, store: SlotStore) -> Iterator[Any]:
+    def _row_ranges(self, epoch: int) -> list[RowRange]:
+        """Return what this rank reads in an epoch."""
+        ranks, options = (self.num_replicas, self.rank), {"shuffle": self.shuffle, "drop_last": self.drop_last}
+        return rank_row_ranges(self._files.sizes, *ranks, self.seed, epoch, **options)
+
+    def _batches(
+        self, row_ranges: list[RowRange], upcoming: list[int], start: int, store: SlotStore
+    ) -> Iterator[Any]:
         """Iterate over batches of these rows; without a shuffle the pools only cut the rows into batches."""
         random, pools = None, Pools(self.batch_size)
         if self.shuffle:
@@ -199,7 +233,7 @@ class PartialShuffleSampler(Sampler[Any]):
         @contextmanager
         def open_chunks(numbers: Sequence[int]) -> Iterator[Iterator[Any]]:
             selected = [row_ranges[number] for number in numbers]
-            with self._loader.open(selected) as arrays:
+            with self._loader.open(selected, upcoming) as arrays:
                 yield map(self._prepare, selected, arrays)
 
         first = min(start * self.batch_size, self.num_samples)
@@ -217,19 +251,6 @@ class PartialShuffleSampler(Sampler[Any]):
     def _prepare(self, row_range: RowRange, arrays: Arrays | None) -> Any:
         """Return the structure to shuffle for the rows of a range."""
         return arrays
-
-
-def _resolve_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return the number of ranks and this rank, by default those of ``torch.distributed``."""
-    in_group = dist.is_available() and dist.is_initialized()
-    if num_replicas is None:
-        num_replicas = dist.get_world_size() if in_group else 1
-    if rank is None:
-        rank = dist.get_rank() if in_group else 0
-    check_count("num_replicas", num_replicas)
-    if check_count("rank", rank, least=0) >= num_replicas:
-        raise ValueError(f"rank={rank}, num_replicas={num_replicas}: give a rank from 0 to {num_replicas - 1}")
-    return int(num_replicas), int(rank)
 
 
 def _as_file_dataset(dataset: Any, reader: Any, files_len: Mapping[str, int] | None) -> FileDataset:

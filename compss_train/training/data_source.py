@@ -39,8 +39,11 @@ class DataHandles(ABC):
     """Whether samples have weights."""
 
     @abstractmethod
-    def select(self, numbers: Sequence[int]) -> tuple[Any, list[Ref]]:
-        """Return the arguments of a task on these blocks: x (or a part of a data set), and the other columns."""
+    def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[Any, list[Ref]]:
+        """Return the arguments of a task on these blocks: x (or a part of a data set), and the other columns.
+
+        ``upcoming`` are those of the worker's next task, which a task on files reads ahead if it has a cache.
+        """
 
     @abstractmethod
     def delete(self) -> None:
@@ -61,7 +64,7 @@ class BlockHandles(DataHandles):
         self._x = publish_blocks(engine, x)
         self._others = [publish_blocks(engine, tensor) for tensor in others]
 
-    def select(self, numbers: Sequence[int]) -> tuple[list[Ref], list[Ref]]:
+    def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[list[Ref], list[Ref]]:
         """Return the references to these blocks of x, and of the other tensors one after the other."""
         return [self._x[n] for n in numbers], [refs[n] for refs in self._others for n in numbers]
 
@@ -100,9 +103,9 @@ class FileHandles(DataHandles):
         self._keys = keys
         self.may_skip = dataset.on_bad_file == "skip"
 
-    def select(self, numbers: Sequence[int]) -> tuple[FilePart, list[Ref]]:
+    def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[FilePart, list[Ref]]:
         """Return the part of the data set with these files, which holds all columns."""
-        return self._dataset.part(numbers, self._keys), []
+        return self._dataset.part(numbers, self._keys, upcoming), []
 
     def delete(self) -> None:
         """Do nothing: the files belong to the user."""

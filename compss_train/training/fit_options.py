@@ -14,6 +14,7 @@ from compss_train.model.compression import MergeDtype
 from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.parameter_server import check_installed
+from compss_train.samplers.loader import check_threads
 from compss_train.samplers.pools import Pools, check_pools
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.description import described
@@ -166,6 +167,11 @@ class FitOptions:
         """The pools of a partial shuffle, ``None`` without one; call ``for_tasks`` first."""
         return Pools(self.shuffle_buffer or 1, self.pools) if self.shuffle == "partial" else None
 
+    @property
+    def read_ahead(self) -> int:
+        """The most files that a worker reads before it needs them."""
+        return self.file_buffer - 1
+
     def for_tasks(self, sizes: tuple[int, ...]) -> FitOptions:
         """Return the options for tasks on blocks of these sizes.
 
@@ -182,13 +188,15 @@ class FitOptions:
         for epoch in epochs:
             units_between_merges(epoch, self.merge_every)
 
-    def check_blocks(self, sizes: tuple[int, ...], num_workers: int, *, in_files: bool) -> None:
-        """Check the options against the numbers of samples of the blocks or files.
+    def check_blocks(self, sizes: tuple[int, ...], num_workers: int, *, reading_threads: int | None) -> None:
+        """Check the options against the numbers of samples of the blocks, or files that threads read.
 
-        Raises ``ValueError`` if a block has too few samples, if the buffer can never return such batches, and for
-        shuffles that files do not support.
+        Raises ``ValueError`` if a block has too few samples, if the buffer can never return such batches, for
+        shuffles that files do not support, and for more threads than the files in memory allow.
         """
-        if in_files and self.shuffle == "total":
+        if reading_threads is not None:
+            check_threads(reading_threads, self.file_buffer)
+        if reading_threads is not None and self.shuffle == "total":
             raise ValueError(
                 "shuffle='total' would open every file for every batch; take shuffle='partial', which mixes "
                 "samples in pools, or load files that fit in memory with BlockedTensor.from_files"

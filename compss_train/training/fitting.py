@@ -91,7 +91,8 @@ class FittingTrainer(ResumableTrainer):
             check_outer_factory(built.training_spec.net, options.outer_optimizer)
         if options.optimizer_state == "average":
             check_averageable(built.training_spec.net, built.training_spec.optimizer)
-        options.check_blocks(data.sizes, self.num_workers, in_files=isinstance(x, FileDataset))
+        reading_threads = x.threads if isinstance(x, FileDataset) else None
+        options.check_blocks(data.sizes, self.num_workers, reading_threads=reading_threads)
         progress = self._progress(checkpoint, options, data)
         options.check_epochs(range(progress.first_epoch, progress.first_epoch + options.num_epochs))
         params.check_finite(self._parameters if checkpoint is None else checkpoint[1].parameters)

@@ -99,14 +99,14 @@ class RoundRunner:
         Returns the final parameters, ``None`` if no round was completed. Raises the exceptions of tasks.
         """
         upcoming = iter(rounds)
-        left = deque(islice(upcoming, 1))  # the next round is known before the current one is submitted
+        left = deque(islice(upcoming, 1))
         while left or self._pending:
             if (reason := self.stopping.reason) is not None:
                 self.stopped = reason
                 break
             while left and self._may_submit():
-                self._submit(left.popleft())
-                left.extend(islice(upcoming, 1))
+                left.extend(islice(upcoming, 1))  # the next round is known before the current one is submitted
+                self._submit(left.popleft(), left[0] if left else None)
             self._collect()
         if self.stopped is not None:
             self._end_early()
@@ -166,7 +166,8 @@ class RoundRunner:
             return False
         return len(self._pending) <= self.merge.rounds_ahead
 
-    def _submit(self, round_: Round) -> None:
+    def _submit(self, round_: Round, next_round: Round | None) -> None:
+        self.workers.next_round = next_round
         submitted = self.merge.submit(self.workers, round_)
         evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
         groups = {

@@ -62,6 +62,8 @@ class WorkerGroup:
     """Each worker's state, replaced by the reference to the new one whenever it trains. The previous state is kept
     until ``free_states``, as a fit that is stopped returns to it."""
     schedule: LrSchedule | None = None
+    next_round: Round | None = None
+    """The round after the one whose tasks are submitted."""
     _first: Round | None = field(default=None, repr=False)
     """The first round of the fit, in which tasks check the outputs of the network."""
     _cut: tuple[Round | None, dict[int, TaskInputs]] = field(default=(None, {}), repr=False)
@@ -132,16 +134,23 @@ class WorkerGroup:
     def _inputs(self, worker: int, round_: Round) -> TaskInputs:
         assignment = round_.assignments[worker]
         if all(block_pass.samples is None for block_pass in assignment):
-            return self._whole_blocks(assignment, tuple(dict.fromkeys(each.block for each in assignment)))
+            return self._whole_blocks(assignment, _blocks_of(assignment), self._upcoming(worker))
         if self.data.mapped:
             return self._all_blocks(assignment)
         if self._cut[0] is not round_:
             self._cut = round_, self._cut_into_pieces(round_)
         return self._cut[1].pop(worker, None) or self._all_blocks(assignment)
 
-    def _whole_blocks(self, assignment: WorkerAssignment, numbers: tuple[int, ...]) -> TaskInputs:
+    def _upcoming(self, worker: int) -> Sequence[int]:
+        """Return the first blocks that a worker needs in the next round, as many as it may read ahead."""
+        blocks = _blocks_of(self.next_round.assignments[worker]) if self.next_round else ()
+        return blocks[: self.options.read_ahead]
+
+    def _whole_blocks(
+        self, assignment: WorkerAssignment, numbers: tuple[int, ...], upcoming: Sequence[int]
+    ) -> TaskInputs:
         starts = tuple(self.data.starts[number] for number in numbers)
-        x, others = self.data.select(numbers)
+        x, others = self.data.select(numbers, upcoming)
         return TaskInputs(assignment=assignment, blocks=numbers, starts=starts, x=x, others=others)
 
     def _all_blocks(self, assignment: WorkerAssignment) -> TaskInputs:
@@ -179,6 +188,11 @@ class WorkerGroup:
         x, others = self.data.select([block])
         made = self.engine.submit(split_rows, [*x, *others], parts, returns=len(parts))
         return list(made) if len(parts) > 1 else [made]
+
+
+def _blocks_of(assignment: WorkerAssignment) -> tuple[int, ...]:
+    """Return the numbers of the blocks that a worker passes over, in that order."""
+    return tuple(dict.fromkeys(block_pass.block for block_pass in assignment))
 
 
 def fetch_states(engine: Engine, states: States) -> list[WorkerState]:

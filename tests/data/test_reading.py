@@ -163,7 +163,7 @@ def test_a_part_is_small_pickled(part):
 
 
 def test_a_part_reads_its_keys_only(part):
-    assert list(replace(part, keys=("y",)).read(RowRange(0, 0, 6))) == ["y"]
+    assert list(replace(part, keys=("y",), layout=None).read(RowRange(0, 0, 6))) == ["y"]
     with names(part.files[0], "has no array 'z'"):
         replace(part, keys=("z",)).read(RowRange(0, 0, 6))
 
@@ -186,9 +186,9 @@ def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are
 )
 def test_a_file_of_another_layout_is_an_error_where_the_layout_is_known(file, part, arrays, reason):
     np.savez(file, **arrays)
-    assert set(part.read(RowRange(0, 0, 2))) == set(arrays)
+    assert set(replace(part, layout=None).read(RowRange(0, 0, 2))) == set(arrays)
     with names(file, reason):
-        part.read(RowRange(0, 0, 2), part.layout, "first")
+        replace(part, reference="first").read(RowRange(0, 0, 2))
 
 
 def test_a_part_of_a_users_reader_is_checked_as_well():
@@ -203,7 +203,7 @@ def test_a_part_of_a_users_reader_is_checked_as_well():
     with pytest.raises(BadFileError, match="a://b has 6 samples, but 5 were expected"):
         part.read(RowRange(0, 0, 5))
     with pytest.raises(BadFileError, match=r"a://b holds samples of float64 \(2,\) in 'x', but c of int8 \(\)"):
-        replace(part, sizes={0: 6}).read(RowRange(0, 0, 5), {"x": Field("int8", ())}, "c")
+        replace(part, sizes={0: 6}, layout={"x": Field("int8", ())}, reference="c").read(RowRange(0, 0, 5))
 
 
 def test_the_layout_of_arrays_is_their_description(file):

@@ -267,6 +267,9 @@ def test_in_a_process_group_it_has_the_rank_of_the_process(monkeypatch):
     assert (sampler.num_replicas, sampler.rank) == (1, 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(  # there are no other ranks to wait for
+        "compss_train.samplers.partial.ensure_same_layout", lambda files, _: files.ensure_layout()
+    )
     assert epoch_of(sampler_of([5] * 4)) == epoch_of(sampler_of([5] * 4, num_replicas=3, rank=2))
     assert sampler_of([5] * 4, rank=1).rank == 1
     assert sampler_of([5] * 4, num_replicas=5).rank == 2

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from compss_train import (
     SerialEngine,
 )
 from compss_train.engines.machine import intra_op_threads
+from compss_train.samplers.loader import FileLoader
 from tests.helpers.file_fits import POOLS, SIZES, fitted, rows, write_files
 from tests.helpers.models import (
     ADAM,
@@ -122,6 +124,49 @@ def test_every_worker_reads_its_share_and_each_file_once(engine, files):
         assert all(worker["files"]["most_held"] <= 10 for worker in record["workers"])
 
 
+@pytest.mark.parametrize("cache", ["memory", "folder"])
+def test_threads_and_a_cache_change_no_bits_and_no_file_is_read_again(engine, files, in_memory, cache, tmp_path):
+    cache = cache if cache == "memory" else tmp_path
+    for number in range(0, len(MODES), 3):
+        dataset = FileDataset(files.files, threads=3, cache=cache)
+        ours, history = fitted(engine, 3, dataset, **{**POOLS, "pools": 1, **MODES[number]})
+        assert_same_bits(ours, in_memory(1, number))
+    later = [worker["files"] for record in history[1:] for worker in record["workers"] if record["epoch"] > 1]
+    assert all(read["cached"] == read["files"] for read in later)
+
+
+UNITS = [{"merge_unit": "blocks"}, {"merge_unit": "batches", "merge_every": 2}, {}, {"merge_every": 0}]
+
+
+@pytest.mark.parametrize("options", UNITS, ids=str)
+@pytest.mark.parametrize("shuffle", [POOLS, {"shuffle": "blocks"}, {"buffer": BufferSpec("FIFO", 16)}], ids=str)
+def test_a_task_knows_the_files_that_its_worker_needs_next(files, tmp_path, monkeypatch, options, shuffle):
+    opened, whole = [], FileLoader.open
+
+    def recorded(self, row_ranges, upcoming=()):
+        opened.append(([row_range.file for row_range in row_ranges], list(upcoming)))
+        return whole(self, row_ranges, upcoming)
+
+    monkeypatch.setattr(FileLoader, "open", recorded)
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    dataset = FileDataset(files.files, cache=tmp_path)
+    trainer.fit(dataset, num_epochs=2, batch_size=5, progress=False, **shuffle, **options)
+    assert opened[-1][1] == []
+    for (_, upcoming), (needed, _) in pairwise(opened):
+        assert upcoming[: len(needed)] == needed
+
+
+def test_evaluation_reads_with_its_threads_and_from_the_cache_of_training(files, samples, tmp_path):
+    dataset = FileDataset(files.files, threads=4, cache=tmp_path)
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer.fit(dataset, num_epochs=1, batch_size=5, progress=False)
+    rounding = sum_error(np.float32, WIDTHS, 10)
+    np.testing.assert_allclose(trainer.predict(dataset), trainer.predict(samples[0]), rtol=0, atol=rounding)
+    assert trainer.evaluate(dataset) == trainer.evaluate(files)
+
+
 def test_commutative_workers_read_files(engine, files):
     one_merge = {"merge": "commutative", "num_epochs": 1, **POOLS}
     ours, _ = fitted(engine, 3, files, **one_merge)
@@ -178,6 +223,13 @@ def test_batches_are_as_many_as_asked_for(engine, files):
 def test_options_that_do_not_fit(files, options, message):
     with pytest.raises(ValueError, match=message):
         fitted("serial", 1, files, **options)
+
+
+def test_more_threads_than_files_in_memory_are_an_error_before_any_task(files):
+    dataset = FileDataset(files.files, threads=10)
+    with pytest.raises(ValueError, match=r"threads=10, file_buffer=10: .*give a file_buffer of at least 11"):
+        fitted("serial", 1, dataset)
+    fitted("serial", 1, dataset, file_buffer=11)
 
 
 def test_y_is_in_the_files(files, blocks):

@@ -1,9 +1,12 @@
 """``Reader``, the interface of all readers, and ``CustomReader`` for functions of users."""
 
+import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -113,3 +116,29 @@ def _as_rows(key: object, value: object) -> Block:
         raise FileContentError(f"holds a single value in {key!r} instead of a row per sample")
     check_no_objects(key, rows.dtype)
     return rows
+
+
+def reader_id(reader: Reader, keys: Collection[str] | None) -> str:
+    """Return a string that identifies the reader and its settings; empty if they cannot be pickled.
+
+    A reader of this package is identified by its stored name, not by its module, so that an index stays valid when
+    the class moves. The class of another reader is pickled with it.
+    """
+    name = vars(type(reader)).get("stored_name")
+    try:
+        content = cloudpickle.dumps(reader if name is None else vars(reader))
+    except Exception:
+        return ""
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return f"{name or type(reader).__qualname__} {digest} {None if keys is None else sorted(keys)}"
+
+
+def file_stamp(file: str) -> list[int]:
+    """Return the size and modification time of a file; empty for names that only the reader understands."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        if "://" in file:
+            return []
+        raise
+    return [status.st_size, status.st_mtime_ns]

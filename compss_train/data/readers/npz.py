@@ -1,4 +1,4 @@
-"""Readers of numpy's ``.npz`` and ``.npy`` files."""
+"""Readers of numpy's ``.npz`` and ``.npy`` files, and a writer of the former."""
 
 import io
 import math
@@ -6,8 +6,9 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -108,6 +109,14 @@ def _parse_array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     check_no_objects(key, header.dtype)
     flat = data[start.tell() :].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")
+
+
+def write_npz(path: Path, arrays: Mapping[str, Any], compression: int = zipfile.ZIP_STORED) -> None:
+    """Write the format of ``numpy.savez``, which does not accept every name."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy_format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 ARRAY_NAME = "x"

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from loky.backend import resource_tracker
 
-from compss_train._utils.files import TemporaryFolder
+from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
 MAX_INLINE_BYTES = 32 * 1024
 """Values up to this size travel in messages instead of in files."""
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)

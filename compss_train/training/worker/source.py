@@ -23,7 +23,10 @@ from compss_train.samplers.loader import FileLoader
 from compss_train.training.fit_options import FitOptions
 
 INFERENCE_FILES = 2
-"""The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
+"""The most files in memory at a time during evaluation and prediction: one is read while the other is used.
+
+Several reading threads hold one file each.
+"""
 
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
@@ -85,8 +88,9 @@ def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:
     sizes = xs.sizes if isinstance(xs, FilePart) else {number: len(block) for number, block in enumerate(xs)}
     assignment = tuple(BlockPass(number, 0, size) for number, size in sizes.items())
     starts = tuple(accumulate(sizes.values(), initial=0))[:-1]
+    files = max(INFERENCE_FILES, xs.threads + 1) if isinstance(xs, FilePart) else INFERENCE_FILES
     options = FitOptions(
-        num_epochs=1, batch_size=batch_size, shuffle=None, shuffle_block_data=False, file_buffer=INFERENCE_FILES
+        num_epochs=1, batch_size=batch_size, shuffle=None, shuffle_block_data=False, file_buffer=files
     )
     return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts)
 
@@ -190,7 +194,7 @@ def source_of(shard: Shard, xs: Sequence[Any] | FilePart, others: Sequence[Block
     ``others`` are the blocks of y, followed by those of the weights, if the data have them.
     """
     if isinstance(xs, FilePart):
-        return FileSource(xs, shard.options.file_buffer, shard.shuffle_seed)
+        return FileSource(xs, shard)
     if shard.pieces:
         return BlockSource(list(zip(*xs, strict=True)), shard)
     blocks = [*xs, *others]
@@ -247,10 +251,12 @@ def _load(read: tuple[BlockPassRows, int, int]) -> Columns:
 class FileSource(Source):
     """Files, read in order and ahead."""
 
-    def __init__(self, part: FilePart, file_buffer: int, shuffle_seed: int | None = None) -> None:
-        self._loader = FileLoader(part, file_buffer)
+    def __init__(self, part: FilePart, shard: Shard) -> None:
+        self._loader = FileLoader(part, shard.options.file_buffer)
         self._keys = part.keys or ()
-        self._shuffle_seed = shuffle_seed
+        self._shuffle_seed = shard.shuffle_seed
+        self._upcoming = [*(block_pass.block for block_pass in shard.assignment), *part.upcoming]
+        """The files of the passes that follow, in this task and the next."""
         self._left_out = 0
         """Number of samples in skipped files."""
 
@@ -262,7 +268,8 @@ class FileSource(Source):
             RowRange(block_pass.block, rows.start, rows.stop)
             for block_pass, rows in zip(block_passes, stored, strict=True)
         ]
-        with self._loader.open(row_ranges) as arrays:
+        self._upcoming = self._upcoming[len(row_ranges) :]
+        with self._loader.open(row_ranges, self._upcoming) as arrays:
             yield map(self._columns, block_passes, arrays)  # holds no reference while the next file is read
 
     def _columns(self, block_pass: BlockPass, arrays: Arrays | None) -> Columns | None:

@@ -87,7 +87,7 @@ def read_file(path, function=None, **options):
     """Return the arrays as a fit reads them: described, then read and checked against the description."""
     dataset = FileDataset([path], function, **options)
     part = dataset.part([0])
-    return part.read(RowRange(0, 0, dataset.sizes[0]), part.layout, part.reference)
+    return part.read(RowRange(0, 0, dataset.sizes[0]))
 
 
 def with_header(path, shape, data, descr="<f8", version=(1, 0)):

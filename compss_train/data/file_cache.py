@@ -1,0 +1,227 @@
+"""``FileCache``: keeps the arrays of files of a slow store, in memory or in a folder on a local disk."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder, atomic_path
+from compss_train._utils.validation import check_count
+from compss_train.data.block import Block, rows_of_bytes
+from compss_train.data.layout import Field, FileContentError, Layout, check_same_layout, field_of
+from compss_train.data.readers import Arrays, NpzReader
+from compss_train.data.readers.npz import write_npz
+
+_LOG = logging.getLogger(__name__)
+
+MEMORY_BYTES = 2**30
+"""How much ``cache="memory"`` holds by default."""
+FOLDER_BYTES = 10 * 2**30
+"""How much a folder holds by default."""
+
+_SUFFIX = ".npz"
+_LOCK_FILE = "writing.lock"
+_LOCK_SECONDS = 10.0  # how long to wait for another process that writes; then the file is not kept
+_HEADER_BYTES = 1024  # of an entry, and of each array in it: more than numpy's and zip's headers take
+
+
+def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> FileCache | None:
+    """Return the cache in ``"memory"`` or a folder, of ``max_bytes`` if given; ``None`` for none.
+
+    Raises ``ValueError`` for a limit without a cache or below 1, a path that is no folder, and a folder that others
+    may write to, ``TypeError`` for other values.
+    """
+    if cache is None:
+        if max_bytes is not None:
+            raise ValueError(f"cache_bytes={max_bytes}: name a cache, 'memory' or a folder on a local disk")
+        return None
+    if not isinstance(cache, str | os.PathLike) or not os.fspath(cache):
+        raise TypeError(f"cache={cache!r}: give 'memory', a folder on a local disk, or None")
+    default = MEMORY_BYTES if cache == "memory" else FOLDER_BYTES
+    max_bytes = default if max_bytes is None else check_count("cache_bytes", max_bytes)
+    return FileCache.in_memory(max_bytes) if cache == "memory" else FileCache.in_folder(Path(cache), max_bytes)
+
+
+@dataclass(frozen=True)
+class FileCache:
+    """A folder with the arrays of files, shared by all processes of a machine that read them.
+
+    An entry is one npz file, written under another name and renamed, with a checksum for each array: one that is
+    damaged is removed and its file read again. Before an entry is written, those that were used longest ago are
+    removed until it fits into ``max_bytes``. The folder belongs to the user alone, and nothing in it is unpickled.
+    """
+
+    folder: str
+    max_bytes: int
+    temporary: bool = False
+    """Whether the folder is removed with the process that made it."""
+
+    @classmethod
+    def in_folder(cls, path: Path, max_bytes: int) -> Self:
+        """Make a folder for this user in the one of this name."""
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"cache={str(path)!r} is no folder; give a folder on a local disk, or 'memory'")
+        user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
+        made = cls(str(path.absolute() / f"compss_train-files{user}"), max_bytes)
+        made.open()
+        return made
+
+    @classmethod
+    def in_memory(cls, max_bytes: int) -> Self:
+        """Make a folder in shared memory if that has the room, else in the temporary folder."""
+        free = shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
+        folder = TemporaryFolder(str(SHARED_MEMORY) if free >= max_bytes else tempfile.gettempdir())
+        folder.create()
+        made = cls(folder.path, max_bytes, temporary=True)
+        weakref.finalize(made, _remove, folder, os.getpid())
+        return made
+
+    def open(self) -> Path:
+        """Return the folder; make it where it is missing, as on another node."""
+        folder = Path(self.folder)
+        if not folder.is_dir():
+            self._make_folder(folder)
+        status = folder.lstat()
+        own = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+        if not (stat.S_ISDIR(status.st_mode) and own) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError(
+                f"cache folder {folder}: others could write to it; give a folder of your own, or remove this one"
+            )
+        return folder
+
+    def _make_folder(self, folder: Path) -> None:
+        if not self.temporary:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return
+        made = TemporaryFolder(str(folder.parent), folder.name)
+        with suppress(FileExistsError):  # another process of this machine was faster
+            made.create()
+            atexit.register(_remove, made, os.getpid())
+
+    def entry(self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout) -> CacheEntry | None:
+        """Return the entry of a file with these arrays, ``None`` if it is larger than the whole cache.
+
+        A file with another size or modification time (its ``stamp``), or read by another reader, is another one.
+        """
+        if entry_bytes(rows, layout) > self.max_bytes:
+            return None
+        fields = sorted((key, field.dtype, field.shape) for key, field in layout.items())
+        digest = hashlib.sha256(json.dumps([file, stamp, reader, rows, fields]).encode()).hexdigest()
+        return CacheEntry(self, digest[:40] + _SUFFIX, rows, layout)
+
+    def make_room(self, size: int) -> None:
+        """Remove the entries that were used longest ago, until there is room for another of ``size`` bytes."""
+        entries = []
+        for entry in os.scandir(self.folder):
+            if entry.name.endswith(_SUFFIX):
+                if entry.name.startswith("."):  # of a process that was killed: the others wait for the lock
+                    os.unlink(entry)
+                else:
+                    status = entry.stat()
+                    entries.append((status.st_mtime_ns, status.st_size, entry.path))
+        excess = sum(length for _, length, _ in entries) + size - self.max_bytes
+        for _, length, path in sorted(entries):
+            if excess <= 0:
+                return
+            Path(path).unlink(missing_ok=True)
+            excess -= length
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """The place of one file's arrays in a cache."""
+
+    cache: FileCache
+    name: str
+    rows: int
+    layout: Layout
+
+    def exists(self) -> bool:
+        """Return whether the arrays are in the cache."""
+        return (self.cache.open() / self.name).exists()
+
+    def load(self) -> Arrays | None:
+        """Return the arrays in the order of the layout; ``None`` if they are not in the cache, or damaged."""
+        path = self.cache.open() / self.name
+        try:
+            arrays = self._decode(NpzReader().read(str(path), 0, self.rows)[0])
+            os.utime(path)  # used now
+        except FileNotFoundError:
+            return None
+        except MemoryError:
+            raise
+        except Exception as error:
+            _LOG.warning("an entry of the cache in %s is read again: %s", self.cache.folder, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return {key: arrays[key] for key in self.layout}
+
+    def store(self, arrays: Arrays) -> None:
+        """Keep all rows of these arrays; log why that is impossible, as on a full disk."""
+        folder = self.cache.open()
+        try:
+            with FileLock(folder / _LOCK_FILE, timeout=_LOCK_SECONDS, fallback_to_soft=False):
+                self.cache.make_room(entry_bytes(self.rows, self.layout))
+                with atomic_path(folder / self.name) as temporary:
+                    write_npz(temporary, self._encode(arrays))
+        except OSError as error:
+            _LOG.warning("a file is not kept in the cache in %s: %s", folder, error)
+
+    def _encode(self, arrays: Arrays) -> Arrays:
+        """Return arrays that numpy can write, by the places of their names in the sorted layout."""
+        names = sorted(self.layout)
+        return {
+            str(names.index(key)): rows_of_bytes(array) if isinstance(array, torch.Tensor) else array
+            for key, array in arrays.items()
+        }
+
+    def _decode(self, stored: Arrays) -> Arrays:
+        fields = sorted(self.layout.items())
+        arrays = {fields[int(place)][0]: _decode(array, fields[int(place)][1]) for place, array in stored.items()}
+        check_same_layout({key: field_of(array) for key, array in arrays.items()}, self.layout, "the data set")
+        if any(len(array) != self.rows for array in arrays.values()):
+            raise FileContentError(f"lacks some of its {self.rows} rows")
+        return arrays
+
+
+def _decode(array: Block, field: Field) -> Block:
+    """Return an array as it was before it was stored: numpy has no name for some dtypes of tensors."""
+    name = field.dtype.removeprefix("torch.")
+    if name == field.dtype:
+        return array
+    flat = torch.from_numpy(np.asarray(array)).reshape(-1)
+    return flat.view(getattr(torch, name)).reshape(len(array), *field.shape)
+
+
+def entry_bytes(rows: int, layout: Layout) -> int:
+    """Return the most bytes that an entry with these arrays takes."""
+    return _HEADER_BYTES * (1 + len(layout)) + rows * sum(map(_bytes_of_sample, layout.values()))
+
+
+def _bytes_of_sample(field: Field) -> int:
+    name = field.dtype.removeprefix("torch.")
+    itemsize = np.dtype(name).itemsize if name == field.dtype else getattr(torch, name).itemsize
+    return int(itemsize * math.prod(field.shape))
+
+
+def _remove(folder: TemporaryFolder, process: int) -> None:
+    """Remove the folder, but not from a process that was forked from the one that made it."""
+    if os.getpid() == process:
+        folder.remove()

@@ -1,0 +1,306 @@
+"""The cache of files: what is stored comes back, within its limit, and only the user's own undamaged entries."""
+
+import errno
+import gc
+import logging
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compss_train._utils.files import TemporaryFolder
+from compss_train.data import file_cache
+from compss_train.data.block import rows_of_bytes
+from compss_train.data.file_cache import FileCache, entry_bytes, make_cache
+from compss_train.data.reading import layout_of
+
+ROWS = 4
+DTYPES = [*"bBhHiIqQefdFD?", torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.uint8]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return make_cache(tmp_path / "cache", None)
+
+
+def entries(cache):
+    return sorted(name for name in os.listdir(cache.folder) if name.endswith(".npz"))
+
+
+def array_of(dtype, shape, seed=0):
+    """Return random bits: rows of any shape and dtype of numpy or torch."""
+    torch_dtype = dtype if isinstance(dtype, torch.dtype) else torch.uint8
+    itemsize = torch_dtype.itemsize if isinstance(dtype, torch.dtype) else np.dtype(dtype).itemsize
+    bits = np.random.default_rng(seed).integers(0, 2, (ROWS, *shape, itemsize), dtype=np.uint8)
+    if isinstance(dtype, torch.dtype):
+        return torch.from_numpy(bits).reshape(-1).view(dtype).reshape(ROWS, *shape)
+    return bits.reshape(-1).view(dtype).reshape(ROWS, *shape)
+
+
+def numbers(value, rows=ROWS):
+    return {"x": np.full((rows, 5000), value, np.float64)}  # much larger than its headers
+
+
+def entry_of(cache, file, arrays, stamp=(1, 2), reader="reader"):
+    layout = layout_of(arrays)
+    return cache.entry(file, list(stamp), reader, len(next(iter(arrays.values()))), layout)
+
+
+def assert_same(got, arrays):
+    assert list(got) == list(arrays)
+    for key, array in arrays.items():
+        assert type(got[key]) is type(array)
+        assert (got[key].dtype, tuple(got[key].shape)) == (array.dtype, tuple(array.shape))
+        np.testing.assert_array_equal(rows_of_bytes(got[key]), rows_of_bytes(array), strict=True)
+
+
+FIELDS = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=2))
+
+
+@given(fields=st.dictionaries(st.text(min_size=1, max_size=5), FIELDS, min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_arrays_and_tensors_come_back_as_they_were_in_their_order_under_any_names(tmp_path_factory, fields):
+    arrays = {key: array_of(dtype, shape, seed) for seed, (key, (dtype, shape)) in enumerate(fields.items())}
+    entry = entry_of(make_cache(tmp_path_factory.getbasetemp() / "any", None), "file", arrays)
+    entry.store(arrays)
+    got = entry.load()
+    assert_same(got, arrays)
+    for array in got.values():
+        array[:] = 0  # the cache's own stays
+    assert_same(entry.load(), arrays)
+
+
+def test_arrays_in_any_order_of_memory_come_back(cache):
+    arrays = {"f": np.asfortranarray(np.arange(12.0).reshape(4, 3)), "t": torch.arange(12).reshape(3, 4).T}
+    entry_of(cache, "file", arrays).store(arrays)
+    assert_same(entry_of(cache, "file", arrays).load(), arrays)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"file": "other"}, {"stamp": (1, 3)}, {"stamp": (2, 2)}, {"stamp": ()}, {"reader": "other"}],
+    ids=str,
+)
+def test_a_file_that_changed_or_is_read_otherwise_is_another_one(cache, other):
+    arrays = numbers(1)
+    entry_of(cache, "file", arrays).store(arrays)
+    assert entry_of(cache, "file", arrays).exists()
+    found = entry_of(cache, **{"file": "file", "arrays": arrays, **other})
+    assert (found.exists(), found.load()) == (False, None)
+
+
+@pytest.mark.parametrize("arrays", [numbers(1, 5), {"y": numbers(1)["x"]}, {"x": np.ones((ROWS, 5000), "f")}])
+def test_so_is_one_with_other_arrays(cache, arrays):
+    entry_of(cache, "file", numbers(1)).store(numbers(1))
+    assert entry_of(cache, "file", arrays).load() is None
+
+
+# -- the limit ---------------------------------------------------------------------------------------------
+
+
+SIZE = entry_bytes(ROWS, layout_of(numbers(0)))
+
+
+@given(used=st.lists(st.integers(0, 6), max_size=20), room=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_it_holds_those_used_last_within_its_limit(tmp_path_factory, used, room):
+    cache = make_cache(tmp_path_factory.mktemp("limit"), room * SIZE)
+    recent, clock = [], 10**18
+    for number in used:
+        entry = entry_of(cache, str(number), numbers(number))
+        assert (entry.load() is not None) == entry.exists() == (number in recent)
+        if number not in recent:
+            entry.store(numbers(number))
+        recent = [*(other for other in recent if other != number), number][-room:]
+        clock += 1  # not that of the file system, which may be coarse
+        os.utime(Path(cache.folder) / entry.name, ns=(clock, clock))
+        assert sum((Path(cache.folder) / name).stat().st_size for name in entries(cache)) <= cache.max_bytes
+    assert len(entries(cache)) == len(recent)
+
+
+def test_using_an_entry_renews_it(cache):
+    entry = entry_of(cache, "file", numbers(1))
+    entry.store(numbers(1))
+    os.utime(Path(cache.folder) / entry.name, ns=(1, 1))
+    entry.load()
+    assert (Path(cache.folder) / entry.name).stat().st_mtime_ns > 1
+
+
+def test_a_file_that_is_larger_than_the_cache_has_no_place_in_it(tmp_path):
+    assert entry_of(make_cache(tmp_path, SIZE), "file", numbers(1)) is not None
+    assert entry_of(make_cache(tmp_path, SIZE - 1), "file", numbers(1)) is None
+
+
+def test_threads_and_processes_may_write_at_the_same_time(tmp_path):
+    wrong = []
+
+    def work(first):
+        cache = make_cache(tmp_path, 3 * SIZE)  # as each process has its own
+        for number in range(first, first + 20):
+            entry = entry_of(cache, str(number % 7), numbers(number % 7))
+            got = entry.load()
+            if got is None:
+                entry.store(numbers(number % 7))
+            elif not np.array_equal(got["x"], numbers(number % 7)["x"]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert 1 <= len(entries(make_cache(tmp_path, SIZE))) <= 3
+
+
+# -- damage and other users --------------------------------------------------------------------------------
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def pickled(path):
+    np.savez(path, **{"0": np.array([{}] * ROWS)})
+
+
+def other_numbers(path):
+    np.savez(path, **{"0": np.zeros((ROWS, 99))})
+
+
+@pytest.mark.parametrize("damage", [cut, flip, pickled, other_numbers, lambda path: path.write_bytes(b"")])
+def test_a_damaged_entry_is_removed_and_not_there(cache, damage, caplog):
+    entry = entry_of(cache, "file", numbers(1))
+    entry.store(numbers(1))
+    damage(Path(cache.folder) / entry.name)
+    with caplog.at_level(logging.WARNING, "compss_train"):
+        assert entry.load() is None
+    assert "is read again" in caplog.text
+    assert entries(cache) == []
+    entry.store(numbers(1))
+    assert_same(entry.load(), numbers(1))
+
+
+def test_on_a_full_disk_nothing_is_kept_and_a_killed_writer_leaves_nothing(cache, monkeypatch, caplog):
+    def full(path, part):
+        path.write_bytes(b"some of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    abandoned = Path(cache.folder) / ".of-one-that-was-killed.npz"
+    abandoned.write_bytes(b"half")
+    monkeypatch.setattr(file_cache, "write_npz", full)
+    with caplog.at_level(logging.WARNING, "compss_train"):
+        entry_of(cache, "file", numbers(1)).store(numbers(1))
+    assert "not kept in the cache" in caplog.text
+    assert entries(cache) == []
+
+
+def test_a_folder_that_others_may_write_to_is_an_error(cache):
+    os.chmod(cache.folder, 0o777)
+    with pytest.raises(ValueError, match="others could write to it; give a folder of your own"):
+        cache.open()
+    os.chmod(cache.folder, 0o700)
+    link = Path(cache.folder).with_name("link")
+    link.symlink_to(cache.folder)
+    with pytest.raises(ValueError, match="others could write"):
+        FileCache(str(link), SIZE).open()
+
+
+def test_a_folder_of_another_user_is_an_error(cache, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(ValueError, match="others could write"):
+        cache.open()
+
+
+# -- where it is -------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_made_for_the_user_alone_and_stays(tmp_path):
+    cache = make_cache(str(tmp_path / "deep" / "down"), 1000)
+    assert Path(cache.folder).parent == tmp_path / "deep" / "down"
+    assert Path(cache.folder).stat().st_mode & 0o777 == 0o700
+    assert cache.max_bytes == 1000
+    again = make_cache(tmp_path / "deep" / "down", None)
+    assert (again.folder, again.max_bytes) == (cache.folder, file_cache.FOLDER_BYTES)
+    folder = cache.folder
+    del cache, again
+    gc.collect()
+    assert Path(folder).is_dir()
+
+
+def test_relative_names_are_those_of_the_place_where_it_was_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Path(make_cache("cache", None).folder).parent == tmp_path / "cache"
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_memory_is_shared_memory_or_else_the_temporary_folder(tmp_path, monkeypatch, has_room):
+    places = {name: tmp_path / name for name in ("shared", "temporary")}
+    for place in places.values():
+        place.mkdir()
+    monkeypatch.setattr(file_cache, "SHARED_MEMORY", places["shared"])
+    monkeypatch.setattr("tempfile.tempdir", str(places["temporary"]))
+    cache = make_cache("memory", 1000 if has_room else 2**62)
+    assert Path(cache.folder).parent == places["shared" if has_room else "temporary"]
+
+
+def test_memory_is_given_back_and_shared_with_the_tasks_that_are_sent_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_cache, "SHARED_MEMORY", tmp_path)
+    cache = make_cache("memory", None)
+    assert (cache.max_bytes, cache.temporary) == (file_cache.MEMORY_BYTES, True)
+    entry_of(cache, "file", numbers(1)).store(numbers(1))
+    sent = pickle.loads(pickle.dumps(cache))
+    assert_same(entry_of(sent, "file", numbers(1)).load(), numbers(1))
+    del sent
+    gc.collect()
+    assert entries(cache)
+    del cache
+    gc.collect()
+    assert os.listdir(tmp_path) == []
+
+
+def test_on_another_node_it_is_made_again_and_removed_at_exit(tmp_path, monkeypatch):
+    registered = []
+    monkeypatch.setattr("atexit.register", lambda *call: registered.append(call))
+    cache = FileCache(str(tmp_path / "compss_train-1-abc"), 10**6, temporary=True)
+    for _ in range(2):
+        entry_of(cache, "file", numbers(1)).store(numbers(1))
+        assert entries(cache)
+    ((remove, *arguments),) = registered
+    remove(arguments[0], os.getpid() + 1)  # a process that was forked
+    assert entries(cache)
+    remove(*arguments)
+    assert not Path(cache.folder).exists()
+    assert isinstance(arguments[0], TemporaryFolder)
+
+
+@pytest.mark.parametrize(
+    ("cache", "max_bytes", "error", "message"),
+    [
+        (None, 5, ValueError, "cache_bytes=5: name a cache, 'memory' or a folder"),
+        ("memory", 0, ValueError, "cache_bytes=0: give an integer of at least 1"),
+        ("memory", 1.5, ValueError, "cache_bytes=1.5"),
+        (True, None, TypeError, "cache=True: give 'memory', a folder on a local disk, or None"),
+        ("", None, TypeError, "cache=''"),
+        (__file__, None, ValueError, "is no folder; give a folder on a local disk"),
+    ],
+)
+def test_wrong_arguments(cache, max_bytes, error, message):
+    with pytest.raises(error, match=message):
+        make_cache(cache, max_bytes)
+
+
+def test_no_cache():
+    assert make_cache(None, None) is None
