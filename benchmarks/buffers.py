@@ -200,9 +200,8 @@ def microseconds(calls: list[Callable[[], object]]) -> float:
 def call_ours(make: Callable[[], Buffer], pool: torch.Tensor) -> list[float]:
     """Return the times of the calls of a half full buffer; a reservoir is full and evicts a sample for each put."""
     buffer = make()
-    keeps = isinstance(buffer, Reservoir)
-    buffer.put_many(pool[: CAPACITY if keeps else CAPACITY // 2])
-    while keeps and buffer.unseen > CAPACITY // 8:
+    buffer.put_many(pool[:CAPACITY])  # in memory that was used before
+    while buffer.unseen > CAPACITY // 8 if isinstance(buffer, Reservoir) else len(buffer) > CAPACITY // 2:
         buffer.get_batch(1000)
     samples, batches = list(pool[-CALLS:]), list(pool[: CALLS // 10 * BATCH].split(BATCH))
     return [
@@ -223,7 +222,7 @@ def alternating(put: Callable[[torch.Tensor], object], get: Callable[[], object]
 
 def call_bare(pool: torch.Tensor) -> list[float]:
     """Return the times of copies to rows, of batches to consecutive ones, and of gathers of random rows."""
-    held = torch.zeros(CAPACITY, FEATURES)
+    held = pool[:CAPACITY].clone()
     rows = torch.randint(CAPACITY - BATCH, (CALLS,)).tolist()
     starts, numbers = iter(rows), iter(torch.randint(CAPACITY, (CALLS, BATCH)))
     array = held.numpy()

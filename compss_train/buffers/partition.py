@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.storage import NO_SLOTS, Slots
 
 
 def choose_distinct(random: np.random.Generator, population: int, number: int, *, ordered: bool = True) -> Slots:
@@ -20,6 +20,8 @@ def choose_distinct(random: np.random.Generator, population: int, number: int, *
 def choose(random: np.random.Generator, population: int, number: int) -> Slots:
     """Return independent integers below ``population``."""
     # Takes half the time of bounded integers; the bias of at most 2**-53 is negligible.
+    if number == 1:
+        return np.array([int(random.random() * population)], np.intp)
     return (random.random(number) * population).astype(np.intp)
 
 
@@ -60,17 +62,18 @@ class SlotPartition:
 
     def add(self, slots: Slots) -> None:
         """Add these slots as unseen."""
-        stop = self.unseen + len(slots)
-        displaced = self._order[self.unseen : min(stop, self.held)].copy()
-        self._order[self.unseen : stop] = slots
+        start, stop = self.unseen, self.unseen + len(slots)
+        if start < self.held:  # the first seen slots, which follow, become the last
+            end, number = self.held + len(slots), min(stop, self.held) - start
+            self._order[end - number : end] = self._order[start : start + number]
+        self._order[start:stop] = slots
         self.unseen, self.held = stop, self.held + len(slots)
-        self._order[self.held - len(displaced) : self.held] = displaced
 
     def mark_seen(self, positions: Slots) -> None:
         """Mark the slots at these positions as seen; a position may occur more than once."""
-        new = positions[positions < self.unseen]
+        new, _ = self._split(positions)
         if len(new):
-            new = self._distinct(new) if len(new) > 1 else new
+            new = self._distinct(new)
             self._move_last(new, self.unseen)
             self.unseen -= len(new)
 
@@ -80,19 +83,30 @@ class SlotPartition:
 
     def remove(self, positions: Slots) -> None:
         """Remove the slots at these positions, each given once."""
-        is_unseen = positions < self.unseen
-        unseen = positions[is_unseen]
+        unseen, gone = self._split(positions)
         stop = self.unseen
         if len(unseen):
             self._move_last(unseen, stop)
             self.unseen -= len(unseen)
         if stop < self.held:  # seen slots follow
-            moved = np.arange(self.unseen, stop)
-            self._move_last(np.concatenate([moved, positions[~is_unseen]]) if len(moved) else positions, self.held)
+            if len(unseen):
+                gone = np.concatenate([np.arange(self.unseen, stop), gone])
+            self._move_last(gone, self.held)
         self.held -= len(positions)
+
+    # A single position, that of a put or get of one sample, takes none of the arrays of the general case.
+
+    def _split(self, positions: Slots) -> tuple[Slots, Slots]:
+        """Return which of these positions are those of unseen and of seen slots."""
+        if len(positions) == 1:
+            return (positions, NO_SLOTS) if positions[0] < self.unseen else (NO_SLOTS, positions)
+        is_unseen = positions < self.unseen
+        return positions[is_unseen], positions[~is_unseen]
 
     def _distinct(self, positions: Slots) -> Slots:
         """Return each of these positions once; cheaper than sorting them."""
+        if len(positions) == 1:
+            return positions
         numbers = np.arange(len(positions))
         self._marks[positions] = numbers
         distinct: Slots = positions[self._marks[positions] == numbers]
@@ -101,7 +115,7 @@ class SlotPartition:
     def _move_last(self, positions: Slots, stop: int) -> None:
         """Swap slots so that those at these positions come last before ``stop``."""
         start = stop - len(positions)
-        if len(positions) == 1:  # without the masks of the general case
+        if len(positions) == 1:
             hole = positions[0]
             self._order[hole], self._order[start] = self._order[start], self._order[hole]
             return

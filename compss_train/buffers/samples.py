@@ -54,9 +54,12 @@ class Leaf:
         return array if alike and array.ndim == first + len(self.shape) else None
 
 
-def leaves(value: object) -> Iterator[Any]:
+_CONTAINERS = (tuple, dict)
+
+
+def leaves(value: Any) -> Iterator[Any]:
     """Iterate over the leaves of nested tuples and dicts; the order of a dict's items has no effect."""
-    if isinstance(value, tuple | dict):
+    if isinstance(value, _CONTAINERS):
         for name in _names(value):
             yield from leaves(value[name])
     else:
@@ -69,7 +72,7 @@ def _names(container: Any) -> Sequence[Any]:
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return ``value`` with ``function`` applied to every leaf, in the order of ``leaves``."""
-    if not isinstance(value, tuple | dict):
+    if not isinstance(value, _CONTAINERS):
         return function(value)
     mapped = {name: map_leaves(function, value[name]) for name in _names(value)}
     if isinstance(value, dict):
