@@ -62,7 +62,7 @@ class _Weighing(SerialEngine):
     def submit(self, function: Callable[..., Any], *args: Any, returns: int = 1, **options: Any) -> Any:
         """Run the task, and weigh what it returns first."""
         results = super().submit(function, *args, returns=returns, **options)
-        if function.__name__ == "train" and self.bytes is None:
+        if function.__name__ == "train_group" and self.bytes is None:
             self.bytes = len(pickle.dumps(self.fetch(results[:1]), protocol=5))
         return results
 

@@ -164,6 +164,10 @@ class Engine(ABC):
         """Free the values once all submitted tasks have read them. The references are invalid from now on."""
 
     @abstractmethod
+    def places(self, resources: Resources) -> int:
+        """Return how many of these tasks run at the same time; 0 if that is unknown."""
+
+    @abstractmethod
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Make sure that all these tasks can run at the same time: for tasks that wait for each other.
 

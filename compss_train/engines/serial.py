@@ -84,6 +84,10 @@ class SerialEngine(SingleMachineEngine):
         for ref in refs:
             _serial(ref).value = None
 
+    def places(self, resources: Resources) -> int:
+        """Return 1."""
+        return 1
+
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError``: tasks never run at the same time, nor together with their coordinator."""
         self._check_open()

@@ -165,8 +165,8 @@ class PytorchDistributed:
 
     def aggregate_parameters_async(self, model_params: nn.Module, parameters_to_aggregate: nn.Module) -> nn.Module:
         """Set the first module to the mean of the two, and return it."""
-        versions = [params.from_module(each) for each in (model_params, parameters_to_aggregate)]
-        params.load_into(model_params, params.average(versions, [1, 1]))
+        own, other = (params.from_module(each) for each in (model_params, parameters_to_aggregate))
+        params.load_into(model_params, params.halve(own, other))
         return model_params
 
 

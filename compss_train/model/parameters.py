@@ -1,14 +1,11 @@
-"""Parameters: the whole state_dict of a model as named numpy arrays, and the arithmetic of merging them.
+"""Parameters: the whole state_dict of a model as named numpy arrays, their files, and commutative updates of them.
 
-Floating entries (weights and buffers such as BatchNorm statistics) are averaged; integer and boolean entries
-(counters, masks) take the maximum. Sums are computed in double precision and in the given order, so that the same
-tree of calls gives the same bits on any machine. Formats that numpy lacks (bfloat16, float8) are stored as float32,
-which represents them exactly. Workers may return compressed changes in place of some arrays (``compression``).
+Floating entries are weights, and buffers such as BatchNorm statistics; integer and boolean entries are counters and
+masks. Formats that numpy lacks (bfloat16, float8) are stored as float32, which represents them exactly. Workers may
+return compressed changes in place of some arrays (``compression``). Module ``weighted_mean`` has their means.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -113,146 +110,22 @@ def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None
         raise DivergedError(f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum")
 
 
-@dataclass(frozen=True)
-class PartialSum:
-    """The sum of the parameters of several workers: the intermediate value of a tree of averages."""
-
-    values: Parameters
-    """Sum of count times array or change in double precision for floats, the maximum for integers."""
-    count: int
-    """Number of samples of the sum."""
-    dtypes: dict[str, np.dtype[Any]]
-    """The dtypes of the mean."""
-    changes: frozenset[str] = frozenset()
-    """The names of sums of changes."""
-
-
-Count = int | Mapping[str, Any]
-"""A number of samples, or the sums that a task reports, which have it as ``given``."""
-
-
-def partial_sum(versions: Sequence[Contribution], counts: Sequence[Count]) -> PartialSum:
-    """Return the sum of the versions, weighted by their numbers of samples; without samples, the first version.
-
-    A name that a version lacks counts as zeros there (the momentum of a parameter without gradients).
-    """
-    numbers = [sample_count(count) for count in counts]
-    # Versions without samples do not count, not even in the maximum of integers.
-    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
-    values: Parameters = {}
-    dtypes: dict[str, np.dtype[Any]] = {}
-    for name in dict.fromkeys(chain.from_iterable(version for version, _ in weighted)):
-        arrays = [(version[name], number) for version, number in weighted if name in version]
-        values[name], dtypes[name] = _weighted_sum(arrays), arrays[0][0].dtype
-    return PartialSum(values, sum(numbers), dtypes, _changes(version for version, _ in weighted))
-
-
-def _changes(versions: Iterable[Contribution]) -> frozenset[str]:
-    items = chain.from_iterable(version.items() for version in versions)
-    return frozenset(name for name, array in items if isinstance(array, CompressedChange))
+Count = int | Sequence[Mapping[str, Any]]
+"""A number of samples, or the measurements of one worker's task, which have it as ``given``."""
 
 
 def sample_count(count: Count) -> int:
     """Return the number of samples."""
-    return count if isinstance(count, int) else int(count["given"])
-
-
-def _weighted_sum(
-    arrays: Sequence[tuple[NDArray[Any] | CompressedChange, int]],
-    divisor: int | None = None,
-    base: NDArray[Any] | None = None,
-) -> NDArray[Any]:
-    """Return Σ nᵢ·aᵢ in double precision, or Σ nᵢ·aᵢ / divisor in the arrays' own; the maximum for integers.
-
-    The mean of changes is added to ``base``. A few elements are summed at a time, so that intermediate values stay
-    in the processor's cache.
-    """
-    first = arrays[0][0]
-    if first.dtype.kind not in "fc":
-        integers: list[Any] = [array for array, _ in arrays]
-        return np.asarray(np.maximum.reduce(integers) if len(arrays) > 1 else first)
-    wide = np.result_type(first.dtype, np.float64)
-    result = np.empty(first.shape, wide if divisor is None else first.dtype)
-    flat, flat_result = [_flat(array) for array, _ in arrays], result.reshape(-1)
-    flat_base = None if base is None else np.ravel(base)
-    for start in range(0, first.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        total = np.multiply(flat[0][part], arrays[0][1], dtype=wide)
-        for array, (_, number) in zip(flat[1:], arrays[1:], strict=True):
-            total += np.multiply(array[part], number, dtype=wide)
-        if divisor is not None:
-            total /= divisor
-        if flat_base is not None:
-            total += flat_base[part]
-        flat_result[part] = total
-    return result
-
-
-def _flat(array: NDArray[Any] | CompressedChange) -> NDArray[Any] | CompressedChange:
-    return array if isinstance(array, CompressedChange) else np.ravel(array)
-
-
-def add(partials: Sequence[PartialSum]) -> PartialSum:
-    """Add partial sums in the given order; those without samples count only if all are without."""
-    nonempty = [p for p in partials if p.count] or partials[:1]
-    names = dict.fromkeys(chain.from_iterable(p.values for p in nonempty))
-    values = {name: _sum([p.values[name] for p in nonempty if name in p.values]) for name in names}
-    dtypes = {name: dtype for p in nonempty for name, dtype in p.dtypes.items()}
-    changes = frozenset[str]().union(*(p.changes for p in nonempty))
-    return PartialSum(values, sum(p.count for p in nonempty), dtypes, changes)
-
-
-def _sum(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    if arrays[0].dtype.kind not in "fc":
-        return np.asarray(np.maximum.reduce(arrays)) if len(arrays) > 1 else arrays[0]
-    total = np.array(arrays[0])
-    for array in arrays[1:]:
-        total += array
-    return total
-
-
-def mean(partials: Sequence[PartialSum], base: Parameters | None = None) -> Parameters:
-    """Return the weighted mean of the partial sums in the dtypes of the parameters; ``base`` as in ``average``."""
-    total = add(partials)
-    bases = {name: array for name, array in (base or {}).items() if name in total.changes}
-    return {name: _divide(a, total.count, total.dtypes[name], bases.get(name)) for name, a in total.values.items()}
-
-
-def _divide(
-    array: NDArray[Any], count: int, dtype: np.dtype[Any], base: NDArray[Any] | None = None
-) -> NDArray[Any]:
-    if dtype.kind not in "fc":
-        return np.asarray(array).astype(dtype, copy=False)
-    # For float32 and one version this is exact: below 2**29 samples, count * w has at most 53 bits.
-    quotient = array / max(count, 1)
-    return np.asarray(quotient if base is None else quotient + base).astype(dtype, copy=False)
-
-
-def average(
-    versions: Sequence[Contribution], counts: Sequence[Count], base: Parameters | None = None
-) -> Parameters:
-    """Return Σ nᵢ·wᵢ / Σ nᵢ; a single version is returned unchanged.
-
-    Means of changes are added to ``base``, the arrays before them; those that it lacks were zero.
-    """
-    numbers = [sample_count(count) for count in counts]
-    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
-    changes = _changes(version for version, _ in weighted)
-    if len(versions) == 1:
-        if not changes:
-            return versions[0]  # type: ignore[return-value]
-        weighted = [(versions[0], 1)]
-    bases = {name: array for name, array in (base or {}).items() if name in changes}
-    total = sum(number for _, number in weighted)
-    names = dict.fromkeys(chain.from_iterable(version for version, _ in weighted))
-    arrays = {name: [(version[name], n) for version, n in weighted if name in version] for name in names}
-    # For float32 and one version the mean is exact: below 2**29 samples, n * w has at most 53 bits.
-    return {name: _weighted_sum(pairs, total, bases.get(name)) for name, pairs in arrays.items()}
+    return count if isinstance(count, int) else int(count[0]["given"])
 
 
 def squared_distance(before: Parameters, after: Contribution, names: Iterable[str]) -> float:
     """Return the sum of the squared differences of the named arrays."""
-    return sum(_squared_difference(np.ravel(before[name]), _flat(after[name])) for name in names)
+    pairs = ((before[name], after[name]) for name in names)
+    return sum(
+        _squared_difference(np.ravel(old), new if isinstance(new, CompressedChange) else np.ravel(new))
+        for old, new in pairs
+    )
 
 
 def _squared_difference(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> float:

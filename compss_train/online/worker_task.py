@@ -29,6 +29,7 @@ from compss_train.online.learner import OnlineLearner, ServerShare
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets, Receiver
 from compss_train.training.worker.batches import Batch
+from compss_train.training.worker.group import GroupState
 from compss_train.training.worker.prefetching import PreparingThread
 from compss_train.training.worker.source import Place
 from compss_train.training.worker.train import WorkerState
@@ -121,7 +122,7 @@ def train_online_in_child(*args: Any) -> Any:
         return engine.fetch([engine.submit(train_online, *args, resources=Resources(cpus=threads))])[0]
 
 
-def train_online(training_spec: TrainingSpec, state: WorkerState, job: OnlineJob, number: int, device: str) -> None:
+def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob, number: int, device: str) -> None:
     """Train until all samples are used or ``max_batches`` is reached, and send the new state to the coordinator.
 
     Resumes from the checkpoint of an earlier attempt, if any.
@@ -133,6 +134,7 @@ def train_online(training_spec: TrainingSpec, state: WorkerState, job: OnlineJob
             try:
                 data = coordinator.checkpoint
                 checkpoint: WorkerCheckpoint | None = None if data is None else unpickle_tensor(data)
+                (state,) = states
                 initial = state if checkpoint is None else checkpoint.state
                 stack.enter_context(random_state(initial.random, device))
                 OnlineWorker(

@@ -23,7 +23,7 @@ from compss_train.online.records import Progress
 from compss_train.online.simulations import Simulation, Simulations
 from compss_train.online.stream import Endpoint
 from compss_train.online.worker_task import submit_worker, unpickle_tensor
-from compss_train.training.session import Session
+from compss_train.training.session import Session, single_workers
 
 MAX_ATTEMPTS = 4
 """Maximum number of attempts of a worker, as of tasks elsewhere."""
@@ -100,6 +100,7 @@ class Workers:
         progress: Progress,
         checkpoints: CheckpointStore,
     ) -> None:
+        session.regroup(single_workers(job.num_workers))
         self._session, self._job = session, job
         self._simulations, self._progress, self._checkpoints = simulations, progress, checkpoints
         self.all = [Worker(number, self._submit(number)) for number in range(job.num_workers)]
@@ -152,7 +153,7 @@ class Workers:
             self._checkpointed(worker, header)
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]
-            worker.state = self._session.engine.publish(unpickle_tensor(arrays[0]))
+            worker.state = self._session.engine.publish((unpickle_tensor(arrays[0]),))
         elif "failed" in header:
             raise unpickle_tensor(arrays[0]).exception()
         return None

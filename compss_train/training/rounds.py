@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from compss_train.data.partitioning import Round
@@ -27,7 +27,7 @@ from compss_train.training.task_submission import (
     warn_of_skipped_files,
 )
 from compss_train.training.training_state import MergeState, TrainingState
-from compss_train.training.worker import WorkerState
+from compss_train.training.worker import GroupState
 
 Record = dict[str, Any]
 
@@ -56,7 +56,8 @@ class PendingRound:
         """Return the measurements of each group, and free them."""
         values = iter(engine.fetch(self.refs, small=True))
         engine.delete(self.refs)
-        return {name: [next(values) for _ in refs] for name, refs in self.groups.items()}
+        groups = {name: [next(values) for _ in refs] for name, refs in self.groups.items()}
+        return {**groups, "workers": [*chain.from_iterable(groups["workers"])]}
 
 
 @dataclass(kw_only=True)
@@ -184,7 +185,7 @@ class RoundRunner:
             while self._pending and not self.stopping.urgent:
                 self._collect()
         self.merge.go_back(self._complete[-1] if self._complete else None)
-        cancelled: dict[int, WorkerState | Ref] = {}
+        cancelled: dict[int, GroupState | Ref] = {}
         for pending in self._pending:
             self.engine.delete(pending.refs)
             self.merge.retire(pending.submitted)
@@ -217,15 +218,16 @@ class RoundRunner:
         record = self._record(pending.submitted, values)
         if self.workers.schedule is not None:
             self.workers.schedule.observe(record)
-        self.stopping.after_round(self._seconds_of(record))
+        self.stopping.after_round(self._seconds_of(record, pending.submitted))
         self._warm = True
         self.on_record(record)
 
-    def _seconds_of(self, record: Record) -> float:
+    def _seconds_of(self, record: Record, submitted: SubmittedRound) -> float:
         """Return the seconds that another round will take; the first one also waited for processes to start."""
         if self._warm:
             return float(record["seconds"])
-        return max((worker["seconds"] for worker in record["workers"]), default=0.0)
+        seconds = {each["worker"]: each["seconds"] for each in record["workers"]}
+        return max((sum(seconds[worker] for worker in task) for task in submitted.measured), default=0.0)
 
     def _complete_round(self, submitted: SubmittedRound) -> None:
         self._complete.append(submitted)
@@ -268,7 +270,7 @@ class RoundRunner:
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
                 | self.measures.values([sums])
                 | {name: sums[name] for name in ("started", "files", "skipped_batches") if name in sums}
-                for worker, sums in zip(submitted.measured, measured, strict=True)
+                for worker, sums in zip(chain.from_iterable(submitted.measured), measured, strict=True)
             ],
             **self._validated(values),
         }

@@ -1,6 +1,6 @@
 """``Session``: the values that the engine holds for a built model from one call of the trainer to the next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from compss_train.data.order import worker_seed
@@ -9,11 +9,12 @@ from compss_train.exceptions import EngineClosedError
 from compss_train.model.lr_schedules import LrSchedule
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
+from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.task_submission import Inference, WorkerGroup, fetch_states
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
-from compss_train.training.worker import WorkerState
+from compss_train.training.worker import GroupState, WorkerState
 
 
 class Session:
@@ -36,7 +37,9 @@ class Session:
         self.training_spec = engine.publish(training_spec)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
-        self.states: list[WorkerState | Ref] = [*_new_states(seed, len(devices))]
+        self.groups: Sequence[range] = single_workers(len(devices))
+        """The workers whose states are one value of the engine."""
+        self.states: list[GroupState | Ref] = [(state,) for state in _new_states(seed, len(devices))]
         self.merge_state = NOTHING_KEPT
 
     @property
@@ -51,7 +54,18 @@ class Session:
         states = state.workers
         all_states = [*states, *_new_states(seed, len(self.devices))[len(states) :]]
         placed = zip(all_states, self.devices, strict=False)
-        self.states[:] = [state if device != "cpu" else state.on_cpu() for state, device in placed]
+        self._set_states([state if device != "cpu" else state.on_cpu() for state, device in placed])
+
+    def _set_states(self, states: Sequence[WorkerState]) -> None:
+        self.states[:] = [tuple(states[worker] for worker in group) for group in self.groups]
+
+    def regroup(self, groups: Sequence[range]) -> None:
+        """Make the states of these workers one value each; waits for the states if they were grouped otherwise."""
+        if list(groups) != list(self.groups):
+            states = fetch_states(self.engine, self.states)
+            self.engine.delete([state for state in self.states if isinstance(state, Ref)])
+            self.groups = groups
+            self._set_states(states)
 
     def state(self) -> TrainingState:
         """Return the state that the last fit left, waiting for the tasks that compute it."""
@@ -70,6 +84,7 @@ class Session:
         self, data: DataSource, options: FitOptions, seed: int, schedule: LrSchedule | None = None
     ) -> WorkerGroup:
         """Publish the samples and return the workers that train on them."""
+        self.regroup(self._groups_for(options))
         return WorkerGroup(
             engine=self.engine,
             training_spec=self.training_spec,
@@ -78,9 +93,21 @@ class Session:
             seed=seed,
             resources=self.resources,
             devices=self.devices,
+            groups=self.groups,
             states=self.states,
             schedule=schedule,
         )
+
+    def _groups_for(self, options: FitOptions) -> Sequence[range]:
+        """Return the workers that train in one task, one after another.
+
+        Workers are alone where each merges by itself, where sums would have more bytes than compressed changes, and
+        on GPUs, which they share in another order.
+        """
+        number = len(self.devices)
+        places = self.engine.places(self.resources)
+        shares = options.merge == "synchronous" and options.merge_dtype is None and not self.resources.gpus
+        return aligned_ranges(number, places) if places and shares else single_workers(number)
 
     def inference(self, data: DataSource, batch_size: int) -> Inference:
         """Publish samples for evaluation or prediction."""
@@ -111,6 +138,11 @@ class Session:
         """Free the values of the model, unless the engine is closed already."""
         with suppress(EngineClosedError):
             self.engine.delete([self.training_spec, *self._state_refs()])
+
+
+def single_workers(number: int) -> list[range]:
+    """Return groups of one worker each."""
+    return [range(worker, worker + 1) for worker in range(number)]
 
 
 def _new_states(seed: int, workers: int) -> list[WorkerState]:

@@ -18,7 +18,16 @@ from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
 from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker import Shard, WorkerState, evaluate, predict, split_rows, train
+from compss_train.training.worker import (
+    GroupState,
+    Member,
+    Shard,
+    WorkerState,
+    evaluate,
+    predict,
+    split_rows,
+    train_group,
+)
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
@@ -26,8 +35,8 @@ EVALUATION_BATCH = 1024
 Rows: TypeAlias = NDArray[Any]
 """Numbers of samples, or of rows within a block."""
 
-States: TypeAlias = Sequence[WorkerState | Ref]
-"""One state a worker."""
+States: TypeAlias = Sequence[GroupState | Ref]
+"""The states of the workers of each group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +67,11 @@ class WorkerGroup:
     seed: int
     resources: Resources
     devices: list[str]
-    states: list[WorkerState | Ref]
-    """Each worker's state, replaced by the reference to the new one whenever it trains. The previous state is kept
-    until ``free_states``, as a fit that is stopped returns to it."""
+    groups: Sequence[range]
+    """The workers that train in one task, one after another."""
+    states: list[GroupState | Ref]
+    """The states of each group, replaced by a reference to new ones whenever it trains. Old ones are kept until
+    ``free_states``, as a fit that is stopped returns to them."""
     schedule: LrSchedule | None = None
     next_round: Round | None = None
     """The round after the one whose tasks are submitted."""
@@ -71,37 +82,51 @@ class WorkerGroup:
 
     def train(
         self,
-        worker: int,
+        group: int,
         round_: Round,
         parameters: Ref,
         moments: Ref | None = None,
-        task: Callable[..., Any] = train,
+        task: Callable[..., Any] = train_group,
         *more: Any,
     ) -> tuple[Ref, Ref]:
-        """Submit the training of a worker in a round; return references to its parameters and measurements.
+        """Submit the training of a group in a round; return references to its result and its measurements.
 
-        ``moments`` are those that a worker without a state of its own starts from. ``task`` is ``train``, or a
-        function that calls it and takes ``more`` arguments.
+        ``moments`` are those that a worker without a state of its own starts from. ``task`` is ``train_group``, or
+        a function that calls it; ``more`` are further arguments.
         """
-        inputs = self._inputs(worker, round_)
-        trained, state, measured = self.engine.submit(
+        values = _Values()
+        members = [self._member(worker, group, round_, values) for worker in self.active(group, round_)]
+        result, state, measured = self.engine.submit(
             task,
             self.training_spec,
             parameters,
-            self.states[worker],
-            inputs.x,
-            inputs.others,
-            self._shard(inputs, worker, round_),
-            self.devices[worker],
+            self.states[group],
+            values.refs,
+            members,
             moments,
             *more,
             returns=3,
             resources=self.resources,
         )
-        if inputs.pieces and isinstance(inputs.x, list):
-            self.engine.delete(inputs.x)
-        self.states[worker] = state
-        return trained, measured
+        self.engine.delete(values.pieces)
+        self.states[group] = state
+        return result, measured
+
+    def active(self, group: int, round_: Round) -> list[int]:
+        """Return the workers of a group that have samples in a round."""
+        return [worker for worker in self.groups[group] if round_.counts[worker]]
+
+    def _member(self, worker: int, group: int, round_: Round, values: "_Values") -> Member:
+        inputs = self._inputs(worker, round_)
+        return Member(
+            worker=worker,
+            position=worker - self.groups[group].start,
+            shard=self._shard(inputs, worker, round_),
+            device=self.devices[worker],
+            x=inputs.x if isinstance(inputs.x, FilePart) else values.add(inputs.x, pieces=inputs.pieces),
+            others=values.add(inputs.others),
+            count=None if self.data.may_skip else round_.counts[worker],
+        )
 
     def free_states(self, before: States, after: States) -> None:
         """Free the states that are no longer used."""
@@ -195,10 +220,32 @@ def _blocks_of(assignment: WorkerAssignment) -> tuple[int, ...]:
     return tuple(dict.fromkeys(block_pass.block for block_pass in assignment))
 
 
+class _Values:
+    """The values that a task receives, each once, however many workers use it."""
+
+    def __init__(self) -> None:
+        self.refs: list[Ref] = []
+        self.pieces: list[Ref] = []
+        """Those that are used in one task only."""
+        self._index: dict[int, int] = {}
+
+    def add(self, refs: Sequence[Ref], *, pieces: bool = False) -> tuple[int, ...]:
+        """Add the values that are new; return where each is."""
+        if pieces:
+            self.pieces += refs
+        return tuple(self._add(ref) for ref in refs)
+
+    def _add(self, ref: Ref) -> int:
+        if id(ref) not in self._index:
+            self._index[id(ref)] = len(self.refs)
+            self.refs.append(ref)
+        return self._index[id(ref)]
+
+
 def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
-    """Return the states themselves, waiting for the tasks that compute them."""
+    """Return the state of each worker, waiting for the tasks that compute them."""
     fetched = iter(engine.fetch([state for state in states if isinstance(state, Ref)]))
-    return [next(fetched) if isinstance(state, Ref) else state for state in states]
+    return [*chain.from_iterable(next(fetched) if isinstance(state, Ref) else state for state in states)]
 
 
 def _piece_inputs(assignment: WorkerAssignment, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> TaskInputs:

@@ -8,6 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 from compss_train.model import parameters as params
 from compss_train.model.compression import CompressedChange, compress, compress_arrays
+from compss_train.model.weighted_mean import mean, partial_sum
+from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_same_bits
 
 DTYPES = ["bf16", "int8"]
@@ -135,8 +137,8 @@ def test_means_of_positive_values_as_bf16_are_not_negative(kind, base, workers):
     start = {"v": base.astype(kind)}
     versions = [compress_arrays(start, {"v": array.astype(kind)}, ["v"], "bf16")[0] for array, _ in workers]
     numbers = [count for _, count in workers]
-    partials = [params.partial_sum([version], [number]) for version, number in zip(versions, numbers, strict=True)]
-    for merged in (params.average(versions, numbers, start), params.mean(partials, start)):
+    items = weighted(versions, numbers)
+    for merged in (mean(items, start), mean([partial_sum(items)], start)):
         assert (merged["v"] >= 0).all()
         assert merged["v"].dtype == kind
 
@@ -154,16 +156,17 @@ def test_averages_of_changes_start_from_the_base(dtype, kind, numbers, seed):
         {**base, "w": random.normal(size=9000).astype(kind), "steps": np.array(n)} for n in range(len(numbers))
     ]
     versions = [{**each, **compress_arrays(base, each, ["w"], dtype)[0]} for each in after]
-    weighted = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
-    shift = sum(wide(decoded(v["w"])) * n for v, n in weighted) / sum(n for _, n in weighted)
+    voting = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
+    shift = sum(wide(decoded(v["w"])) * n for v, n in voting) / sum(n for _, n in voting)
     expected = wide(base["w"]) + shift
-    chunks = [params.partial_sum(versions[i : i + 4], numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
-    for merged in (params.average(versions, numbers, base), params.mean([params.add(chunks)], base)):
+    items = weighted(versions, numbers)
+    chunks = [partial_sum(items[start : start + 4]) for start in range(0, len(numbers), 4)]
+    for merged in (mean(items, base), mean(chunks, base), mean([partial_sum(chunks)], base)):
         assert list(merged) == list(base)
         assert merged["w"].dtype == kind
         # One rounding to the type, of values of at most 14; sums are in double precision.
         np.testing.assert_allclose(merged["w"], expected, rtol=0, atol=14 * np.finfo(kind).eps)
-        assert merged["steps"] == max(v["steps"] for v, _ in weighted)
+        assert merged["steps"] == max(v["steps"] for v, _ in voting)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -178,6 +181,6 @@ def test_changes_are_added_on_arrival(dtype):
         params.apply_delta(current, base, changes, 2, 5)["w"], added["w"], rtol=0, atol=5 * np.finfo(np.float32).eps
     )
     everything = params.apply_delta(base, base, changes, 5, 5)
-    assert_same_bits(everything, params.average([changes], [5], base))
+    assert_same_bits(everything, average([changes], [5], base))
     norm = params.squared_distance(base, changes, ["w"])
     np.testing.assert_allclose(norm, np.square(wide(decoded(changes["w"]))).sum(), rtol=1e-5)

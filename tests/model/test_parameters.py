@@ -9,6 +9,8 @@ from torch import nn
 
 from compss_train import BadFileError
 from compss_train.model import parameters as params
+from compss_train.model.weighted_mean import mean, partial_sum
+from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp
 from tests.helpers.tolerances import sum_error
 
@@ -17,44 +19,8 @@ floats = hnp.arrays(np.float32, (3, 2), elements=st.floats(-LARGEST, LARGEST, wi
 counts = st.integers(1, 2**28)
 
 
-def assert_means(ours, theirs):
-    """Up to 8 versions are weighted and summed in double precision, in any order, and rounded once."""
-    rounding = np.finfo(np.float32).eps
-    np.testing.assert_allclose(ours, theirs, rtol=rounding, atol=sum_error(np.float64, 8, 2 * LARGEST))
-
-
 def version(array):
     return {"w": array, "steps": np.array(int(abs(array.sum())) % 100), "on": array[0] > 0}
-
-
-@given(array=floats, count=counts)
-def test_the_mean_of_one_version_is_that_version_to_the_bit(array, count):
-    mean = params.mean([params.partial_sum([version(array)], [count])])
-    assert_same_bits(mean, version(array))
-    assert params.average([version(array)], [count])["w"] is array
-
-
-@given(arrays=st.lists(floats, min_size=2, max_size=6), data=st.data())
-def test_the_average_is_weighted_by_samples(arrays, data):
-    numbers = data.draw(st.lists(counts, min_size=len(arrays), max_size=len(arrays)))
-    average = params.average([version(a) for a in arrays], numbers)
-    expected = np.average(np.stack(arrays).astype(np.float64), axis=0, weights=numbers)
-    assert_means(average["w"], expected)
-    assert average["w"].dtype == np.float32
-    assert average["steps"] == max(version(a)["steps"] for a in arrays)
-    np.testing.assert_array_equal(average["on"], np.any([a[0] > 0 for a in arrays], axis=0))
-
-
-@given(arrays=st.lists(floats, min_size=4, max_size=4), data=st.data())
-def test_a_tree_of_sums_gives_the_average(arrays, data):
-    numbers = data.draw(st.lists(counts, min_size=4, max_size=4))
-    versions = [version(a) for a in arrays]
-    left, right = params.partial_sum(versions[:2], numbers[:2]), params.partial_sum(versions[2:], numbers[2:])
-    total = params.add([left, right])
-    assert total.count == sum(numbers)
-    flat = params.average(versions, numbers)
-    for name, array in params.mean([left, right]).items():
-        assert_means(array, flat[name])
 
 
 @given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
@@ -69,8 +35,8 @@ def test_deltas_commute_and_add_up_to_the_average(arrays, data):
             current = params.apply_delta(current, base, trained, count, a + b, buffers)
         return current
 
-    average = params.average([base, first, second], [1, 1, 1])  # for the integers' maximum
-    expected = params.average([first, second], [a, b]) | {"steps": average["steps"], "on": average["on"]}
+    most = average([base, first, second], [1, 1, 1])  # for the integers' maximum
+    expected = average([first, second], [a, b]) | {"steps": most["steps"], "on": most["on"]}
     scale = max(1.0, *(np.abs(array).max() for array in arrays))
     for order in (steps, steps[::-1]):
         for buffers in ((), ("w",)):
@@ -93,42 +59,10 @@ def test_halving_is_the_plain_mean_of_two():
     assert (params.halve(current, trained)["w"] == 2.5).all()
 
 
-def counts_of(numbers):
-    """Return the counts as numbers, and as what tasks measure."""
-    return numbers, [{"given": number, "samples": 3 * number + 1} for number in numbers]
-
-
-def tree_mean(versions, numbers, arity):
-    starts = range(0, len(versions), arity)
-    return params.mean([params.partial_sum(versions[i : i + arity], numbers[i : i + arity]) for i in starts])
-
-
-@given(arrays=st.lists(floats, min_size=1, max_size=6), arity=st.integers(1, 6))
-def test_of_versions_without_samples_the_first_is_the_average(arrays, arity):
-    versions = [{"w": array} for array in arrays]
-    for numbers in counts_of([0] * len(arrays)):
-        for average in (params.average(versions, numbers), tree_mean(versions, numbers, arity)):
-            np.testing.assert_array_equal(average["w"], arrays[0], strict=True)
-
-
-@given(st.lists(st.tuples(floats, st.just(0) | counts), min_size=1, max_size=8), st.integers(1, 8))
-def test_versions_without_samples_do_not_count_in_any_tree(voters, arity):
-    voting = [({"w": array}, count) for array, count in voters if count]
-    if not voting:
-        return
-    versions = [{"w": array} for array, _ in voters]
-    expected = params.mean([params.partial_sum(*zip(*voting, strict=True))])
-    for numbers in counts_of([count for _, count in voters]):
-        average = tree_mean(versions, numbers, arity)
-        assert_means(average["w"], expected["w"])
-        if arity >= len(voters):
-            np.testing.assert_array_equal(average["w"], expected["w"], strict=True)
-
-
 @given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
 def test_a_change_without_samples_changes_nothing(arrays, data):
     current, base, trained = ({"w": array} for array in arrays)
-    for count in counts_of([0])[0] + counts_of([0])[1]:
+    for count in (0, [{"given": 0, "samples": 1}]):
         for buffers in ((), ("w",)):
             merged = params.apply_delta(current, base, trained, count, data.draw(counts), buffers)
             np.testing.assert_array_equal(merged["w"], current["w"])
@@ -137,9 +71,9 @@ def test_a_change_without_samples_changes_nothing(arrays, data):
 
 def test_inputs_are_never_changed():
     versions = [version(np.full((3, 2), v, np.float32)) for v in (1, 2)]
-    params.average(versions, [1, 2])
+    average(versions, [1, 2])
     params.apply_delta(versions[0], versions[0], versions[1], 1, 2)
-    params.mean([params.partial_sum(versions, [1, 1])])
+    mean([partial_sum(weighted(versions, [1, 1]))], {})
     assert [v["w"][0, 0] for v in versions] == [1, 2]
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, SerialEngine
-from compss_train.model import parameters as params
+from compss_train.model.weighted_mean import PartialSum
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, write_files
+from tests.helpers.means import average
 from tests.helpers.models import ADAM, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import largest, loss_error, sum_error
 
@@ -169,16 +170,16 @@ def test_a_record_counts_the_samples_that_were_given_however_often_they_were_tra
 @pytest.mark.filterwarnings("ignore:skipped")
 @pytest.mark.parametrize("buffer", [None, RESERVOIR], ids=["plain", "reservoir"])
 def test_versions_weigh_by_the_samples_that_were_given(own_files, monkeypatch, buffer):
-    dataset, weights, average = FileDataset(f"{own_files}/*.npz", on_bad_file="skip"), [], params.average
+    dataset, weights, of_worker = FileDataset(f"{own_files}/*.npz", on_bad_file="skip"), [], PartialSum.of_worker
     spoil(own_files / "2.npz")
 
-    def watched(versions, counts, *base):
-        weights.append([params.sample_count(count) for count in counts])
-        return average(versions, counts, *base)
+    def watched(trained, count, worker):
+        weights.append(count)
+        return of_worker(trained, count, worker)
 
-    monkeypatch.setattr(params, "average", watched)
+    monkeypatch.setattr(PartialSum, "of_worker", watched)
     fitted("serial", 2, dataset, mlp, **AS_THEY_ARE, buffer=buffer)
-    assert weights == [[SIZES[0], SIZES[1] + SIZES[3]]]
+    assert weights == [SIZES[0], SIZES[1] + SIZES[3]]
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
@@ -191,7 +192,7 @@ def test_in_a_tree_of_averages_workers_without_samples_have_no_vote(engine, tmp_
         spoil(files[number])
     ours, history = fitted(engine, 9, dataset, mlp, **AS_THEY_ARE)
     good = [version for number, version in enumerate(alone) if number not in bad]
-    assert_close(ours, params.average(good, [10] * len(good)), sum_error(np.float32, 1, largest(*good)))
+    assert_close(ours, average(good, [10] * len(good)), sum_error(np.float32, 1, largest(*good)))
     assert all(np.isfinite(array).all() for array in ours.values())
     assert history[0]["samples"] == 10 * len(good)
 

@@ -22,7 +22,7 @@ def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
     engine = CopyingEngine()
     ours = trained(engine, *blocked(x, y, 7), workers, **merging)
     assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 7), workers, **merging))
-    rounds = engine.submitted.count("train") / workers
+    rounds = engine.submitted.count("finish")
     if merging.get("merge_every") == 0 and workers < 5:  # who each need more than half of the samples in 3 epochs
         assert "split_rows" not in engine.submitted
     elif not merging:

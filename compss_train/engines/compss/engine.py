@@ -205,6 +205,12 @@ class CompssEngine(Engine):
         for ref in refs:
             self._delete(_compss(ref))
 
+    def places(self, resources: Resources) -> int:
+        """Return how many fit on the declared nodes: 0 if the runtime's configuration cannot be read."""
+        if not self.asynchronous:
+            return 1
+        return sum(node.cpus // resources.cpus for node in self._nodes)
+
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if the declared nodes cannot run these tasks at the same time."""
         self._check_open()

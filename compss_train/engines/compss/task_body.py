@@ -164,15 +164,14 @@ def lost_task_error() -> WorkerLostError:
 
 
 TASK_NAMES = {
-    "train": "train",
+    "train_group": "train",
+    "train_and_exchange": "train",
     "train_online_in_child": "train",
     "simulate_in_child": "simulate",
     "evaluate": "evaluate",
     "predict": "predict",
-    "average": "average",
     "partial_sum": "average",
-    "add": "average",
-    "mean": "average",
+    "finish": "average",
     "split_rows": "shuffle",
     "describe": "describe",
     "copy_value": "copy",

@@ -72,6 +72,10 @@ class LocalEngine(SingleMachineEngine):
         """Start a process for each worker, at most as many as the cores allow."""
         return cls(max(1, min(num_workers, cores() // threads)), threads, preload)
 
+    def places(self, resources: Resources) -> int:
+        """Return how many the processes and their CPUs are enough for."""
+        return min(self.processes, self.cpus // resources.cpus)
+
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Start the processes that are missing. They stay: an engine never shrinks."""
         self._check_open()

@@ -17,8 +17,8 @@ class SubmittedRound:
     """A round whose tasks have been submitted."""
 
     round: Round
-    measured: dict[int, Ref]
-    """The measurements of each worker that has samples."""
+    measured: dict[tuple[int, ...], Ref]
+    """The measurements of each task, by the workers that it trained."""
     parameters: Ref
     """The global parameters after the round."""
     states: States

@@ -18,6 +18,7 @@ from compss_train.training.fit_options import Rule
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
+from compss_train.training.worker import train_group
 
 ROUNDS_AHEAD = 8
 """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
@@ -54,11 +55,13 @@ class CommutativeMerge(Merge):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base, then update the global parameters."""
         counts = round_.counts
-        measured = {}
+        measured: dict[tuple[int, ...], Ref] = {}
         for worker, count in enumerate(counts):
             if count:
-                trained, measured[worker] = workers.train(worker, round_, self._bases[worker], self._moments)
-                self._update(worker, trained, measured[worker] if workers.data.may_skip else count, counts)
+                alone = self._moments, train_group, True
+                trained, sums = workers.train(worker, round_, self._bases[worker], *alone)
+                measured[worker,] = sums
+                self._update(worker, trained, sums if workers.data.may_skip else count, counts)
         self._moments = None  # from now on workers have their own
         return SubmittedRound(
             round=round_, measured=measured, parameters=self.parameters, states=tuple(workers.states)

@@ -99,14 +99,12 @@ class ServerMerge(Merge):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base and exchange parameters, then read the server's."""
         counts = round_.counts
-        measured = {}
+        measured: dict[tuple[int, ...], Ref] = {}
         for worker, count in enumerate(counts):
             if count:
                 base = self._bases[worker]
-                more = self._address, worker, sum(counts)
-                self._bases[worker], measured[worker] = workers.train(
-                    worker, round_, base, self._moments, train_and_exchange, *more
-                )
+                more = train_and_exchange, self._address, sum(counts)
+                self._bases[worker], measured[worker,] = workers.train(worker, round_, base, self._moments, *more)
                 self._free([base])
         self._moments = None  # from now on workers have their own
         name = f"round {round_.number}"

@@ -1,21 +1,18 @@
 """Synchronous merging: a weighted average of all workers by a tree of tasks, and the outer optimizer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
 
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
-from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
+from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import MergeState
-from compss_train.training.worker import MergeRule, finish
-
-Item = TypeVar("Item")
+from compss_train.training.worker import MergeRule, finish, train_group
 
 ARITY = 8
-"""The most versions of the parameters that one task of the tree adds up."""
+"""The most versions of the parameters that one task of the tree adds up, a power of two."""
 
 
 class SynchronousMerge(Merge):
@@ -35,12 +32,13 @@ class SynchronousMerge(Merge):
 
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
-        counts = round_.counts
-        active = [worker for worker, count in enumerate(counts) if count]
-        results = [workers.train(worker, round_, self.parameters, moments=self.state.moments) for worker in active]
-        measured = {worker: result[1] for worker, result in zip(active, results, strict=True)}
-        weights = measured if workers.data.may_skip else dict(enumerate(counts))
-        merged = self._merge([result[0] for result in results], [weights[worker] for worker in active])
+        active = {group: workers.active(group, round_) for group in range(len(workers.groups))}
+        tasks = {group: tuple(members) for group, members in active.items() if members}
+        alone = sum(map(len, tasks.values())) == 1 and self._rule.is_mean
+        more = self.parameters, self.state.moments, train_group, alone
+        results = {group: workers.train(group, round_, *more) for group in tasks}
+        trained = {workers.groups[group].start: result for group, (result, _) in results.items()}
+        merged = {"parameters": next(iter(trained.values()))} if alone else self._merge(trained)
         if self.parameters is self._initial:
             self._engine.delete([self._initial])
         self.parameters = merged["parameters"]
@@ -48,22 +46,20 @@ class SynchronousMerge(Merge):
         self._held = [self.parameters]
         return SubmittedRound(
             round=round_,
-            measured=measured,
+            measured={tasks[group]: measured for group, (_, measured) in results.items()},
             parameters=self.parameters,
             states=tuple(workers.states),
             merge_state=self.state,
             merge_measured=merged.get("measured"),
         )
 
-    def _merge(self, trained: Sequence[Ref], counts: Sequence[int | Ref]) -> Mapping[str, Ref]:
-        """Submit the tasks of a merge, and free their inputs; the result of a single worker is used as it is."""
-        names = self._rule.results
-        if len(trained) == 1 and len(names) == 2 and not self._rule.compressed:
-            return {"parameters": trained[0]}
-        items, numbers = sum_by_tree(self._engine, trained, counts)
+    def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
+        """Submit the tasks of a merge of results by their first workers, and free their inputs."""
+        items = sum_by_tree(self._engine, trained)
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
-        results = self._engine.submit(finish, items, numbers, *last, returns=len(names), priority=True)
+        names = self._rule.results
+        results = self._engine.submit(finish, items, *last, returns=len(names), priority=True)
         self._engine.delete(items)
         return dict(zip(names, results, strict=True))
 
@@ -91,30 +87,25 @@ class SynchronousMerge(Merge):
         self._engine.delete([*self._held, self._published_rule])
 
 
-def sum_by_tree(
-    engine: Engine, versions: Sequence[Ref], counts: Sequence[int | Ref]
-) -> tuple[list[Ref], list[int | Ref] | None]:
-    """Submit the tasks that add up many versions of the parameters, and free these.
+def sum_by_tree(engine: Engine, trained: Mapping[int, Ref]) -> list[Ref]:
+    """Submit the tasks that add up what many workers trained, and free it.
 
-    ``counts`` are the samples of each version, or references to the measurements that hold them. Returns at most
-    ``ARITY`` versions and their counts, or partial sums and ``None``. The shape of the tree depends only on the
-    number of versions, so that every engine gives the same bits.
+    ``trained`` has results, or sums of aligned ranges of workers, by the number of their first worker, in ascending
+    order. Each task adds up an aligned range too, so that the bits do not depend on the ranges (``weighted_mean``).
+    Returns at most ``ARITY`` results and sums.
     """
-    if len(versions) <= ARITY:
-        return list(versions), list(counts)
-    chunks = zip(_chunks(versions), _chunks(counts), strict=True)
-    partials = [_consume(engine, params.partial_sum, refs, list(numbers)) for refs, numbers in chunks]
-    while len(partials) > ARITY:
-        partials = [_consume(engine, params.add, refs) for refs in _chunks(partials)]
-    return partials, None
+    size = ARITY
+    while len(trained) > ARITY:
+        nodes: dict[int, list[Ref]] = {}
+        for first, ref in trained.items():
+            nodes.setdefault(first // size * size, []).append(ref)
+        trained = {first: refs[0] if len(refs) == 1 else _add_up(engine, refs) for first, refs in nodes.items()}
+        size *= ARITY
+    return list(trained.values())
 
 
-def _chunks(items: Sequence[Item]) -> list[Sequence[Item]]:
-    return [items[start : start + ARITY] for start in range(0, len(items), ARITY)]
-
-
-def _consume(engine: Engine, function: Any, refs: Sequence[Ref], *args: Any) -> Ref:
-    """Submit a merging task and free its inputs."""
-    result: Ref = engine.submit(function, list(refs), *args, priority=True)
+def _add_up(engine: Engine, refs: Sequence[Ref]) -> Ref:
+    """Submit a task of the tree and free its inputs."""
+    result: Ref = engine.submit(partial_sum, list(refs), priority=True)
     engine.delete(refs)
     return result

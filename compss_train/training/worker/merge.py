@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train.model import parameters as params
-from compss_train.model.compression import Contribution
 from compss_train.model.optimizers import OptimizerFactory
-from compss_train.model.parameters import Count, Parameters, PartialSum
+from compss_train.model.parameters import Parameters
+from compss_train.model.weighted_mean import PartialSum, mean
 from compss_train.training.worker.moments import split_moments
 
 
@@ -38,6 +38,11 @@ class MergeRule:
     """The share of the old value in the average of the parameters of all merges; ``None`` for no such average."""
 
     @property
+    def is_mean(self) -> bool:
+        """Whether the last task returns the mean and nothing else: that of a single worker is what it returned."""
+        return len(self.results) == 2 and not self.compressed
+
+    @property
     def results(self) -> tuple[str, ...]:
         """The names of the results of the last task, those after the first two as in ``MergeState``."""
         optional = {"moments": self.moments, "outer": self.optimizer, "averaged": self.decay}
@@ -45,8 +50,7 @@ class MergeRule:
 
 
 def finish(
-    items: Sequence[Contribution | PartialSum],
-    counts: Sequence[Count] | None,
+    items: Sequence[PartialSum],
     rule: MergeRule,
     base: Parameters,
     outer: dict[str, Any] | None = None,
@@ -55,32 +59,23 @@ def finish(
 ) -> tuple[Any, ...]:
     """Return the results that ``rule.results`` names: the global parameters after a merge, and what is kept.
 
-    ``items`` are the workers' parameters and ``counts`` their numbers of samples, or partial sums without counts.
-    ``base`` are the global parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values
-    that the last merge returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
+    ``items`` are what workers trained, or sums of it, in the order of the workers. ``base`` are the global
+    parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values that the last merge
+    returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
     infinity.
     """
-    merged = _merged(items, counts, {**base, **(moments or {})})
-    mean, new_moments = split_moments(merged) if rule.moments else (merged, None)
+    merged = dict(mean(items, {**base, **(moments or {})}))
+    averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
-        "measured": {"change": params.squared_distance(base, mean, rule.weights)},
+        "measured": {"change": params.squared_distance(base, averages, rule.weights)},
         "moments": new_moments,
     }
-    results["parameters"], results["outer"] = mean, outer
-    if rule.optimizer is not None and _any_samples(items, counts):
-        results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, mean, outer)
+    results["parameters"], results["outer"] = averages, outer
+    if rule.optimizer is not None and any(item.count for item in items):  # momentum must not go on without samples
+        results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, averages, outer)
     if rule.decay is not None:
         results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
     return tuple(results[name] for name in rule.results)
-
-
-def _merged(items: Sequence[Any], counts: Sequence[Count] | None, base: Parameters) -> Parameters:
-    return params.mean(items, base) if counts is None else params.average(items, counts, base)
-
-
-def _any_samples(items: Sequence[Any], counts: Sequence[Count] | None) -> bool:
-    """Return whether any worker had samples; files that are skipped may leave none, and momentum must not go on."""
-    return any(item.count for item in items) if counts is None else any(map(params.sample_count, counts))
 
 
 def _step(

@@ -16,13 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.data.block import Block
-from compss_train.data.reading import FilePart
 from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.training.worker.source import Shard
-from compss_train.training.worker.train import WorkerState, train
+from compss_train.training.worker.group import GroupState, Member, train_group
 
 
 @dataclass(frozen=True)
@@ -186,29 +184,27 @@ class ServerAddress:
 def train_and_exchange(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    state: WorkerState,
-    xs: Sequence[Block] | FilePart,
-    others: Sequence[Block],
-    shard: Shard,
-    device: str,
+    states: GroupState,
+    values: Sequence[Block],
+    members: Sequence[Member],
     moments: Parameters | None,
     server_address: ServerAddress,
-    worker: int,
     samples: int,
-) -> tuple[Parameters, WorkerState, dict[str, Any]]:
-    """Train as ``train`` does, push the change, and return the global parameters instead of the worker's own.
+) -> tuple[Parameters, GroupState, list[dict[str, Any]]]:
+    """Train a worker alone, push its change, and return the global parameters instead of its own.
 
     ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
     died connects as the same client, so that changes that had arrived are not added twice.
     """
-    trained, after, measured = train(training_spec, parameters, state, xs, others, shard, device, moments)
-    with server_address.connect(shard.name) as server:
-        share = measured["given"] / samples
-        server_address.exchange.push_change(server, worker, parameters, trained, share)  # type: ignore[arg-type]
+    trained, after, measured = train_group(training_spec, parameters, states, values, members, moments, alone=True)
+    (member,) = members
+    with server_address.connect(member.shard.name) as server:
+        share = measured[0]["given"] / samples
+        server_address.exchange.push_change(server, member.worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured
 
 
-def read_parameters(server_address: ServerAddress, measured: Sequence[dict[str, Any]], name: str) -> Parameters:
+def read_parameters(server_address: ServerAddress, measured: Sequence[Any], name: str) -> Parameters:
     """Return the global parameters; ``measured`` delays the task until all workers have pushed their changes."""
     with server_address.connect(name) as server:
         return server_address.exchange.pull(server)

@@ -19,7 +19,7 @@ from compss_train.engines.compss.task_body import (
     task_name,
 )
 from compss_train.exceptions import WorkerLostError
-from compss_train.training.worker import train
+from compss_train.training.worker import train_group
 from tests.engines import tasks
 
 
@@ -124,5 +124,5 @@ def test_tasks_are_named_by_functions_of_the_package():
     sources = "\n".join(path.read_text() for path in package.rglob("*.py"))
     defined = set(re.findall(r"^def (\w+)\(", sources, re.MULTILINE))
     assert set(TASK_NAMES) <= defined
-    assert task_name(train) == "train"
+    assert task_name(train_group) == "train"
     assert task_name(tasks.total) == "run"

@@ -30,7 +30,7 @@ class Recording(SerialEngine):
 
     def submit(self, function, *args, **options):
         made = super().submit(function, *args, **options)
-        if function.__name__ == "train":
+        if function.__name__ == "train_group":
             self.results.append(self.fetch([made[0]])[0])
         return made
 
@@ -175,7 +175,8 @@ def test_tasks_return_fewer_bytes(dtype, share):
 def test_moments_travel_as_bf16_and_numbers_of_steps_as_they_are():
     engine = Recording()
     fit(trainer_of(engine, workers=2, net=mlp), merge_dtype="int8", optimizer_state="average")
-    moments = {name: value for name, value in engine.results[-1].items() if name.startswith("optimizer state/")}
+    values = engine.results[-1].values
+    moments = {name: value for name, value in values.items() if name.startswith("optimizer state/")}
     for name, value in moments.items():
         if name.endswith(".step"):
             assert (value.ndim, value.dtype) == (0, np.float32)

@@ -6,9 +6,10 @@ import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.model import parameters as params
-from compss_train.training.merging.synchronous import sum_by_tree
+from compss_train.training.merging.synchronous import ARITY, sum_by_tree
 from compss_train.training.worker import MergeRule, finish
 from tests.engines import tasks
+from tests.helpers.means import average, weighted
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -103,7 +104,7 @@ def test_the_order_of_arrival_changes_rounding_only(shared_local, tmp_path, late
     shared_local.fetch(others)
     gate.touch()
     rounding = sum_error(np.float32, 2 * 3, largest(base, *trained))
-    assert_close(shared_local.fetch([target])[0], params.average(trained, [1, 2, 3]), rounding)
+    assert_close(shared_local.fetch([target])[0], average(trained, [1, 2, 3]), rounding)
 
 
 def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine):
@@ -182,8 +183,10 @@ def test_a_tree_of_any_size_is_the_weighted_mean(count):
     versions = [{"w": rng.normal(size=5).astype(np.float32), "n": np.array(k)} for k in range(count)]
     counts = rng.integers(1, 100, count).tolist()
     engine = SerialEngine()
-    items, numbers = sum_by_tree(engine, [engine.publish(v) for v in versions], counts)
-    merged, _ = finish(engine.fetch(items), numbers, MergeRule(weights=("w",)), versions[0])
+    items = sum_by_tree(engine, {item.first: engine.publish(item) for item in weighted(versions, counts)})
+    assert len(items) <= ARITY
+    merged, _ = finish(engine.fetch(items), MergeRule(weights=("w",)), versions[0])
+    assert_same_bits(merged, average(versions, counts))
     expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)
     # Sums in double precision, rounded once.
     atol = sum_error(np.float64, 2 * count, largest(*({"w": version["w"]} for version in versions)))
@@ -207,8 +210,9 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
     parameters = [value for value in fetched if "0.weight" in value]
     assert len(parameters) == 1
     assert parameters[0] is fetched[-1]
-    assert not any(measured.pop("metrics", {}) for measured in fetched[:-1])  # states, of which there are none here
-    assert all(isinstance(value, float | int) for measured in fetched[:-1] for value in measured.values())
+    measured = [m for value in fetched[:-1] for m in (value if isinstance(value, list) else [value])]
+    assert not any(sums.pop("metrics", {}) for sums in measured)  # states, of which there are none here
+    assert all(isinstance(value, float | int) for sums in measured for value in sums.values())
 
 
 def test_nothing_is_left_in_the_engine_but_what_the_next_fit_needs(shared_local):

@@ -12,10 +12,11 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
 from compss_train.exceptions import DivergedError
 from compss_train.model.optimizers import optimizer_factory
-from compss_train.model.parameters import partial_sum
+from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.agreement import agreement
 from compss_train.training.worker import MergeRule, finish
 from tests.helpers.callbacks import InterruptAt
+from tests.helpers.means import weighted
 from tests.helpers.models import (
     ADAM,
     MODES,
@@ -177,13 +178,10 @@ def test_a_worker_without_samples_changes_nothing():
 def test_without_any_samples_momentum_does_not_go_on():
     base = {"w": np.ones(3, np.float32)}
     rule = MergeRule(weights=("w",), optimizer=optimizer_factory(NESTEROV))
-    moved, _, state = finish([{"w": np.zeros(3, np.float32)}], [5], rule, base)
-    none = {"given": 0}
-    sums = [partial_sum([moved], [none])] * 2
-    for parameters, _, after in (
-        finish([moved] * 2, [none] * 2, rule, moved, state),
-        finish(sums, None, rule, moved, state),
-    ):
+    moved, _, state = finish(weighted([{"w": np.zeros(3, np.float32)}], [5]), rule, base)
+    items = weighted([moved] * 2, [0, 0])
+    for none in (items, [partial_sum(items)]):
+        parameters, _, after = finish(none, rule, moved, state)
         assert_same_bits(parameters, moved)
         assert after is state
 

@@ -1,0 +1,175 @@
+"""Weighted means of parameters, as trees of partial sums whose bits do not depend on who adds up what.
+
+Workers are the leaves of a binary tree: 0 and 1 are added up first, 2 and 3, then these two sums, and so on; a
+worker that has nothing to merge is left out. Whoever adds up an aligned range of workers, such as 4 to 7, computes
+a node of this tree. So the mean has the same bits on every engine, whether workers train in tasks of their own or
+several of them in one, and however many sums a task of a merge makes.
+
+Floats are added up in double precision, and rounded to their own type once; integers and booleans (counters, masks)
+take the maximum. Workers may return compressed changes in place of some arrays (module ``compression``).
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.model.compression import CompressedChange, Contribution
+
+_CHUNK = 8192
+"""Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
+
+Tree: TypeAlias = int | tuple["Tree", "Tree"]
+"""The order in which items are added up: the index of one, or what is added up for the left and for the right."""
+
+Array: TypeAlias = NDArray[Any] | CompressedChange
+
+
+@dataclass(frozen=True, eq=False)
+class PartialSum:
+    """The weighted sum of what some workers trained, or what one of them trained with its weight."""
+
+    values: Contribution
+    """Sums in double precision for floats and maxima for integers; of one worker its parameters or changes."""
+    count: int
+    """Number of samples of the sum."""
+    first: int
+    """Number of the first worker."""
+    dtypes: Mapping[str, np.dtype[Any]] | None = None
+    """The dtypes of the mean; ``None`` for one worker, whose values are not multiplied by ``count`` yet."""
+    changes: frozenset[str] = field(default=frozenset())
+    """The names of sums of changes."""
+
+    @classmethod
+    def of_worker(cls, trained: Contribution, count: int, worker: int) -> Self:
+        """Return the parameters or changes of one worker, which trained ``count`` samples."""
+        changes = frozenset(name for name, array in trained.items() if isinstance(array, CompressedChange))
+        return cls(trained, count, worker, None, changes)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype of the mean of this array."""
+        return self.values[name].dtype if self.dtypes is None else self.dtypes[name]
+
+    @property
+    def factor(self) -> int | None:
+        """What the values are multiplied by; ``None`` for sums."""
+        return self.count if self.dtypes is None else None
+
+
+def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
+    """Return the sum of the items, which are nodes of the tree in ascending order.
+
+    Items without samples do not count, not even in the maximum of integers; without any samples the sum is the
+    first item. A name that an item lacks counts as zeros there (the momentum of a parameter without gradients).
+    """
+    voting = [item for item in items if item.count] or items[:1]
+    if len(voting) == 1:
+        return voting[0]
+    names = _names(voting)
+    return PartialSum(
+        values={name: _Terms(voting, name).total() for name in names},
+        count=sum(item.count for item in voting),
+        first=items[0].first,
+        dtypes={name: _Terms(voting, name).dtype for name in names},
+        changes=frozenset[str]().union(*(item.changes for item in voting)),
+    )
+
+
+def mean(items: Sequence[PartialSum], base: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    """Return Σ nᵢ·wᵢ / Σ nᵢ in the dtypes of the parameters; those of a single worker are returned unchanged.
+
+    Means of changes are added to ``base``, the arrays before them; those that it lacks were zero.
+    """
+    voting = [item for item in items if item.count] or [replace(items[0], count=1)]
+    if len(voting) == 1 and voting[0].dtypes is None and not voting[0].changes:
+        return voting[0].values  # type: ignore[return-value]
+    total = sum(item.count for item in voting)
+    changes = frozenset[str]().union(*(item.changes for item in voting))
+    bases = {name: array for name, array in base.items() if name in changes}
+    return {name: _Terms(voting, name).mean(total, bases.get(name)) for name in _names(voting)}
+
+
+def _names(items: Sequence[PartialSum]) -> list[str]:
+    return list(dict.fromkeys(chain.from_iterable(item.values for item in items)))
+
+
+class _Terms:
+    """The arrays of one name, with what each is multiplied by, in the order in which they are added up."""
+
+    def __init__(self, items: Sequence[PartialSum], name: str) -> None:
+        having = [item for item in items if name in item.values]
+        self._arrays = [item.values[name] for item in having]
+        self._factors = [item.factor for item in having]
+        self._tree = tree_of([item.first for item in having])
+        self.dtype = having[0].dtype(name)
+        """The dtype of the mean."""
+        self._wide = np.result_type(self.dtype, np.float64)
+
+    def total(self) -> NDArray[Any]:
+        """Return the sum in double precision; the maximum for integers."""
+        return self._maximum() if self.dtype.kind not in "fc" else self._result(self._wide)
+
+    def mean(self, divisor: int, base: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the sum divided, and added to ``base`` if it is given; the maximum for integers."""
+        return self._maximum() if self.dtype.kind not in "fc" else self._result(self.dtype, divisor, base)
+
+    def _maximum(self) -> NDArray[Any]:
+        integers: list[Any] = self._arrays
+        return np.asarray(np.maximum.reduce(integers) if len(integers) > 1 else integers[0])
+
+    def _result(
+        self, dtype: np.dtype[Any], divisor: int | None = None, base: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
+        """Compute some elements at a time, so that intermediate values stay in the processor's cache."""
+        result = np.empty(self._arrays[0].shape, dtype)
+        flat_result, flat_base = result.reshape(-1), None if base is None else np.ravel(base)
+        flat = [array if isinstance(array, CompressedChange) else np.ravel(array) for array in self._arrays]
+        for start in range(0, result.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            values = self._add_up(self._tree, flat, part)
+            if divisor is not None:  # exact for float32 and one version: below 2**29 samples, n * w has 53 bits
+                values = values / divisor
+            flat_result[part] = values if flat_base is None else values + flat_base[part]
+        return result
+
+    def _add_up(self, tree: Tree, arrays: Sequence[Array], part: slice) -> NDArray[Any]:
+        if not isinstance(tree, int):
+            left, right = (self._add_up(node, arrays, part) for node in tree)
+            return np.asarray(left + right)
+        values, factor = arrays[tree][part], self._factors[tree]
+        return values if factor is None else np.asarray(np.multiply(values, factor, dtype=self._wide))
+
+
+def tree_of(firsts: Sequence[int]) -> Tree:
+    """Return the tree of items that begin at these workers, in ascending order."""
+
+    def node(low: int, high: int, start: int, size: int) -> Tree:
+        """Return the tree of items ``low`` to ``high``, all in the range of ``size`` workers from ``start`` on."""
+        if high - low == 1:
+            return low
+        half = size // 2
+        middle = bisect_left(firsts, start + half, low, high)
+        if middle in (low, high):
+            return node(low, high, start + half if middle == low else start, half)
+        return node(low, middle, start, half), node(middle, high, start + half, half)
+
+    return node(0, len(firsts), 0, 1 << firsts[-1].bit_length())
+
+
+def aligned_ranges(workers: int, places: int) -> list[range]:
+    """Return ranges of workers, each a node of the tree, for tasks that ``places`` places share evenly.
+
+    The first tasks are the largest: each has about half of what would be a place's share of the workers that are
+    left (guided self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A place that is
+    slower than the others then runs fewer tasks.
+    """
+    ranges, start = [], 0
+    while start < workers:
+        size = 1 << (max(1, (workers - start) // (2 * places)).bit_length() - 1)
+        ranges.append(range(start, start + size))
+        start += size
+    return ranges

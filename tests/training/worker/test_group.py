@@ -1,0 +1,124 @@
+"""Workers that train in one task: the same bits as in tasks of their own, whatever the groups are."""
+
+import numpy as np
+import pytest
+
+from compss_train import BufferSpec, DistributedTrainer, FileDataset
+from compss_train.callbacks import Checkpoint
+from compss_train.engines import SerialEngine
+from compss_train.training.worker import Member, train_group
+from tests.helpers.file_fits import SIZES, write_files
+from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
+
+WORKERS = 13
+OUTER = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+class Places(SerialEngine):
+    """The serial engine, which lets workers train in groups as if it had several places."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+        self.submitted = []
+
+    def places(self, resources):
+        return self.number
+
+    def submit(self, function, *args, **options):
+        self.submitted.append((function, args))
+        return super().submit(function, *args, **options)
+
+
+def trainer_with(engine, workers=WORKERS):
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    return trainer
+
+
+def comparable(trainer):
+    names = ("loss", "accuracy", "samples", "worker_agreement")
+    return [[record.get(name) for name in names] for record in trainer.history]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": "total"},
+        {"merge_unit": "batches", "merge_every": 2, "optimizer_state": "average", "outer_optimizer": OUTER},
+        {"buffer": BufferSpec("FIRO", 16), "weight_averaging": "ema"},
+    ],
+    ids=["plain", "pieces", "outer", "buffer"],
+)
+def test_any_groups_give_the_same_bits(options):
+    x, y = classification(samples=260)
+    alone = trainer_with(Places(0))  # an engine that does not know its places
+    expected = alone.fit(x, y, num_epochs=2, batch_size=5, **options)
+    for places in (1, 2):
+        engine = Places(places)
+        grouped = trainer_with(engine)
+        assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=5, **options), expected)
+        assert comparable(grouped) == comparable(alone)
+        tasks = sum(function is train_group for function, _ in engine.submitted)
+        assert tasks < WORKERS * len(grouped.history)
+
+
+def test_files_that_cannot_be_read_have_no_vote_in_any_group(tmp_path):
+    write_files(tmp_path, classification(samples=sum(SIZES)))
+    dataset = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
+    (tmp_path / "1.npz").write_bytes(b"")
+    results = []
+    for places in (0, 1):
+        trainer = trainer_with(Places(places), workers=4)
+        with pytest.warns(UserWarning, match="skipped"):
+            results.append(trainer.fit(dataset, num_epochs=2, batch_size=5))
+    assert_same_bits(*results)
+
+
+@pytest.mark.filterwarnings("ignore:13 workers share 4 blocks")
+def test_workers_without_samples_keep_their_states():
+    x, y = classification(samples=65)
+    results = []
+    for places in (0, 1):
+        trainer = trainer_with(Places(places))
+        trainer.fit(*blocked(x[:20], y[:20], 4), num_epochs=1, batch_size=5)
+        results.append(trainer.fit(x, y, num_epochs=1, batch_size=5))
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("merges", [("synchronous", "commutative"), ("commutative", "synchronous")])
+def test_states_pass_from_fit_to_fit_when_the_groups_change(merges):
+    """One worker trains on all samples, so that commutative merging has the same bits, too."""
+    x, y = classification(samples=60)
+    results = []
+    for places in (0, 1):
+        trainer = trainer_with(Places(places), workers=9)
+        for merge in merges:
+            parameters = trainer.fit(x, y, num_epochs=2, batch_size=5, merge=merge, merge_every=1)
+        results.append(parameters)
+    assert_same_bits(*results)
+
+
+def test_a_checkpoint_resumes_with_other_groups(tmp_path):
+    x, y = classification(samples=130)
+    expected = trainer_with(Places(0)).fit(x, y, num_epochs=4, batch_size=5)
+    trainer_with(Places(2)).fit(x, y, num_epochs=2, batch_size=5, callbacks=[Checkpoint(tmp_path)])
+    resumed = trainer_with(Places(1)).fit(x, y, num_epochs=4, batch_size=5, resume=tmp_path)
+    assert_same_bits(resumed, expected)
+
+
+def test_a_group_receives_each_block_once(tmp_path):
+    x, y = classification(samples=130)
+    files = []
+    for name, array in (("x", x), ("y", y)):
+        np.save(tmp_path / f"{name}.npy", array)
+        files.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    engine = Places(1)
+    trainer = trainer_with(engine)
+    trainer.fit(*files, num_epochs=1, batch_size=5, shuffle="total")  # every worker may need every block
+    groups = [args for function, args in engine.submitted if function is train_group]
+    assert max(len(members) for _, _, _, _, members, *_ in groups) > 1
+    for _, _, _, values, members, *_ in groups:
+        assert len(values) == len({id(value) for value in values}) == 2 * WORKERS
+        assert all(isinstance(member, Member) and len(member.x) == WORKERS for member in members)
