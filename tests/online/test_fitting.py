@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer
+from compss_train.buffers import BufferFullError
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import adam_error, sgd_error
 from tests.online.fits import FIFO, batches_of, build_trainer, fit_online, plain_loop
@@ -197,6 +198,21 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
     assert last["repetitions"] == [trained.count(times) for times in range(max(trained) + 1)]
     assert sum(record["samples"] for record in trainer.history) == sum(trained)
     assert last["repetitions_mean"] == pytest.approx(sum(trained) / 101)
+
+
+def test_pseudo_epochs_train_each_sample_so_often_when_all_have_arrived(local):
+    trainer = build_trainer(local, 2, CountingNet(61), COUNTING_SGD, sum_loss)
+    buffer = BufferSpec("FIRO", 61, pseudo_epochs=3)
+    parameters = fit_online(trainer, OneHotSimulation(61), [range(40), range(40, 61)], buffer=buffer)
+    assert sample_counts(parameters, 2) == [3] * 61
+    assert trainer.history[-1]["repetitions"] == [0, 0, 0, 61]
+
+
+def test_more_samples_than_pseudo_epochs_have_room_for_end_the_fit(local):
+    trainer = build_trainer(local, 1, CountingNet(61), COUNTING_SGD, sum_loss)
+    buffer = BufferSpec("FIRO", 20, pseudo_epochs=2)
+    with pytest.raises(BufferFullError, match="use a capacity for all samples, or remove pseudo_epochs"):
+        fit_online(trainer, OneHotSimulation(61), [range(61)], buffer=buffer)
 
 
 def test_simulations_without_samples_train_nothing(local):
