@@ -48,12 +48,19 @@ def by_python(x: torch.Tensor) -> torch.Tensor:
     return x if total else -x
 
 
+def by_waiting(x: torch.Tensor) -> torch.Tensor:
+    """Return x after a time in which the transform needs no core, as if it asked another machine."""
+    time.sleep(0.001)
+    return x
+
+
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "torch": by_torch,
     "torch, random": by_random_torch,
     "numpy": by_numpy,
     "numpy, random": by_random_numpy,
     "Python": by_python,
+    "waiting": by_waiting,
 }
 
 

@@ -47,6 +47,12 @@ class CountingNet(nn.Linear):
         return super().forward(x)
 
 
+def slow_copy(x: torch.Tensor) -> torch.Tensor:
+    """A transform that takes long enough to run in a thread beside the steps."""
+    time.sleep(0.001)
+    return x.clone()
+
+
 def one_hot(number: int, samples: int) -> np.ndarray:
     x = np.zeros(samples, np.float32)
     x[number] = 1

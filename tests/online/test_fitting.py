@@ -22,6 +22,7 @@ from tests.online.simulations import (
     pairing,
     sample_counts,
     simulate_rows,
+    slow_copy,
     sum_loss,
 )
 
@@ -164,7 +165,7 @@ KINDS = {"FIFO": FIFO, "FIRO": BufferSpec("FIRO", 24, threshold=9)}
 
 @pytest.mark.parametrize("buffer", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize(
-    ("workers", "simulators", "transform"), [(1, 3, None), (2, 1, torch.clone), (2, 2, None), (3, 1, None)]
+    ("workers", "simulators", "transform"), [(1, 3, None), (2, 1, slow_copy), (2, 2, None), (3, 1, None)]
 )
 def test_queues_train_each_sample_once(local, buffer, workers, simulators, transform):
     numbers = [range(40), range(40, 41), (), range(41, 60), range(60, 101)]
@@ -181,7 +182,7 @@ def test_queues_train_each_sample_once(local, buffer, workers, simulators, trans
     assert last["simulations"] == {"running": 0, "done": 5, "failed": 0}
 
 
-@pytest.mark.parametrize(("kind", "transform"), [("Reservoir", torch.clone), ("BatchReservoir", None)])
+@pytest.mark.parametrize(("kind", "transform"), [("Reservoir", slow_copy), ("BatchReservoir", None)])
 def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
     trainer = build_trainer(local, 2, CountingNet(101), COUNTING_SGD, sum_loss, transform=transform)
     numbers = [range(40), range(40, 60), range(60, 101)]
@@ -227,7 +228,7 @@ def test_simulations_without_samples_train_nothing(local):
 
 @pytest.mark.parametrize(
     ("kind", "transform"),
-    [("FIFO", torch.clone), ("FIRO", None), ("Reservoir", torch.clone), ("BatchReservoir", None)],
+    [("FIFO", slow_copy), ("FIRO", None), ("Reservoir", slow_copy), ("BatchReservoir", None)],
 )
 def test_max_batches_ends_everything(local, tmp_path, kind, transform):
     trainer = build_trainer(local, 2, CountingNet(10), COUNTING_SGD, sum_loss, transform=transform)

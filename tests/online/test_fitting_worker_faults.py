@@ -21,6 +21,7 @@ from tests.online.simulations import (
     increment,
     kill_process,
     read_count,
+    slow_copy,
 )
 
 pytestmark = pytest.mark.usefixtures("check_threads")
@@ -43,7 +44,7 @@ def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
 def test_batches_that_were_prepared_ahead_are_not_lost_with_a_worker(local, tmp_path):
     """Checkpoints come between batches that are prepared while others are trained."""
     fault = Fault(35, kill_process, tmp_path)
-    options = {"checkpoint_every": 0.002, "merge_every_batches": 100, "batch_size": 2, "transform": torch.clone}
+    options = {"checkpoint_every": 0.002, "merge_every_batches": 100, "batch_size": 2, "transform": slow_copy}
     _, trained = fit_and_count(
         local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), num_simulators=2, **options
     )

@@ -14,13 +14,13 @@ from compss_train.model.random_state import random_state
 from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import sgd_error
 from tests.online.fits import batches_of, fit_online, plain_loop
-from tests.online.simulations import simulate_rows
+from tests.online.simulations import simulate_rows, slow_copy
 
 X, Y = classification(samples=60)
 
 
 def noisy(x):
-    return x + 0.1 * torch.randn(x.shape)
+    return slow_copy(x) + 0.1 * torch.randn(x.shape)
 
 
 def noisy_by_numpy(x):

@@ -1,10 +1,12 @@
 """Batches are prepared ahead of the training step: read, copied to the device and transformed in a thread."""
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
@@ -22,9 +24,12 @@ from compss_train.training.worker.source import Place
 _AHEAD = 2
 """Batches that are ready or being prepared while the model trains on another."""
 
+_WORTH_SECONDS = 2e-4
+"""What a transform has to take for a thread: handing a batch from thread to thread takes about half of it."""
+
 
 class _Ready(NamedTuple):
-    """A batch that the thread has prepared, as far as it can."""
+    """A batch that is prepared as far as it can be beside the training steps."""
 
     place: Place
     batch: Batch
@@ -39,7 +44,7 @@ class Preparation:
     worker nor on what was trained before, and leave the generators of the network alone. In the thread, torch draws
     from generators of their own. A transform has its turn between two steps instead if it draws from the generators
     of numpy or Python, which threads share, seeds torch itself, draws from torch where no generator can be given,
-    or has parameters that are trained. What it draws from shows in the first batch, for which the step waits.
+    or has parameters that are trained. The first batch shows what it draws from, and whether a thread is worth it.
 
     Parameters
     ----------
@@ -53,13 +58,20 @@ class Preparation:
         self._replica, self._seed = replica, seed
         self._transforms = replica.training_spec.transform is not None
         self._takes_turns = replica.trains_transform
-        self._is_first = True
+        self._seconds: float | None = None  # that the transform of the first batch took
         self._stream = CopyStream(replica.device)
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether there is anything to do in a thread: a transform, or copies to a GPU."""
-        return on_gpu(self._replica.device) or (self._transforms and not self._takes_turns)
+    def has_work(self) -> bool:
+        """Whether there is anything to do: a transform, or copies to a GPU."""
+        return self._transforms or on_gpu(self._replica.device)
+
+    @property
+    def is_worth_a_thread(self) -> bool:
+        """Whether there is enough to do for a thread, as far as the batches so far have shown."""
+        if self._transforms and not self._takes_turns:
+            return self._seconds is not None and (self._seconds >= _WORTH_SECONDS or on_gpu(self._replica.device))
+        return on_gpu(self._replica.device)
 
     def read(self, batches: Iterable[PlacedBatch]) -> Iterator[PlacedBatch]:
         """Iterate over batches in the thread; copies to a GPU are in the thread's stream."""
@@ -78,12 +90,11 @@ class Preparation:
         return self.begin((place, moved))
 
     def begin(self, placed: PlacedBatch) -> _Ready:
-        """Transform a batch in the thread, or leave it to ``finish``."""
+        """Transform a batch, or leave it to ``finish``; the first one before there are other threads."""
         place, batch = placed
         with self._stream.entered():
             if self._transforms and not self._takes_turns:
-                batch = self._transformed_first(place, batch) if self._is_first else self._ahead(place, batch)
-                self._is_first = False
+                batch = (self._transformed_first if self._seconds is None else self._beside)(place, batch)
             return _Ready(place, batch, self._stream.record())
 
     def finish(self, ready: _Ready) -> PlacedBatch:
@@ -105,13 +116,15 @@ class Preparation:
         with random_state(seed, self._replica.device):
             before = RandomState.capture("cpu")
             with draws:
+                began = time.perf_counter()
                 batch = self._transformed(batch)
+                self._seconds = time.perf_counter() - began
             only_torch = RandomState.capture("cpu").is_same_outside_torch(before)
             seeded_once = torch.initial_seed() == seed
         self._takes_turns = not (only_torch and seeded_once and draws.can_be_redirected)
         return batch
 
-    def _ahead(self, place: Place, batch: Batch) -> Batch:
+    def _beside(self, place: Place, batch: Batch) -> Batch:
         with TorchDraws(partial(self._seed_of, place)):
             return self._transformed(batch)
 
@@ -122,25 +135,29 @@ class Preparation:
 
 @contextmanager
 def prefetched(batches: Iterator[PlacedBatch], replica: ModelReplica, seed: int) -> Iterator[Iterator[PlacedBatch]]:
-    """Open an iterator over batches, transformed; a few are prepared ahead if there is anything to prepare."""
+    """Open an iterator over batches, transformed; a few are prepared ahead if that is worth a thread."""
     preparation = Preparation(replica, seed)
-    if not preparation.runs_ahead:
-        transforms = replica.training_spec.transform is not None
-        yield (preparation.finish(_Ready(*placed, None)) for placed in batches) if transforms else batches
+    if not preparation.has_work:
+        yield batches
         return
-    with ReadAhead(preparation.read(batches), preparation.begin, depth=_AHEAD) as ready:
-        yield map(preparation.finish, ready)
+    remaining = preparation.read(batches)
+    first = iter([preparation.begin(placed) for placed in islice(remaining, 1)])
+    if not preparation.is_worth_a_thread:
+        yield map(preparation.finish, chain(first, map(preparation.begin, remaining)))
+        return
+    with ReadAhead(remaining, preparation.begin, depth=_AHEAD) as ready:
+        yield map(preparation.finish, chain(first, ready))
 
 
 class PreparingThread(Closable):
     """Prepares batches that are put in one by one, a few ahead of those that are taken, in the same order.
 
-    Without anything to prepare there is no thread, and each batch is taken before the next one is put.
+    Where a thread is not worth it, and at first, each batch is taken before the next one is put.
     """
 
     def __init__(self, preparation: Preparation) -> None:
         self._preparation = preparation
-        self._pool = ThreadPoolExecutor(1, "prepare-batches") if preparation.runs_ahead else None
+        self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[_Ready] | _Ready] = deque()
 
     def __len__(self) -> int:
@@ -153,8 +170,10 @@ class PreparingThread(Closable):
 
     def put(self, place: Place, batch: Batch) -> None:
         """Begin with a batch in the CPU's memory."""
+        if self._pool is None and self._preparation.is_worth_a_thread:
+            self._pool = ThreadPoolExecutor(1, "prepare-batches")
         if self._pool is None:
-            self._pending.append(_Ready(place, batch, None))
+            self._pending.append(self._preparation.begin_copying(place, batch))
         else:
             self._pending.append(self._pool.submit(self._preparation.begin_copying, place, batch))
 

@@ -26,6 +26,11 @@ from tests.helpers.small_fits import fit, trainer_of
 X, Y = classification(samples=62)
 
 
+@pytest.fixture(autouse=True)
+def _every_transform_is_worth_a_thread(monkeypatch):
+    monkeypatch.setattr("compss_train.training.worker.prefetching._WORTH_SECONDS", 0.0)
+
+
 def noisy(x):
     return x + 0.1 * torch.randn(x.shape)
 
@@ -128,10 +133,20 @@ def threads_of(transform, number=5):
 
 
 def test_a_thread_transforms_unless_it_would_share_a_generator_with_the_step():
-    assert set(threads_of(scaled)) == {"read-ahead-0"}
-    assert set(threads_of(noisy)) == {"read-ahead-0"}
+    for transform in (scaled, noisy):
+        assert threads_of(transform) == ["MainThread"] + ["read-ahead-0"] * 4
     for transform in (noisy_by_numpy, flipped, noisy_by_a_seed_of_its_own):
-        assert threads_of(transform) == ["read-ahead-0"] + ["MainThread"] * 4
+        assert threads_of(transform) == ["MainThread"] * 5
+
+
+@pytest.mark.parametrize("transform", [scaled, noisy])
+def test_a_transform_that_takes_less_than_a_thread_costs_has_none(monkeypatch, transform):
+    with prefetched(iter(placed(5)), replica_of(transform), 0) as prepared:
+        expected = [batch.x for _, batch in prepared]
+    monkeypatch.setattr("compss_train.training.worker.prefetching._WORTH_SECONDS", 60.0)
+    assert threads_of(transform) == ["MainThread"] * 5
+    with prefetched(iter(placed(5)), replica_of(transform), 0) as prepared:
+        assert all(torch.equal(batch.x, other) for (_, batch), other in zip(prepared, expected, strict=True))
 
 
 def test_draws_in_the_thread_leave_those_of_the_step_alone():
@@ -224,7 +239,7 @@ def test_batches_that_are_put_in_one_by_one_are_those_of_an_iterator(transform):
             preparing.put(*each)
             if preparing.full:
                 taken.append(preparing.take().x)
-        assert len(preparing) == (0 if transform is None else 2)
+        assert len(preparing) == (2 if transform in (scaled, noisy) else 0)
         while len(preparing):
             taken.append(preparing.take().x)
     assert all(map(torch.equal, taken, expected))
