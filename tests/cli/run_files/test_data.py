@@ -102,6 +102,9 @@ def test_files_are_a_data_set_with_its_options():
     assert isinstance(x, FileDataset)
     assert (x.sizes, x.x, x.y, y) == ((6, 6, 6, 2), "a", "b", None)
     assert Path("index.json").exists()
+    cached, *_ = read(files="train/*.npz", x="a", y="b", threads=3, cache="kept", cache_bytes=10_000)
+    assert (cached.threads, cached.cache.max_bytes) == (3, 10_000)
+    assert list(Path("kept").iterdir()) == [Path(cached.cache.folder).relative_to(Path.cwd())]
 
 
 @pytest.mark.parametrize(
