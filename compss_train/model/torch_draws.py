@@ -13,11 +13,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
+class CannotRedirectError(RuntimeError):
+    """A draw for which no generator can be given."""
+
+
 class TorchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within the block, draws of this thread come from generators with a seed of their own.
 
     They give what the process's generators would give after ``torch.manual_seed(seed)``. Draws from generators that
-    the caller passes stay as they are. Other threads are not affected.
+    the caller passes stay as they are. Other threads are not affected. Raises ``CannotRedirectError`` before the
+    draws of some fused operations, to which no generator can be given.
 
     Parameters
     ----------
@@ -30,7 +35,7 @@ class TorchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, seed: Callable[[], int], *, redirect: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.can_be_redirected = True
-        """Whether all draws so far can be: not those of some fused operations, nor those after another seed."""
+        """Whether all draws so far could be: not those of fused operations, nor those after another seed."""
         self._seed = seed
         self._redirect = redirect
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -43,10 +48,11 @@ class TorchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _draws(func):
             return func(*args, **given)
         found = _with_generator(func)
-        if found is None or not (self._redirect or torch.initial_seed() == self._seed()):
-            self.can_be_redirected = False
-        if found is None or not self._redirect:
+        if not self._redirect:
+            self.can_be_redirected &= found is not None and torch.initial_seed() == self._seed()
             return func(*args, **given)
+        if found is None:
+            raise CannotRedirectError(f"no generator can be given to {func}")
         overload, index = found
         if (given.get("generator") if len(args) <= index else args[index]) is not None:
             return func(*args, **given)

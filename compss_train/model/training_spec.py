@@ -105,15 +105,6 @@ class ModelReplica:
         """Return a batch as the network gets it."""
         return x if self.training_spec.transform is None else self.training_spec.transform(x)
 
-    @property
-    def trains_transform(self) -> bool:
-        """Whether the transform has parameters of the network, which every step changes."""
-        transform = self.training_spec.transform
-        if not isinstance(transform, nn.Module):
-            return False
-        trained = {id(parameter) for parameter in self.training_spec.net.parameters()}
-        return any(id(parameter) in trained for parameter in transform.parameters())
-
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of a transformed batch."""
         if self.training_spec.memory_format == "channels_last" and x.dim() == 4:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import Beta, Normal
 
 from compss_train.model.random_state import random_state
-from compss_train.model.torch_draws import TorchDraws
+from compss_train.model.torch_draws import CannotRedirectError, TorchDraws
 
 DRAWS = {
     "rand": lambda x: torch.rand(7),
@@ -76,11 +76,16 @@ def test_draws_of_other_threads_stay_as_they_are():
     assert torch.equal(found[0], expected)
 
 
-def test_a_draw_that_cannot_be_redirected_is_noted():
+def test_a_draw_that_cannot_be_redirected_is_noted_or_an_error_before_it():
     x = torch.ones(3)
-    with TorchDraws(lambda: 17) as draws:
-        torch.ops.aten.native_dropout(x, 0.5, False)
-    assert not draws.can_be_redirected
+    with random_state(17, "cpu"):
+        with TorchDraws(lambda: 17, redirect=False) as draws:
+            torch.ops.aten.native_dropout(x, 0.5, True)
+        assert not draws.can_be_redirected
+        before = torch.get_rng_state()
+        with pytest.raises(CannotRedirectError, match="native_dropout"), TorchDraws(lambda: 17):
+            torch.ops.aten.native_dropout(x, 0.5, True)
+        assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)

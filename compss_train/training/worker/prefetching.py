@@ -15,7 +15,7 @@ from compss_train._utils.closing import Closable
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.order import transform_seed
 from compss_train.model.random_state import RandomState, random_state
-from compss_train.model.torch_draws import TorchDraws
+from compss_train.model.torch_draws import CannotRedirectError, TorchDraws
 from compss_train.model.training_spec import ModelReplica
 from compss_train.training.worker.batches import Batch, PlacedBatch
 from compss_train.training.worker.device_copies import CopyStream, on_gpu
@@ -43,8 +43,9 @@ class Preparation:
     Random draws of the transform are seeded by the fit's seed and the batch's place: they depend neither on the
     worker nor on what was trained before, and leave the generators of the network alone. In the thread, torch draws
     from generators of their own. A transform has its turn between two steps instead if it draws from the generators
-    of numpy or Python, which threads share, seeds torch itself, draws from torch where no generator can be given,
-    or has parameters that are trained. The first batch shows what it draws from, and whether a thread is worth it.
+    of numpy or Python, which threads share, seeds torch itself, or draws from torch where no generator can be
+    given. The first batch shows what it draws from, and whether a thread is worth it; the last kind of draw is seen
+    in later batches, too.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ class Preparation:
     def __init__(self, replica: ModelReplica, seed: int) -> None:
         self._replica, self._seed = replica, seed
         self._transforms = replica.training_spec.transform is not None
-        self._takes_turns = replica.trains_transform
+        self._takes_turns = False
         self._seconds: float | None = None  # that the transform of the first batch took
         self._stream = CopyStream(replica.device)
 
@@ -125,8 +126,19 @@ class Preparation:
         return batch
 
     def _beside(self, place: Place, batch: Batch) -> Batch:
-        with TorchDraws(partial(self._seed_of, place)):
-            return self._transformed(batch)
+        """Transform a batch, or leave it and the next ones to ``finish`` if a draw cannot be redirected."""
+        version = batch.x._version
+        try:
+            with TorchDraws(partial(self._seed_of, place)):
+                return self._transformed(batch)
+        except CannotRedirectError as error:
+            if batch.x._version != version:
+                raise RuntimeError(
+                    f"the transform changed a batch in place, and then drew as it did not for the first: {error}; "
+                    "let it make a new tensor instead of changing the batch"
+                ) from error
+            self._takes_turns = True
+            return batch
 
     def _transformed(self, batch: Batch) -> Batch:
         with self._replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None), self._replica.autocast():

@@ -191,20 +191,30 @@ def test_without_a_transform_there_is_no_thread():
         assert prepared is source
 
 
-def test_a_transform_with_trained_parameters_sees_each_step():
-    class Shared(nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer, self.note = layer, lambda: names.append(threading.current_thread().name)
+def fused_at_times(x):
+    """Draws by an operation that takes no generator, but not in the first batch."""
+    return torch.ops.aten.native_dropout(x, 0.5, True)[0] if x[0, 0] in (2, 5) else noisy(x)
 
-        def forward(self, x):
-            self.note()
-            return self.layer(x)
 
-    names, net = [], mlp()
-    with prefetched(iter(placed(4)), replica_of(Shared(net[0]), net), 0) as prepared:
-        assert len(list(prepared)) == 4
-    assert names == ["MainThread"] * 4
+def test_a_draw_that_cannot_be_redirected_has_its_turn_in_later_batches():
+    def seeded(place, batch):
+        with random_state(transform_seed(0, *place), "cpu"):
+            return fused_at_times(batch.x)
+
+    expected, replica = [seeded(*each) for each in placed(8)], replica_of(fused_at_times)
+    with random_state(4, "cpu"), prefetched(iter(placed(8)), replica, 0) as prepared:
+        ours, steps = zip(*[(batch.x, torch.rand(3)) for _, batch in prepared], strict=True)
+    assert all(map(torch.equal, ours, expected))
+    with random_state(4, "cpu"):
+        assert all(torch.equal(step, torch.rand(3)) for step in steps)
+
+
+def test_a_batch_that_was_changed_before_such_a_draw_is_an_error():
+    with (
+        pytest.raises(RuntimeError, match=r"native_dropout.*let it make a new tensor"),
+        prefetched(iter(placed(4)), replica_of(lambda x: fused_at_times(x.add_(1))), 0) as prepared,
+    ):
+        list(prepared)
 
 
 def test_a_batch_has_the_samples_that_the_transform_got():
