@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -108,7 +109,8 @@ class Workers:
     def _submit(self, number: int) -> Ref:
         session = self._session
         args = session.training_spec, session.states[number], self._job, number, session.devices[number]
-        return submit_worker(session.engine, *args, resources=session.resources)
+        # No task waits for another: one that is submitted again would wait for the end of the fit.
+        return submit_worker(session.engine, *args, resources=replace(session.resources, gpu_tasks=0))
 
     @property
     def all_done(self) -> bool:

@@ -1,9 +1,12 @@
-"""The coordinator's store of checkpoints: the last one of each worker, in files."""
+"""The workers as the coordinator sees them, and its store of checkpoints: the last one of each, in files."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from compss_train.online.workers import CheckpointStore
+from compss_train.engines import Resources
+from compss_train.online.workers import CheckpointStore, Workers
 
 
 def bytes_of(*values):
@@ -56,3 +59,26 @@ def test_close_removes_the_files_and_is_idempotent():
     folder = other._folder
     del other
     assert not folder.exists()
+
+
+def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
+    """The limit of tasks on GPUs would make it wait for the first one, which runs to the end of the fit."""
+    submitted = []
+    engine = SimpleNamespace(
+        replaces_processes=True,
+        submit=lambda *args, resources: submitted.append(resources),
+        ended=lambda ref: None,
+    )
+    session = SimpleNamespace(
+        engine=engine,
+        regroup=lambda groups: None,
+        training_spec=None,
+        states=[(), ()],
+        devices=["cuda", "cuda"],
+        resources=Resources(cpus=3, gpus=1, gpu_tasks=2),
+    )
+    job = SimpleNamespace(num_workers=2)
+    workers = Workers(session=session, job=job, simulations=None, progress=None, checkpoints=None)
+    workers.all[1].liveness = SimpleNamespace(is_lost=True, client=None)
+    workers.restart_lost()
+    assert submitted == [Resources(cpus=3, gpus=1)] * 3

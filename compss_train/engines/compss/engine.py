@@ -12,7 +12,13 @@ from compss_train._utils.validation import warn_user
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import ONE_CPU, Engine, Failure, Ref, Resources, map_refs
 from compss_train.engines.compss.context import import_pycompss, skip_destructors_at_exit, under_compss
-from compss_train.engines.compss.resources import address_for, check_fit, declared_nodes, thread_share
+from compss_train.engines.compss.resources import (
+    address_for,
+    check_fit,
+    check_limits,
+    declared_nodes,
+    thread_share,
+)
 from compss_train.engines.compss.task_body import Call, Placeholder, SerializedValue, lost_task_error
 from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
 from compss_train.exceptions import EngineClosedError
@@ -144,15 +150,13 @@ class CompssEngine(Engine):
         self, task: Callable[..., Any], resources: Resources, returns: int, call: SerializedValue, inputs: list[Any]
     ) -> list[Any]:
         """Submit a task that starts when the task ``gpu_tasks`` before it has ended, if that is limited."""
-        earlier, limit = self._gpu_tasks.setdefault(resources, deque()), resources.gpu_tasks
-        first = earlier.popleft() if limit and len(earlier) == limit else None
-        after = None if first is None else first.content
-        made: list[Any] = task(resources.cpus, returns, call, inputs, after, returns=returns + 1)
+        earlier = self._gpu_tasks.setdefault(resources, deque())
+        awaited = earlier[0].content if earlier and len(earlier) == resources.gpu_tasks else None
+        made: list[Any] = task(resources.cpus, returns, call, inputs, awaited, returns=returns + 1)
         *futures, ended = made
         earlier.append(self._new_ref(ended))
-        for done in [first] if limit else [earlier.pop()]:
-            if done is not None:
-                self._delete(done)
+        if len(earlier) > resources.gpu_tasks:
+            self._delete(earlier.popleft())
         return futures
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
@@ -212,7 +216,7 @@ class CompssEngine(Engine):
         return sum(node.cpus // resources.cpus for node in self._nodes)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError`` if the declared nodes cannot run these tasks at the same time."""
+        """Raise ``ValueError`` if the declared nodes, or ``gpu_tasks``, do not let these tasks run together."""
         self._check_open()
         if not self.asynchronous:
             raise ValueError(
@@ -221,6 +225,7 @@ class CompssEngine(Engine):
             )
         for task in tasks:
             self._check_resources(task)
+        check_limits(tasks)
         if self._nodes:
             check_fit(tasks, self._nodes)
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def check_fit(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> None
         f"that COMPSs was started with: {declared}. Use fewer workers, simulators or threads, or declare "
         "more (runcompss/laptop.sh --units, compss-train configure --units)"
     )
+
+
+def check_limits(tasks: Sequence[Resources]) -> None:
+    """Raise ``ValueError`` if more of the tasks are on GPUs than may be at a time: the last would wait for ever."""
+    for task, number in Counter(tasks).items():
+        if 0 < task.gpu_tasks < number:
+            raise ValueError(
+                f"{number} tasks with a GPU each have to run at the same time, but num_gpu={task.gpu_tasks} limits "
+                f"them; use num_gpu={number}, or fewer workers"
+            )
 
 
 def _amount(cpus: int, gpus: int) -> str:

@@ -8,6 +8,7 @@ from compss_train.engines.compss.resources import (
     JVM_OPTIONS,
     address_for,
     check_fit,
+    check_limits,
     declared_nodes,
     fit_together,
     outward_address,
@@ -99,3 +100,11 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
         r"more .*--units",
     ):
         check_fit([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)))
+
+
+def test_tasks_that_would_wait_for_each_other_on_gpus_are_an_error():
+    limited = Resources(cpus=2, gpus=1, gpu_tasks=2)
+    check_limits([limited] * 2 + [Resources()] * 5)
+    check_limits([Resources(gpus=1)] * 5)
+    with pytest.raises(ValueError, match=r"3 tasks with a GPU each .* num_gpu=2 limits them; use num_gpu=3"):
+        check_limits([limited] * 3 + [Resources()])
