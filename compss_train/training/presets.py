@@ -38,6 +38,8 @@ SMALLEST_BATCH = 16
 SAMPLES_PER_MERGE = 15_000
 """Samples of all workers between two merges; a quarter of an epoch if that is less."""
 SAMPLES_PER_MERGE_WITH_BATCH_NORM = 3_200
+MANY_WORKERS = 8
+"""With BatchNorm, fewer workers learn more from the mean, with their momentum, than from outer steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +142,14 @@ def _momentum(situation: Situation) -> tuple[Mapping[str, Any] | None, Optimizer
     """Return the outer optimizer, and what happens to the workers' momentum.
 
     Frequent merges add up both kinds of momentum, which networks with BatchNorm do not stand: they have one of
-    them, the outer one, or Adam's own, as Adam without its moments is no Adam.
+    them, the outer one with many workers, or the workers' own, as Adam without its moments is no Adam.
     """
     outer = {**NESTEROV, "momentum": _outer_momentum(situation.num_workers)}
     if not situation.batch_norm:
         return outer, "average"
-    return (None, "average") if situation.adaptive else (outer, "reset")
+    if situation.adaptive or situation.num_workers < MANY_WORKERS:
+        return None, "average"
+    return outer, "reset"
 
 
 def _outer_momentum(num_workers: int) -> float:

@@ -22,7 +22,7 @@ def chosen(preset, net=mlp, workers=32, samples=60_000, **given):
 
 
 @pytest.mark.parametrize("net", [mlp, awkward_net])
-@pytest.mark.parametrize("workers", [2, 8, 32, 64, 1000])
+@pytest.mark.parametrize("workers", [2, 7, 8, 32, 64, 1000])
 @pytest.mark.parametrize("samples", [100, 60_000, 10**7])
 def test_auto_merges_after_a_number_of_samples(net, workers, samples):
     options = chosen("auto", net, workers, samples)
@@ -30,8 +30,11 @@ def test_auto_merges_after_a_number_of_samples(net, workers, samples):
     between = options["merge_every"] * options["batch_size"] * workers
     wanted = min(3_200 if net is awkward_net else 15_000, samples / 4)
     assert options["merge_every"] == 1 or abs(between - wanted) <= options["batch_size"] * workers / 2
-    assert options["optimizer_state"] == ("reset" if net is awkward_net else "average")
-    assert options["outer_optimizer"] == {**NESTEROV, "momentum": 0.65 if workers == 2 else 0.9}
+    if net is awkward_net and workers < 8:
+        assert (options["optimizer_state"], options["outer_optimizer"]) == ("average", None)
+    else:
+        assert options["optimizer_state"] == ("reset" if net is awkward_net else "average")
+        assert options["outer_optimizer"] == {**NESTEROV, "momentum": 0.65 if workers == 2 else 0.9}
 
 
 def test_auto_with_adam():
