@@ -22,8 +22,7 @@ class RemoteParameterServer(ParameterServer):
     """A parameter server at an address, for any number of threads of this process; see ``connect``."""
 
     def __init__(self, address: str, token: str, timeout: float, name: str | None) -> None:
-        self._keys: dict[str, tuple[ArraySpecs, int]] = {}
-        """The specs of the arrays of keys, and how many replicas there are."""
+        self._specs: dict[str, ArraySpecs] = {}
         self._connection = Connection(address, token.encode(), timeout, name)
         self._finalizer = weakref.finalize(self, self._connection.close)
 
@@ -41,23 +40,23 @@ class RemoteParameterServer(ParameterServer):
         request = self._connection.request("init", parameter_id, own)
         request.optimized, request.replicas = optimized, number
         self._ask(request)
-        self._keys[parameter_id] = specs_of(own), number
+        self._specs[parameter_id] = specs_of(own)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Send gradients in the background; if the server rejects them, the next call raises its error."""
-        check_arrays(parameter_id, self._described(parameter_id)[0], "grads", grads)
+        check_arrays(parameter_id, self._specs_of(parameter_id), "grads", grads)
         self._connection.send(self._request("push", parameter_id, grads, priority))
 
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
         """Wait for the key's arrays after this client's pushes; new arrays are tensors."""
         if weights is not None:
-            check_arrays(parameter_id, self._described(parameter_id)[0], "weights", weights)
-        pulled = self._ask(self._request("pull", parameter_id, (), priority)).answer
+            check_arrays(parameter_id, self._specs_of(parameter_id), "weights", weights)
+        pulled = self._ask(self._request("pull", parameter_id, (), priority))
         if weights is None:
-            first = [array.tensor() for array in pulled]
-            return first + [first[0].clone() for _ in range(self._described(parameter_id)[1] - 1)]
+            arrays = [array.tensor() for array in pulled.answer]
+            return arrays + [arrays[0].clone() for _ in range(pulled.fields["replicas"] - 1)]
         # Either one array or as many as weights.
-        values = [array.tensor(_memory(weight)) for array, weight in zip(pulled, weights, strict=False)]
+        values = [array.tensor(_memory(weight)) for array, weight in zip(pulled.answer, weights, strict=False)]
         copy_values(values, weights)
         return weights
 
@@ -77,14 +76,13 @@ class RemoteParameterServer(ParameterServer):
             raise request.error
         return request
 
-    def _described(self, key: str) -> tuple[ArraySpecs, int]:
-        if key not in self._keys:
-            fields = self._ask(self._connection.request("describe", key)).fields
-            dtypes = [
-                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in fields["specs"]
+    def _specs_of(self, key: str) -> ArraySpecs:
+        if key not in self._specs:
+            specs = self._ask(self._connection.request("describe", key)).fields["specs"]
+            self._specs[key] = [
+                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in specs
             ]
-            self._keys[key] = dtypes, fields["replicas"]
-        return self._keys[key]
+        return self._specs[key]
 
 
 def _memory(weight: Block) -> torch.Tensor | None:

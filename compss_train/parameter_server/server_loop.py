@@ -180,9 +180,8 @@ class ServerLoop:
             case "hello":
                 self._answer(request)
             case "describe":
-                entry = self._store[request.key]
-                specs = [[str(dtype), list(shape)] for dtype, shape in entry.specs]
-                self._answer(request, specs=specs, replicas=entry.replicas)
+                specs = self._store[request.key].specs
+                self._answer(request, specs=[[str(dtype), list(shape)] for dtype, shape in specs])
             case "init" | "push":
                 self._change_once(request)
             case "pull":
@@ -250,7 +249,7 @@ class ServerLoop:
 
         def answer() -> None:
             client.pulls.discard(request.number)
-            self._answer(request, arrays=entry.values)
+            self._answer(request, arrays=entry.values, replicas=entry.replicas)
 
         client.pulls.add(request.number)
         self._enqueue(request, answer)

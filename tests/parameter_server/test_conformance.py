@@ -253,6 +253,22 @@ def test_another_client_knows_the_replicas():
             assert [array.tolist() for array in second.pull("w")] == [[3.0, 3.0]] * 3
 
 
+def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
+    """Each task of a fit is a new client, which pulls every layer."""
+    calls, request = [], connection.Connection.request
+
+    def counted(self, call, *args, **options):
+        calls.append(call)
+        return request(self, call, *args, **options)
+
+    with serve() as serving, connect(serving.address, serving.token) as first:
+        first.init("w", [np.zeros(2)] * 3)
+        monkeypatch.setattr(connection.Connection, "request", counted)
+        with connect(serving.address, serving.token) as second:
+            assert len(second.pull("w")) == 3
+            assert calls.count("describe") == 0
+
+
 def test_a_key_may_hold_several_arrays(server):
     server.init("layer", [np.zeros((2, 2)), np.zeros(2)])
     server.push("layer", [np.ones((2, 2)), np.full(2, 3.0)])
