@@ -152,9 +152,13 @@ class DataSource(ABC):
         """Number of samples."""
         return sum(self.sizes)
 
+    def shares(self, shuffle: Shuffle) -> int:
+        """Return how many blocks, files or samples are distributed: so many workers, the first ones, get some."""
+        return self.number_samples if shuffle == "partial" else len(self.sizes)
+
     def warn_of_idle_workers(self, num_workers: int, shuffle: Shuffle) -> None:
         """Warn if there are more workers than blocks, files or samples to distribute."""
-        parts, unit = (self.number_samples, "sample") if shuffle == "partial" else (len(self.sizes), self.unit)
+        parts, unit = self.shares(shuffle), "sample" if shuffle == "partial" else self.unit
         if num_workers > parts:
             enough = f"cut the data into at least {num_workers} {unit}s"
             if num_workers > self.number_samples:

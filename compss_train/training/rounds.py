@@ -89,7 +89,7 @@ class RoundRunner:
 
     def __post_init__(self) -> None:
         self._states: States = tuple(self.workers.states)
-        """Each worker's state after the last complete round."""
+        """The states of each group of workers after the last complete round."""
         self.merge_state = self.merge.state
         """What merges keep beside the parameters, after the last complete round."""
         self._last_end = self.stopping.clock()

@@ -84,7 +84,7 @@ class Session:
         self, data: DataSource, options: FitOptions, seed: int, schedule: LrSchedule | None = None
     ) -> WorkerGroup:
         """Publish the samples and return the workers that train on them."""
-        self.regroup(self._groups_for(options))
+        self.regroup(self._groups_for(options, data.shares(options.shuffle)))
         return WorkerGroup(
             engine=self.engine,
             training_spec=self.training_spec,
@@ -98,16 +98,17 @@ class Session:
             schedule=schedule,
         )
 
-    def _groups_for(self, options: FitOptions) -> Sequence[range]:
-        """Return the workers that train in one task, one after another.
+    def _groups_for(self, options: FitOptions, active: int) -> Sequence[range]:
+        """Return the workers that train in one task, one after another; the first ``active`` of them have samples.
 
         Workers are alone where each merges by itself, where sums would have more bytes than compressed changes, and
         on GPUs, which they share in another order.
         """
-        number = len(self.devices)
+        alone = single_workers(len(self.devices))
         places = self.engine.places(self.resources)
-        shares = options.merge == "synchronous" and options.merge_dtype is None and not self.resources.gpus
-        return aligned_ranges(number, places) if places and shares else single_workers(number)
+        if not places or options.merge != "synchronous" or options.merge_dtype is not None or self.resources.gpus:
+            return alone
+        return [*aligned_ranges(min(active, len(alone)), places), *alone[active:]]
 
     def inference(self, data: DataSource, batch_size: int) -> Inference:
         """Publish samples for evaluation or prediction."""

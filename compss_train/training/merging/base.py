@@ -22,7 +22,7 @@ class SubmittedRound:
     parameters: Ref
     """The global parameters after the round."""
     states: States
-    """Each worker's state after the round."""
+    """The states of each group of workers after the round."""
     merge_state: MergeState = NOTHING_KEPT
     """What merges keep beside the parameters, after the round."""
     merge_measured: Ref | None = None

@@ -87,6 +87,15 @@ def test_workers_without_samples_keep_their_states():
     assert_same_bits(*results)
 
 
+@pytest.mark.filterwarnings("ignore:13 workers share 3 blocks")
+def test_workers_with_samples_share_the_places_whatever_the_number_of_the_others():
+    x, y = classification(samples=60)
+    engine = Places(2)
+    trainer = trainer_with(engine)
+    trainer.fit(*blocked(x, y, 3), num_epochs=1, batch_size=5)
+    assert sum(function is train_group for function, _ in engine.submitted) == 3
+
+
 @pytest.mark.parametrize("merges", [("synchronous", "commutative"), ("commutative", "synchronous")])
 def test_states_pass_from_fit_to_fit_when_the_groups_change(merges):
     """One worker trains on all samples, so that commutative merging has the same bits, too."""
