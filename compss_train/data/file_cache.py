@@ -44,8 +44,8 @@ _HEADER_BYTES = 1024  # of an entry, and of each array in it: more than numpy's 
 def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> FileCache | None:
     """Return the cache in ``"memory"`` or a folder, of ``max_bytes`` if given; ``None`` for none.
 
-    Raises ``ValueError`` for a limit without a cache or below 1, a path that is no folder, and a folder that others
-    may write to, ``TypeError`` for other values.
+    Raises ``ValueError`` for a limit without a cache or below 1, a path that cannot be a folder, and a folder that
+    others may write to, ``TypeError`` for other values.
     """
     if cache is None:
         if max_bytes is not None:
@@ -79,7 +79,11 @@ class FileCache:
             raise ValueError(f"cache={str(path)!r} is no folder; give a folder on a local disk, or 'memory'")
         user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
         made = cls(str(path.absolute() / f"compss_train-files{user}"), max_bytes)
-        made.open()
+        try:
+            made.open()
+        except OSError as error:
+            hint = "give a folder on a local disk that you may write to"
+            raise ValueError(f"cache={str(path)!r} cannot be used: {error}; {hint}") from error
         return made
 
     @classmethod
@@ -174,10 +178,15 @@ class CacheEntry:
         return {key: arrays[key] for key in self.layout}
 
     def store(self, arrays: Arrays) -> None:
-        """Keep all rows of these arrays; log why that is impossible, as on a full disk."""
+        """Keep all rows of these arrays; log why that is impossible, as on a full disk.
+
+        If another thread or process that read the same file was faster, there is nothing to do.
+        """
         folder = self.cache.open()
         try:
             with FileLock(folder / _LOCK_FILE, timeout=_LOCK_SECONDS, fallback_to_soft=False):
+                if self.exists():
+                    return
                 self.cache.make_room(entry_bytes(self.rows, self.layout))
                 with atomic_path(folder / self.name) as temporary:
                     write_npz(temporary, self._encode(arrays))

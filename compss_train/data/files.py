@@ -77,10 +77,10 @@ class FileDataset:
     for each skipped file; ``layout``, dtypes and shapes, ``None`` if the reader can only count samples, and
     ``reference``, the file that it was taken from.
 
-    Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file or others may write to
-    the ``cache``; ``BadFileError``
-    for a file that is missing, empty, truncated or corrupt according to its header, that contains Python objects
-    (pickles), or whose arrays, shapes or dtypes differ from those of the first file.
+    Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file, or the ``cache``
+    cannot be made or others may write to it; ``BadFileError`` for a file that is missing, empty, truncated or
+    corrupt according to its header, that contains Python objects (pickles), or whose arrays, shapes or dtypes
+    differ from those of the first file.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class FileDataset:
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
         self.threads = check_count("threads", threads)
+        self.cache = make_cache(cache, cache_bytes)
         names = file_names(files)
         self._paths = {name: _path(name) for name in names}  # resolved now: the working directory can change
         self.reader = as_reader(reader, names)
@@ -113,7 +114,6 @@ class FileDataset:
         self.files_len = {name: description.rows for name, description in described.items()}
         self.layout: Layout | None = next(iter(described.values())).layout
         self.reference = self.files[0]
-        self.cache = make_cache(cache, cache_bytes)
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
 

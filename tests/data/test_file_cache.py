@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compss_train._utils.files import TemporaryFolder
-from compss_train.data import file_cache
+from compss_train.data import FileDataset, file_cache
 from compss_train.data.block import rows_of_bytes
 from compss_train.data.file_cache import FileCache, entry_bytes, make_cache
 from compss_train.data.reading import layout_of
@@ -130,6 +130,13 @@ def test_using_an_entry_renews_it(cache):
     os.utime(Path(cache.folder) / entry.name, ns=(1, 1))
     entry.load()
     assert (Path(cache.folder) / entry.name).stat().st_mtime_ns > 1
+
+
+def test_an_entry_that_another_process_has_just_written_makes_no_room(tmp_path):
+    cache = make_cache(tmp_path, 2 * SIZE)
+    for number in (1, 2, 2):  # the file 2 was read by two workers at the same time
+        entry_of(cache, str(number), numbers(number)).store(numbers(number))
+    assert len(entries(cache)) == 2
 
 
 def test_a_file_that_is_larger_than_the_cache_has_no_place_in_it(tmp_path):
@@ -295,11 +302,17 @@ def test_on_another_node_it_is_made_again_and_removed_at_exit(tmp_path, monkeypa
         (True, None, TypeError, "cache=True: give 'memory', a folder on a local disk, or None"),
         ("", None, TypeError, "cache=''"),
         (__file__, None, ValueError, "is no folder; give a folder on a local disk"),
+        (f"{__file__}/cache", None, ValueError, "cannot be used: .*; give a folder on a local disk"),
     ],
 )
 def test_wrong_arguments(cache, max_bytes, error, message):
     with pytest.raises(error, match=message):
         make_cache(cache, max_bytes)
+
+
+def test_a_wrong_cache_is_an_error_before_any_file_is_read():
+    with pytest.raises(ValueError, match="cache_bytes=5: name a cache"):
+        FileDataset(["missing.npz"], cache_bytes=5)
 
 
 def test_no_cache():
