@@ -7,7 +7,7 @@ and optimizer states: docs/from-dislib.md lists the differences.
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import warn_user
+from compss_train._utils.validation import check_count, warn_user
 from compss_train.engines import Engine
 from compss_train.engines.compss.context import under_compss
 from compss_train.engines.compss.resources import declared_nodes
@@ -59,9 +59,12 @@ class _Encapsulated(NamedFits[Fitted]):
         self.num_workers = num_workers
         self.trainer = DistributedTrainer(num_workers, engine=engine, seed=seed, threads=threads)
         self.model_parameters: Fitted | None = None
+        self.compss_object: Sequence[Any] | None = None
         self.num_gpu = self.num_gpus_per_worker = 0
 
     def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
+        check_count("num_gpu", num_gpu, least=0)
+        check_count("num_nodes", num_nodes, least=0)
         options |= {"num_gpu": _usable_gpus(num_gpu * max(1, num_nodes)), "num_nodes": num_nodes}
         self.trainer.build(*args, **options)
         self.num_gpu, self.num_gpus_per_worker = num_gpu, num_nodes * num_gpu // self.num_workers
@@ -114,6 +117,8 @@ class EncapsulatedFunctionsDistributedPytorch(_Encapsulated[nn.Module]):
     ) -> None:
         """Set the module, the class of the optimizer with its keyword arguments, and the class or name of the loss.
 
+        A loss that is made already, a module, is taken as it is.
+
         ``num_gpu`` is the number of GPUs of each of ``num_nodes`` nodes. Without GPUs (no CUDA, or
         ``ComputingUnitsGPUs=0``) workers train on the CPU, as with dislib. Samples are converted to float32, unless
         there is a ``transform``; this and other ``options`` are those of ``DistributedTrainer.build``.
@@ -121,15 +126,16 @@ class EncapsulatedFunctionsDistributedPytorch(_Encapsulated[nn.Module]):
         Raises the exceptions of ``DistributedTrainer.build``.
         """
         spec = {"optimizer": optimizer, **optimizer_parameters}
-        made = loss if isinstance(loss, str) else loss()
         options = {"transform": _as_float, **options}
-        self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
+        self._build(net, spec, _made(loss), num_gpu=num_gpu, num_nodes=num_nodes, **options)
         self.compss_object = [PytorchDistributed() for _ in range(self.num_workers)]
         for each in self.compss_object:
             each.build(net, loss, optimizer, optimizer_parameters)
         self.model_parameters = net
 
     def _module(self, parameters: nn.Module) -> nn.Module:
+        if not isinstance(parameters, nn.Module):
+            raise TypeError(f"model_parameters is a {type(parameters).__name__}; give a module like that of build")
         return parameters
 
     def _result(self, net: nn.Module) -> nn.Module:
@@ -150,7 +156,7 @@ class PytorchDistributed:
         optimizer_parameters: Mapping[str, Any],
     ) -> None:
         """Set ``model``, ``loss``, ``optimizer`` and ``optimizer_parameters``."""
-        self.model, self.loss = net, loss if isinstance(loss, str) else loss()
+        self.model, self.loss = net, _made(loss)
         self.optimizer, self.optimizer_parameters = optimizer, optimizer_parameters
 
     def train_cnn_batch_GPU(
@@ -182,6 +188,9 @@ class EncapsulatedFunctionsDistributedEddl(_Encapsulated[Layers]):
     and ``trainer``, the ``DistributedTrainer``.
     """
 
+    num_gpus: NDArray[np.int8] | None = None
+    new_lr: float | None = None
+
     def build(
         self,
         net: nn.Module,
@@ -205,7 +214,7 @@ class EncapsulatedFunctionsDistributedEddl(_Encapsulated[Layers]):
         self._build(net, spec, function, metric, num_gpu=num_gpu, num_nodes=num_nodes, **options)
         if "schedule" not in options:
             warn_of_weight_decay(optimizer)
-        self.num_gpus: NDArray[np.int8] | None = np.ones(num_gpu, np.int8) if num_gpu else None
+        self.num_gpus = np.ones(num_gpu, np.int8) if num_gpu else None
         self.new_lr = optimizer.get("lr")
         self.compss_object = [EddlDistributedConmutativo() for _ in range(self.num_workers)]
         for each in self.compss_object:
@@ -265,6 +274,11 @@ class EddlDistributedConmutativo:
         for layer, other in zip(model_params, parameters_to_aggregate, strict=True):
             layer[:] = [((a + b) / 2).astype(a.dtype) for a, b in zip(layer, other, strict=True)]
         return model_params
+
+
+def _made(loss: LossFactory | str) -> BatchFunction | str:
+    """Return the loss that a class, or another callable, makes; names and modules are returned as they are."""
+    return loss if isinstance(loss, str | nn.Module) else loss()
 
 
 def _as_float(batch: torch.Tensor) -> torch.Tensor:

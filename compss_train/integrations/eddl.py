@@ -37,7 +37,9 @@ EDDL_LOSSES: Mapping[str, BatchFunction] = {
 
 
 def with_defaults(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dict of an optimizer with dislib's numbers where it has none."""
+    """Return the dict of an optimizer with dislib's numbers where it has none; ``TypeError`` for anything else."""
+    if not isinstance(optimizer, Mapping):
+        raise TypeError(f'optimizer={optimizer!r}: give a dict, for example {{"optimizer": "sgd", "lr": 0.01}}')
     return {**OPTIMIZER_DEFAULTS.get(str(optimizer.get("optimizer")), {}), **optimizer}
 
 

@@ -178,6 +178,7 @@ def test_no_nodes_are_one_node(made, monkeypatch):
 def test_a_fit_before_build_is_an_error(made):
     encapsulated = type(made())()
     assert encapsulated.get_parameters() is None
+    assert encapsulated.compss_object is None
     with pytest.raises(RuntimeError, match=r"no network yet; call build\("):
         encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)
 
@@ -280,6 +281,36 @@ def test_names_of_eddl_are_checked_before_the_network():
         encapsulated.build(None, {"optimizer": "sgd", "lr": 0.002}, "triple_cross_entropy", "categorical_accuracy")
     with pytest.raises(ValueError, match="unknown metric 'non_categorical_accuracy'"):
         encapsulated.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.002}, "mse", "non_categorical_accuracy")
+
+
+@pytest.mark.filterwarnings("error")
+@CLASSES
+@pytest.mark.parametrize("number", [{"num_gpu": -1}, {"num_nodes": -1}, {"num_gpu": 1.5}])
+def test_numbers_of_gpus_and_nodes_are_checked_before_anything_else(made, number):
+    with pytest.raises(ValueError, match="give an integer of at least 0"):
+        made(**number)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", optim.SGD, None])
+def test_an_optimizer_of_eddl_is_a_dict(optimizer):
+    encapsulated = EncapsulatedFunctionsDistributedEddl()
+    assert encapsulated.num_gpus is encapsulated.new_lr is None
+    with pytest.raises(TypeError, match="give a dict, for example"):
+        encapsulated.build(nn.Linear(1, 1), optimizer, "mse", "mse")
+
+
+def test_parameters_of_the_class_for_torch_are_a_module():
+    encapsulated = pytorch_class()
+    encapsulated.model_parameters = {"weight": np.ones(3)}
+    with pytest.raises(TypeError, match="model_parameters is a dict; give a module"):
+        encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)
+
+
+def test_a_loss_of_torch_may_be_made_already():
+    encapsulated = EncapsulatedFunctionsDistributedPytorch(2)
+    loss = nn.CrossEntropyLoss()
+    encapsulated.build(TwoLinear(), optim.SGD, loss, {"lr": 0.05})
+    assert encapsulated.compss_object[0].loss is loss
 
 
 def test_a_loss_of_torch_may_be_a_name():
