@@ -27,7 +27,7 @@ from compss_train.data.layout import (
     quote_names,
 )
 from compss_train.data.readers import Reader, as_reader
-from compss_train.data.readers.base import reader_id
+from compss_train.data.readers.base import code_stamp, reader_id
 from compss_train.data.reading import FilePart, bad_file_errors, layout_of
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
@@ -225,7 +225,8 @@ class FileDataset:
     @cached_property
     def _reader_id(self) -> str:
         """Identifies the reader in the cache; one that cannot be pickled is another one in each data set."""
-        return reader_id(self.reader, None) or secrets.token_hex(16)
+        name = reader_id(self.reader, None)
+        return f"{name} {code_stamp(self.reader)}" if name else secrets.token_hex(16)
 
     def part(
         self, numbers: Sequence[int], keys: tuple[str, ...] | None = None, upcoming: Sequence[int] = ()

@@ -1,10 +1,13 @@
 """The cache of files: what is stored comes back, within its limit, and only the user's own undamaged entries."""
 
 import errno
+import functools
 import gc
+import importlib
 import logging
 import os
 import pickle
+import sys
 import threading
 from pathlib import Path
 
@@ -18,7 +21,10 @@ from compss_train._utils.files import TemporaryFolder
 from compss_train.data import FileDataset, file_cache
 from compss_train.data.block import rows_of_bytes
 from compss_train.data.file_cache import FileCache, entry_bytes, make_cache
+from compss_train.data.readers import CustomReader, NpzReader
+from compss_train.data.readers.base import code_stamp
 from compss_train.data.reading import layout_of
+from compss_train.samplers import PartialShuffleSampler
 
 ROWS = 4
 DTYPES = [*"bBhHiIqQefdFD?", torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.uint8]
@@ -130,6 +136,32 @@ def test_using_an_entry_renews_it(cache):
     os.utime(Path(cache.folder) / entry.name, ns=(1, 1))
     entry.load()
     assert (Path(cache.folder) / entry.name).stat().st_mtime_ns > 1
+
+
+@pytest.mark.parametrize("reader", [CustomReader(len), CustomReader(dict.get), NpzReader()])
+def test_readers_without_a_file_of_their_own_have_no_stamp(reader):
+    assert code_stamp(reader) == []
+
+
+@pytest.mark.parametrize("made", [lambda reader: reader, functools.partial])
+def test_a_reader_whose_module_changed_is_another_one(tmp_path, monkeypatch, made):
+    np.savez(tmp_path / "data.npz", x=np.ones(4))
+    body = "return ({{'x': numpy.full(4, {})}}, 4) if get_data else 4"
+    code = f"import numpy\ndef read(name, get_data=False):\n    {body}\n"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    read = []
+    for value in (1, 1, 22):
+        (tmp_path / "reader_of_test.py").write_text(code.format(value))
+        os.utime(tmp_path / "reader_of_test.py", (1, 1))
+        sys.modules.pop("reader_of_test", None)
+        importlib.invalidate_caches()
+        reader = importlib.import_module("reader_of_test").read
+        files = FileDataset(str(tmp_path / "*.npz"), made(reader), cache=tmp_path / "cache")
+        sampler = PartialShuffleSampler(files, batch_size=4, shuffle=False)
+        read += [(batch["x"][0], sampler.reads.cached) for batch in sampler]
+    assert read == [(1, 1), (1, 1), (22, 1)]  # the constructor of a sampler reads the first file into the cache
+    sys.modules.pop("reader_of_test", None)
 
 
 def test_an_entry_that_another_process_has_just_written_makes_no_room(tmp_path):

@@ -1,9 +1,11 @@
 """``Reader``, the interface of all readers, and ``CustomReader`` for functions of users."""
 
 import hashlib
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -131,6 +133,23 @@ def reader_id(reader: Reader, keys: Collection[str] | None) -> str:
         return ""
     digest = hashlib.sha256(content).hexdigest()[:16]
     return f"{name or type(reader).__qualname__} {digest} {None if keys is None else sorted(keys)}"
+
+
+def code_stamp(reader: Reader) -> list[int]:
+    """Return the size and modification time of the file with the code of a user's reader.
+
+    ``reader_id`` has only the name of a function or class that is imported from a module. Empty for the readers of
+    this package, code of the main program, which ``reader_id`` has, and objects without a file.
+    """
+    own = reader.function if isinstance(reader, CustomReader) else reader
+    own = own.func if isinstance(own, partial) else own
+    code = own if inspect.isroutine(own) else type(own)
+    if str(getattr(code, "__module__", None)).partition(".")[0] in ("__main__", "compss_train"):
+        return []
+    try:
+        return file_stamp(inspect.getfile(code))
+    except (TypeError, OSError):  # built in, or of a notebook
+        return []
 
 
 def file_stamp(file: str) -> list[int]:
