@@ -70,7 +70,8 @@ class QueueInterface(ABC):
     def unfinished_tasks(self) -> int:
         """Number of samples that are to be got, or were got and not reported by ``task_done``."""
         with self._lock:
-            return self._count_tasks() - self._tasks_done
+            # Samples reported before they were got may turn out never to be returned, at the end of reception.
+            return max(0, self._count_tasks() - self._tasks_done)
 
     def task_done(self, number: int = 1) -> None:
         """Report that ``number`` samples (default 1) that gets have returned were processed.

@@ -91,6 +91,15 @@ def test_time_steps_that_have_no_partner_at_the_end_are_no_tasks():
     assert buffer.unseen == len(buffer) == 1
 
 
+def test_time_steps_that_were_reported_before_they_were_got_do_not_hold_up_a_join():
+    buffer = make("SimPairedReservoir", 6)
+    buffer.put_many(samples(buffer, [0, 8]))  # of two simulations: no pair
+    buffer.task_done(2)
+    buffer.signal_reception_over()
+    assert buffer.unfinished_tasks == 0
+    Thread(buffer.join).result()
+
+
 def test_a_put_that_fails_after_reception_lets_a_join_go_on():
     buffer = make("SimPairedReservoir", 6)
     buffer.put(sample(buffer, 8))
