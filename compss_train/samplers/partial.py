@@ -29,8 +29,9 @@ class PartialShuffleSampler(Sampler[Any]):
     pools. The order is a function of seed, epoch and position. To give all ranks the same number of samples, at
     most ``num_replicas - 1`` samples are used twice, or with ``drop_last`` left out.
 
-    Where ``num_replicas`` and ``rank`` are those of ``torch.distributed``, all ranks construct the sampler: the
+    Where ``num_replicas`` and ``rank`` are left to ``torch.distributed``, all ranks construct the sampler: the
     first one reads the first file of a reader that only counts samples, and broadcasts what arrays are in it.
+    Where they are given, each rank reads it, and waits for no other.
 
     The sampler yields the samples themselves. Use it in a ``DataLoader`` as
     ``DataLoader(dataset, sampler=sampler, batch_size=None)``, which converts the arrays to tensors.
