@@ -163,13 +163,15 @@ def tree_of(firsts: Sequence[int]) -> Tree:
 def aligned_ranges(workers: int, places: int) -> list[range]:
     """Return ranges of workers, each a node of the tree, for tasks that ``places`` places share evenly.
 
+    Without any places, each range is one worker.
     The first tasks are the largest: each has about half of what would be a place's share of the workers that are
     left (guided self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A place that is
     slower than the others then runs fewer tasks.
     """
     ranges, start = [], 0
     while start < workers:
-        size = 1 << (max(1, (workers - start) // (2 * places)).bit_length() - 1)
+        share = (workers - start) // (2 * places) if places else 1
+        size = 1 << (max(1, share).bit_length() - 1)
         ranges.append(range(start, start + size))
         start += size
     return ranges

@@ -144,7 +144,7 @@ class Evaluation(Closable):
         while not engine.wait(self._sums, TICK):
             if stopping.urgent:
                 return None
-        return engine.fetch(self._sums, small=True)
+        return [*itertools.chain.from_iterable(engine.fetch(self._sums, small=True))]
 
     def clear(self) -> None:
         """Free the data of the last evaluation."""

@@ -16,6 +16,7 @@ from compss_train._utils.closing import Closable
 from compss_train._utils.files import TemporaryFolder
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError
+from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.online.connection import Header
 from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob
@@ -24,7 +25,7 @@ from compss_train.online.records import Progress
 from compss_train.online.simulations import Simulation, Simulations
 from compss_train.online.stream import Endpoint
 from compss_train.online.worker_task import submit_worker, unpickle_tensor
-from compss_train.training.session import Session, single_workers
+from compss_train.training.session import Session
 
 MAX_ATTEMPTS = 4
 """Maximum number of attempts of a worker, as of tasks elsewhere."""
@@ -101,7 +102,7 @@ class Workers:
         progress: Progress,
         checkpoints: CheckpointStore,
     ) -> None:
-        session.regroup(single_workers(job.num_workers))
+        session.regroup(aligned_ranges(job.num_workers, places=0))
         self._session, self._job = session, job
         self._simulations, self._progress, self._checkpoints = simulations, progress, checkpoints
         self.all = [Worker(number, self._submit(number)) for number in range(job.num_workers)]

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -212,7 +213,7 @@ class BaseTrainer:
         check_count("batch_size", batch_size)
         with self._inference(built, data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
-            sums = inference.engine.fetch(refs, small=True)
+            sums = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
             inference.engine.delete(refs)
         skipped: dict[str, str] = {}
         warn_of_skipped_files(sums, skipped)

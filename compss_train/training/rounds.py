@@ -56,8 +56,7 @@ class PendingRound:
         """Return the measurements of each group, and free them."""
         values = iter(engine.fetch(self.refs, small=True))
         engine.delete(self.refs)
-        groups = {name: [next(values) for _ in refs] for name, refs in self.groups.items()}
-        return {**groups, "workers": [*chain.from_iterable(groups["workers"])]}
+        return {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.groups.items()}
 
 
 @dataclass(kw_only=True)

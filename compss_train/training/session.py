@@ -37,7 +37,7 @@ class Session:
         self.training_spec = engine.publish(training_spec)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
-        self.groups: Sequence[range] = single_workers(len(devices))
+        self.groups: Sequence[range] = aligned_ranges(len(devices), places=0)
         """The workers whose states are one value of the engine."""
         self.states: list[GroupState | Ref] = [(state,) for state in _new_states(seed, len(devices))]
         self.merge_state = NOTHING_KEPT
@@ -104,11 +104,10 @@ class Session:
         Workers are alone where each merges by itself, where sums would have more bytes than compressed changes, and
         on GPUs, which they share in another order.
         """
-        alone = single_workers(len(self.devices))
+        alone = aligned_ranges(len(self.devices), places=0)
         places = self.engine.places(self.resources)
-        if not places or options.merge != "synchronous" or options.merge_dtype is not None or self.resources.gpus:
-            return alone
-        return [*aligned_ranges(min(active, len(alone)), places), *alone[active:]]
+        shares = options.merge == "synchronous" and options.merge_dtype is None and not self.resources.gpus
+        return [*aligned_ranges(min(active, len(alone)), places if shares else 0), *alone[active:]]
 
     def inference(self, data: DataSource, batch_size: int) -> Inference:
         """Publish samples for evaluation or prediction."""
@@ -139,11 +138,6 @@ class Session:
         """Free the values of the model, unless the engine is closed already."""
         with suppress(EngineClosedError):
             self.engine.delete([self.training_spec, *self._state_refs()])
-
-
-def single_workers(number: int) -> list[range]:
-    """Return groups of one worker each."""
-    return [range(worker, worker + 1) for worker in range(number)]
 
 
 def _new_states(seed: int, workers: int) -> list[WorkerState]:

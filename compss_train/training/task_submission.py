@@ -1,6 +1,6 @@
 """Submission of tasks: ``WorkerGroup`` for training, ``Inference`` for evaluation and prediction."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -16,6 +16,7 @@ from compss_train.data.partitioning import Round
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
+from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker import (
@@ -272,26 +273,36 @@ class Inference:
     resources: Resources
     devices: list[str]
 
-    def _ranges(self) -> Iterator[tuple[str, list[int]]]:
+    @cached_property
+    def _ranges(self) -> list[tuple[str, list[int]]]:
+        """The blocks of each worker, with its device."""
         blocks = len(self.data.sizes)
         points = split_points(blocks, min(len(self.devices), blocks))
-        for device, (start, stop) in zip(self.devices, pairwise(points), strict=False):
-            yield device, list(range(start, stop))
+        pairs = zip(self.devices, pairwise(points), strict=False)
+        return [(device, list(range(start, stop))) for device, (start, stop) in pairs]
 
     def evaluate(self, parameters: Ref) -> list[Ref]:
-        """Submit the evaluation of these parameters; return references to each worker's measurements."""
-        return [
-            self.engine.submit(
-                evaluate,
-                self.training_spec,
-                parameters,
-                *self.data.select(numbers),
-                self.batch_size,
-                device,
-                resources=self.resources,
-            )
-            for device, numbers in self._ranges()
-        ]
+        """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
+        places = 0 if self.resources.gpus else self.engine.places(self.resources)
+        groups = aligned_ranges(len(self._ranges), places)
+        return [self._evaluate(self._ranges[group.start : group.stop], parameters) for group in groups]
+
+    def _evaluate(self, parts: list[tuple[str, list[int]]], parameters: Ref) -> Ref:
+        """Submit one task for the blocks or files of several workers."""
+        xs, others = zip(*(self.data.select(numbers) for _, numbers in parts), strict=True)
+        in_files = isinstance(xs[0], FilePart)
+        ref: Ref = self.engine.submit(
+            evaluate,
+            self.training_spec,
+            parameters,
+            list(xs if in_files else chain.from_iterable(xs)),
+            list(chain.from_iterable(others)),
+            [] if in_files else [len(numbers) for _, numbers in parts],
+            self.batch_size,
+            parts[0][0],
+            resources=self.resources,
+        )
+        return ref
 
     def predict(self, parameters: Ref) -> NDArray[Any]:
         """Predict and return the outputs of all samples in order."""
@@ -305,7 +316,7 @@ class Inference:
                 device,
                 resources=self.resources,
             )
-            for device, numbers in self._ranges()
+            for device, numbers in self._ranges
         ]
         outputs = [block for outputs_of_range in self.engine.fetch(refs) for block in outputs_of_range]
         self.engine.delete(refs)

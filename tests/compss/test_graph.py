@@ -25,9 +25,9 @@ def fitted(run, tmp_path, *options):
 def test_a_fit_has_a_training_task_per_group_of_workers_and_epoch_and_a_tree_of_averages(run, tmp_path):
     result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
     # On two units the workers are groups of 4, 4, 2, 2, 2, and six of one, whose results take three partial sums
-    # and one mean; the evaluation has one task per worker; the workers' metrics are gathered once per round, and
-    # the sums of the evaluation once.
-    assert tasks(done) == {"train": 2 * 11, "average": 2 * 4, "evaluate": 20, "gather": 3}
+    # and one mean; the evaluation has as many tasks; the workers' metrics are gathered once per round, and the sums
+    # of the evaluation once.
+    assert tasks(done) == {"train": 2 * 11, "average": 2 * 4, "evaluate": 11, "gather": 3}
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1
     assert result["bytes"] < large[0] < result["bytes"] + 2000

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,32 @@ from compss_train.training.worker.source import source_of, unshuffled
 def evaluate(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    xs: Sequence[Block] | FilePart,
+    xs: Sequence[Block] | Sequence[FilePart],
+    ys: Sequence[Block],
+    parts: Sequence[int],
+    batch_size: int,
+    device: str,
+) -> list[dict[str, Any]]:
+    """Return the sums of a ``MetricAccumulator`` over each part of blocks, or of files, in evaluation mode.
+
+    ``parts`` are the numbers of blocks; of files, each item of ``xs`` is a part. The sums of a part have the same
+    bits whichever other parts the task has.
+    """
+    same = training_spec, parameters
+    if not parts:
+        return [_evaluate(*same, part, [], batch_size, device) for part in xs if isinstance(part, FilePart)]
+    bounds = pairwise(accumulate(parts, initial=0))
+    return [_evaluate(*same, xs[start:stop], ys[start:stop], batch_size, device) for start, stop in bounds]
+
+
+def _evaluate(
+    training_spec: TrainingSpec,
+    parameters: Parameters,
+    xs: Any,
     ys: Sequence[Block],
     batch_size: int,
     device: str,
 ) -> dict[str, Any]:
-    """Return the sums of a ``MetricAccumulator`` over blocks or files, with the network in evaluation mode."""
     shard = unshuffled(xs, batch_size)
     source = source_of(shard, xs, ys)
     with random_state(0, device), torch.no_grad():

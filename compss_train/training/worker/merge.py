@@ -67,7 +67,7 @@ def finish(
     merged = dict(mean(items, {**base, **(moments or {})}))
     averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
-        "measured": {"change": params.squared_distance(base, averages, rule.weights)},
+        "measured": [{"change": params.squared_distance(base, averages, rule.weights)}],
         "moments": new_moments,
     }
     results["parameters"], results["outer"] = averages, outer

@@ -6,7 +6,7 @@ import pytest
 from compss_train import BufferSpec, DistributedTrainer, FileDataset
 from compss_train.callbacks import Checkpoint
 from compss_train.engines import SerialEngine
-from compss_train.training.worker import Member, train_group
+from compss_train.training.worker import Member, evaluate, train_group
 from tests.helpers.file_fits import SIZES, write_files
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
 
@@ -107,6 +107,24 @@ def test_states_pass_from_fit_to_fit_when_the_groups_change(merges):
             parameters = trainer.fit(x, y, num_epochs=2, batch_size=5, merge=merge, merge_every=1)
         results.append(parameters)
     assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("form", ["blocks", "files", "no targets"])
+def test_evaluation_has_the_same_bits_in_fewer_tasks(tmp_path, form):
+    write_files(tmp_path, classification(samples=sum(SIZES)))
+    x, y = classification(samples=130)
+    data = {"blocks": (x, y), "files": (FileDataset(f"{tmp_path}/*.npz"),), "no targets": (x,)}[form]
+    results = []
+    for places in (0, 1):
+        engine = Places(places)
+        trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1)
+        mean = lambda output, target: output.square().mean()  # noqa: E731
+        trainer.build(awkward_net(), ADAM, mean if form == "no targets" else "cross_entropy")
+        results.append(trainer.evaluate(*data))
+        tasks = sum(function is evaluate for function, _ in engine.submitted)
+        workers = len(SIZES) if form == "files" else WORKERS
+        assert (tasks == workers) if places == 0 else (tasks < workers)
+    assert results[0] == results[1]
 
 
 def test_a_checkpoint_resumes_with_other_groups(tmp_path):
