@@ -65,7 +65,7 @@ class _Encapsulated(NamedFits[Fitted]):
     def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
-        options |= {"num_gpu": _usable_gpus(num_gpu * max(1, num_nodes)), "num_nodes": num_nodes}
+        options |= {"num_gpu": _usable_gpus(num_gpu), "num_nodes": num_nodes}
         self.trainer.build(*args, **options)
         self.num_gpu, self.num_gpus_per_worker = num_gpu, num_nodes * num_gpu // self.num_workers
 
@@ -119,7 +119,7 @@ class EncapsulatedFunctionsDistributedPytorch(_Encapsulated[nn.Module]):
 
         A loss that is made already, a module, is taken as it is.
 
-        ``num_gpu`` is the number of GPUs of each of ``num_nodes`` nodes. Without GPUs (no CUDA, or
+        ``num_gpu`` is the number of GPUs to use, on all nodes together. Without GPUs (no CUDA, or
         ``ComputingUnitsGPUs=0``) workers train on the CPU, as with dislib. Samples are converted to float32, unless
         there is a ``transform``; this and other ``options`` are those of ``DistributedTrainer.build``.
 

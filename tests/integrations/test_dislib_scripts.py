@@ -166,12 +166,12 @@ def test_attributes_of_an_object_that_is_built(made, monkeypatch):
 
 
 @CLASSES
-def test_no_nodes_are_one_node(made, monkeypatch):
+def test_gpus_are_those_of_all_nodes(made, monkeypatch):
     counted = []
     monkeypatch.setattr("compss_train.integrations.dislib._usable_gpus", lambda number: counted.append(number) or 0)
     for nodes in (0, 1, 2):
         made(num_gpu=3, num_nodes=nodes)
-    assert counted == [3, 3, 6]
+    assert counted == [3, 3, 3]
 
 
 @CLASSES
