@@ -34,7 +34,7 @@ import compss_train
 assert "DistributedTrainer" not in vars(compss_train)
 assert compss_train.engines.LocalEngine is compss_train.LocalEngine
 from compss_train.model import parameters
-assert parameters.average and compss_train.callbacks.JsonLines
+assert parameters.from_module and compss_train.callbacks.JsonLines
 assert vars(compss_train)["LocalEngine"] is compss_train.LocalEngine
 from compss_train import *
 assert DistributedTrainer is compss_train.trainer.DistributedTrainer

@@ -92,7 +92,7 @@ def test_statistics_and_integers_are_merged_as_without_optimizer():
 def test_a_worker_without_samples_changes_nothing():
     base, trained, later = versions(3)
     current = arrive(base, base, trained, 2)
-    assert arrive(current, base, later, {"given": 0}) is current
+    assert arrive(current, base, later, [{"given": 0}]) is current
 
 
 def test_arguments_stay_as_they_are():
