@@ -12,6 +12,7 @@ import _compss_parts as parts
 from _common import parser, print_table, ratios, spread
 from _compss import Runtime, call, skip_without_compss
 
+from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.merging.synchronous import ARITY
 
 UNITS = 2
@@ -41,16 +42,19 @@ class Way:
 def way(workers: int) -> Way:
     """Return the way of a round where ``UNITS`` tasks run at a time.
 
-    A training task reads the recipe, which has the network, and the global parameters. Averages form a tree.
+    A training task has several workers, and reads the recipe, which has the network, and the global parameters.
+    Averages form a tree.
     """
-    turns = math.ceil(workers / UNITS)
-    tasks, reads, writes = turns, 2 * turns, turns
-    while workers > 1:
-        groups = math.ceil(workers / ARITY)
-        turns = math.ceil(groups / UNITS)
-        tasks, reads, writes = tasks + turns, reads + turns * min(workers, ARITY), writes + turns
-        workers = groups
-    return Way(tasks, reads, writes)
+    firsts = [group.start for group in aligned_ranges(workers, UNITS)]
+    turns = math.ceil(len(firsts) / UNITS)
+    tasks, reads, writes, size = turns, 2 * turns, turns, ARITY
+    while len(firsts) > ARITY:
+        nodes = sorted({first // size * size for first in firsts})
+        turns = math.ceil(len(nodes) / UNITS)
+        tasks, reads, writes = tasks + turns, reads + turns * math.ceil(len(firsts) / len(nodes)), writes + turns
+        firsts, size = nodes, size * ARITY
+    last = int(len(firsts) > 1)
+    return Way(tasks + last, reads + last * len(firsts), writes + last)
 
 
 def measure(
