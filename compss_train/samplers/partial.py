@@ -18,7 +18,7 @@ from compss_train.data.row_ranges import RowRange, rank_row_ranges, rows_of_rank
 from compss_train.samplers.loader import FileLoader, FileReads, check_threads
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.samplers.ranks import ensure_same_layout, resolve_rank
+from compss_train.samplers.ranks import ensure_same_layout, is_groups_own, resolve_rank
 
 
 class PartialShuffleSampler(Sampler[Any]):
@@ -29,9 +29,9 @@ class PartialShuffleSampler(Sampler[Any]):
     pools. The order is a function of seed, epoch and position. To give all ranks the same number of samples, at
     most ``num_replicas - 1`` samples are used twice, or with ``drop_last`` left out.
 
-    Where ``num_replicas`` and ``rank`` are left to ``torch.distributed``, all ranks construct the sampler: the
-    first one reads the first file of a reader that only counts samples, and broadcasts what arrays are in it.
-    Where they are given, each rank reads it, and waits for no other.
+    Where ``num_replicas`` and ``rank`` are those of ``torch.distributed``, given or by default, all ranks construct
+    the sampler: the first one reads the first file of a reader that only counts samples, and broadcasts what arrays
+    are in it. With other numbers a process reads it itself, and waits for no other.
 
     The sampler yields the samples themselves. Use it in a ``DataLoader`` as
     ``DataLoader(dataset, sampler=sampler, batch_size=None)``, which converts the arrays to tensors.
@@ -105,8 +105,8 @@ class PartialShuffleSampler(Sampler[Any]):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        of_group = num_replicas is None and rank is None
         self.num_replicas, self.rank = resolve_rank(num_replicas, rank)
+        of_group = is_groups_own(self.num_replicas, self.rank)
         check_choice("shuffle", shuffle, (True, False))
         check_choice("drop_last", drop_last, (True, False))
         self.shuffle, self.drop_last = shuffle, drop_last

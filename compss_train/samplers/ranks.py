@@ -26,6 +26,12 @@ def resolve_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     return int(num_replicas), int(rank)
 
 
+def is_groups_own(num_replicas: int, rank: int) -> bool:
+    """Return whether these are the number of ranks and the rank of this process in its process group."""
+    in_group = dist.is_available() and dist.is_initialized()
+    return in_group and (num_replicas, rank) == (dist.get_world_size(), dist.get_rank())
+
+
 def ensure_same_layout(files: FileDataset, num_ranks: int) -> None:
     """Determine what arrays are in the files; of a group's ranks, the first reads a file if headers do not say it.
 

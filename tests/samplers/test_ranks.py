@@ -65,10 +65,17 @@ def test_every_rank_takes_part_whatever_it_knows_already(group):
 
 
 @pytest.mark.parametrize("options", [{"num_replicas": 3, "rank": 1}, {"num_replicas": 1, "rank": 0}])
-def test_ranks_that_the_caller_numbers_are_not_waited_for(group, options):
+def test_ranks_of_another_numbering_are_not_waited_for(group, options):
     reader = CountingReader()
     PartialShuffleSampler(FileDataset(NAMES, reader), **options)
     assert (reader.opened, group.calls) == (NAMES[:1], 0)
+
+
+def test_ranks_that_are_given_as_the_group_has_them_share_the_first_file_too(group):
+    readers = [CountingReader() for _ in range(3)]
+    for group.rank, reader in enumerate(readers):
+        PartialShuffleSampler(FileDataset(NAMES, reader), num_replicas=3, rank=group.rank)
+    assert [reader.opened for reader in readers] == [NAMES[:1], [], []]
 
 
 def test_nor_is_anything_sent_where_headers_say_what_is_in_a_file(group, tmp_path):
