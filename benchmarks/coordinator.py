@@ -22,12 +22,14 @@ SAMPLES_A_BLOCK = 8
 TARGET = 200
 MERGES, SHUFFLES = ("synchronous", "commutative"), ("blocks", "total")
 
+NOTHING = {"started": 0.0, "given": SAMPLES_A_BLOCK, "change": 0.0}
+
 Case = tuple[str, str]
 
 
 def empty_train(training_spec: Any, parameters: Any, state: Any, *rest: Any) -> tuple[Any, Any, dict[str, float]]:
     """Return what ``compss_train.training.worker.train`` does, having trained nothing."""
-    return parameters, state, {"samples": SAMPLES_A_BLOCK, "batches": 1, "loss": 0.0, "seconds": 0.0}
+    return parameters, state, {"samples": SAMPLES_A_BLOCK, "batches": 1, "loss": 0.0, "seconds": 0.0, **NOTHING}
 
 
 def coordinate(case: Case, workers: int, rounds: int) -> tuple[list[float], float]:
@@ -39,7 +41,7 @@ def coordinate(case: Case, workers: int, rounds: int) -> tuple[list[float], floa
     with DistributedTrainer(workers, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(nn.Linear(4, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
         began = time.perf_counter()
-        with patch("compss_train.training.task_submission.train", empty_train):
+        with patch("compss_train.training.worker.group.train", empty_train):
             trainer.fit(
                 x, y, num_epochs=rounds, num_batches_per_worker=1, merge=merge, shuffle=shuffle, progress=False
             )

@@ -10,6 +10,7 @@ do not change the batches: they are those that the worker would have in a round 
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate, chain, count, pairwise, zip_longest
 from typing import Literal, TypeAlias
 
@@ -55,7 +56,7 @@ Span: TypeAlias = tuple[Fraction, Fraction]
 """The parts of an epoch, from 0 to 1, between which something is trained."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Round:
     """What every worker trains between two merges."""
 
@@ -71,7 +72,7 @@ class Round:
     draws: tuple[Draws | None, ...] = ()
     """What each worker draws from a buffer that merges do not empty; its assignment is what it puts into it."""
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Samples of each worker."""
         if self.draws:

@@ -69,12 +69,12 @@ def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
     voting = [item for item in items if item.count] or items[:1]
     if len(voting) == 1:
         return voting[0]
-    names = _names(voting)
+    terms = {name: _Terms(voting, name) for name in _names(voting)}
     return PartialSum(
-        values={name: _Terms(voting, name).total() for name in names},
+        values={name: each.total() for name, each in terms.items()},
         count=sum(item.count for item in voting),
         first=items[0].first,
-        dtypes={name: _Terms(voting, name).dtype for name in names},
+        dtypes={name: each.dtype for name, each in terms.items()},
         changes=frozenset[str]().union(*(item.changes for item in voting)),
     )
 
