@@ -72,14 +72,14 @@ class ParameterServer(Closable):
         """Execute all pushes, and end; may be called again."""
 
 
-def number_of_replicas(key: str, value: Sequence[Block], replicas: bool | None) -> int:
-    """Return how many replicas of one parameter ``init`` was given; 1 for parameters of their own."""
+def without_replicas(key: str, value: Sequence[Block], replicas: bool | None) -> tuple[Sequence[Block], int]:
+    """Return the arrays that ``init`` was given, each parameter once, and the number of replicas; 1 for none."""
     check_sequence("value", value)
     if replicas not in (None, True, False):
         raise ValueError(f"replicas={replicas!r}: choose True, False or None")
     alike = all(spec == specs_of(value[:1])[0] for spec in specs_of(value))
     if replicas is False or (replicas is None and not alike):
-        return 1
+        return value, 1
     if not alike:
         raise ValueError(
             f"replicas=True for {key!r}: replicas have one shape and dtype, these have {_listed(value)}"
@@ -89,7 +89,7 @@ def number_of_replicas(key: str, value: Sequence[Block], replicas: bool | None) 
             f"{key!r} got {len(value)} arrays of one shape with different values: give replicas=False if each is a "
             "parameter of its own, with its own gradients; replicas of one parameter must have the same values"
         )
-    return len(value)
+    return value[:1], len(value)
 
 
 def _listed(value: Sequence[Block]) -> str:

@@ -11,8 +11,8 @@ from compss_train.parameter_server.base import (
     ArraySpecs,
     ParameterServer,
     check_arrays,
-    number_of_replicas,
     specs_of,
+    without_replicas,
 )
 from compss_train.parameter_server.connection import Connection, Request
 from compss_train.parameter_server.store import copy_values
@@ -35,8 +35,7 @@ class RemoteParameterServer(ParameterServer):
         replicas: bool | None = None,
     ) -> None:
         """Set the arrays of a new key, and wait for the answer."""
-        number = number_of_replicas(parameter_id, value, replicas)
-        own = value[:1] if number > 1 else value
+        own, number = without_replicas(parameter_id, value, replicas)
         request = self._connection.request("init", parameter_id, own)
         request.optimized, request.replicas = optimized, number
         self._ask(request)

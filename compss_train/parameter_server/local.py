@@ -9,7 +9,7 @@ from typing import Any
 from compss_train._utils.validation import check_count, check_integer
 from compss_train.data.block import Block
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError, number_of_replicas
+from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError, without_replicas
 from compss_train.parameter_server.call_queue import Call, CallQueue
 from compss_train.parameter_server.store import Entry, ParameterStore, cpu_copy
 
@@ -51,8 +51,8 @@ class LocalParameterServer(ParameterServer):
     ) -> None:
         """Set the arrays of a new key."""
         self._check_open()
-        number = number_of_replicas(parameter_id, value, replicas)
-        self._store.add(parameter_id, value[:1] if number > 1 else value, optimized, number)
+        own, number = without_replicas(parameter_id, value, replicas)
+        self._store.add(parameter_id, own, optimized, number)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Update a key in the background; blocks while too many bytes are waiting."""
