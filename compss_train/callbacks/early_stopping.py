@@ -6,6 +6,7 @@ from compss_train._utils.validation import check_at_least_0, check_count, warn_u
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.model.parameters import Parameters
 from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.rounds import AVERAGED
 
 
 class EarlyStopping(Callback):
@@ -23,7 +24,8 @@ class EarlyStopping(Callback):
         Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name (loss, error, accuracy, ...).
     restore_best:
         Whether to restore the parameters of the best round at the end of the fit. With commutative merging these
-        are the latest global parameters at the end of the best round.
+        are the latest global parameters at the end of the best round; if ``monitor`` begins with ``val_averaged_``,
+        they are the average that ``weight_averaging`` kept then.
 
     Attributes: ``best``, the best value, and ``best_round``, the number of its round.
     """
@@ -89,7 +91,7 @@ class EarlyStopping(Callback):
         if is_better(value, self.best, self.mode, self.min_delta):
             self.best, self.best_round, self._waited = value, record["round"], 0
             if self.restore_best:
-                self._parameters = trainer.get_parameters()
+                self._parameters = trainer.get_parameters(averaged=self.monitor.startswith(AVERAGED))
         else:
             self._waited += 1
         self._stop_if_due(trainer)

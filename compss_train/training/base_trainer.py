@@ -247,10 +247,10 @@ class BaseTrainer:
             raise ValueError('the last fit kept no average of the parameters; give fit weight_averaging="ema"')
         return averaged
 
-    def get_parameters(self) -> Parameters:
-        """Return a copy of the global parameters, arrays in state_dict order."""
+    def get_parameters(self, *, averaged: bool = False) -> Parameters:
+        """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in ``model``."""
         self._require_built()
-        return params.copy_of(self._current())
+        return params.copy_of(self._current_average() if averaged else self._current())
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
         """Replace the global parameters; raise ``ValueError`` if names or shapes differ."""

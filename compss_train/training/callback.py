@@ -39,8 +39,8 @@ class TrainerProtocol(Protocol):
     def snapshot(self) -> Snapshot:
         """Return the state from which a later fit can resume."""
 
-    def get_parameters(self) -> Parameters:
-        """Return a copy of the global parameters."""
+    def get_parameters(self, *, averaged: bool = False) -> Parameters:
+        """Return a copy of the global parameters, or of the average that ``weight_averaging`` keeps."""
 
     def set_parameters(self, parameters: Parameters) -> None:
         """Replace the global parameters."""

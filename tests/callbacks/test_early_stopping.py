@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.training.checkpoints.storage import list_checkpoints
-from tests.helpers.callbacks import InterruptAt
+from tests.helpers.callbacks import CallAt, InterruptAt
 from tests.helpers.models import assert_same_bits
 from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 
@@ -25,8 +25,8 @@ class ScriptedTrainer:
     def stop(self, reason):
         self.reason = reason
 
-    def get_parameters(self):
-        return {"round": self.now}
+    def get_parameters(self, *, averaged=False):
+        return {"round": self.now, **({"averaged": True} if averaged else {})}
 
     def set_parameters(self, parameters):
         self.parameters = parameters
@@ -108,6 +108,16 @@ def test_missing_parameters_of_the_best_round_are_warned_of():
         second.load_state_dict(first.state_dict())
     trainer.run(second, [3, 1, 2, 2, 2], start=3)
     assert (trainer.parameters, second.best_round) == (None, 1)
+
+
+def test_the_average_is_restored_where_it_is_monitored():
+    trainer, averages = trainer_of(), []
+    keeping = CallAt("round_end", lambda each: averages.append(each.get_parameters(averaged=True)), number=2)
+    stopping = EarlyStopping("val_averaged_loss", patience=9)  # the last of three rounds is the best
+    fit(trainer, stopping, keeping, weight_averaging=0.5, **VALIDATION)
+    assert stopping.best_round == 2
+    assert_same_bits(trainer.get_parameters(), averages[0])
+    assert_same_bits(trainer.get_parameters(), trainer.get_parameters(averaged=True))
 
 
 def test_without_restore_best_the_last_parameters_stay():
