@@ -75,7 +75,7 @@ def test_the_examples_of_scikit_learn_run(run_blocks):
     score, *shapes, best, in_blocks = run_blocks(blocks).splitlines()
     assert float(score) > 0.94
     assert shapes == ["(3, 10)", "(450, 64)"]
-    assert best == "{'num_epochs': 8, 'optimizer': {'optimizer': 'adam', 'lr': 0.01}}"
+    assert best == "{'num_epochs': 8, 'optimizer__lr': 0.01, 'optimizer__momentum': 0.9}"
     assert float(in_blocks) > 0.95
 
 

@@ -23,14 +23,12 @@ from compss_train.integrations.sklearn.inputs import (
     validate_samples,
     validate_training_data,
 )
+from compss_train.integrations.sklearn.optimization import make_optimizer, make_schedule
 from compss_train.integrations.sklearn.parameters import EstimatorParameters, NetworkFactory
 from compss_train.model.random_state import random_state
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.trainer import DistributedTrainer
-
-ADAM = {"optimizer": "adam", "lr": 1e-3}
-"""The default optimizer."""
 
 _FIT_PARAMETERS = ("batch_size", "merge", "merge_every", "merge_unit", "shuffle")
 _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
@@ -69,7 +67,8 @@ class DistributedEstimator(EstimatorParameters):
         num_samples = x.number_samples if is_partitioned(x) else len(x)
         num_workers = min(check_count("num_workers", self.num_workers), num_samples)
         trainer = DistributedTrainer(num_workers, engine=self.engine, seed=seed, threads=self.threads)
-        trainer.build(net, self.optimizer or ADAM, self.loss, self.metric, **self._build_options(x, y))
+        optimizer = make_optimizer(self.optimizer, self.lr)
+        trainer.build(net, optimizer, self.loss, self.metric, **self._build_options(x, y))
         self._check_outputs(self._predictor(net).predict(first))
         options = self._fit_options(x, y, weights, seed)
         with trainer:
@@ -96,8 +95,11 @@ class DistributedEstimator(EstimatorParameters):
             )
 
     def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
-        """Return the options of ``build`` that depend on samples and encoded targets."""
-        return dict(self.build_options or {})
+        """Return the options of ``build``, of which some depend on samples and encoded targets."""
+        options = dict(self.build_options or {})
+        if self.schedule is None:
+            return options
+        return dict(schedule=make_schedule(self.schedule, check_count("num_epochs", self.num_epochs)), **options)
 
     def _fit_options(self, x: Any, y: Any, sample_weight: Any, seed: int) -> dict[str, Any]:
         data = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -149,7 +151,7 @@ class DistributedEstimator(EstimatorParameters):
         used = {name: options[name] for name in _PREDICTION_OPTIONS if name in options}
         gpus = min(options.get("num_gpu", 0), torch.cuda.device_count())
         trainer = DistributedTrainer(1, engine="serial", seed=0, threads=self.threads or torch.get_num_threads())
-        trainer.build(net, ADAM, "mse", num_gpu=gpus, **used)
+        trainer.build(net, make_optimizer(None, None), "mse", num_gpu=gpus, **used)
         return trainer
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -171,7 +173,7 @@ def _concatenate(before: Sequence[Record], after: History) -> History:
 
 
 def make_network(
-    net: nn.Module | NetworkFactory | None, sample: Block, outputs: int, hidden: Sequence[int], seed: int
+    net: nn.Module | NetworkFactory | None, sample: Block, outputs: int, hidden: int | Sequence[int], seed: int
 ) -> nn.Module:
     """Return the initial network for a sample of shape (1, ...): ``net`` itself if it is a module.
 
@@ -192,10 +194,11 @@ def make_network(
     return network.double() if str(sample.dtype).endswith("float64") else network
 
 
-def perceptron(inputs: int, outputs: int, hidden: Sequence[int] = (100,)) -> nn.Module:
-    """Return linear layers with ReLU between them; ``hidden`` has the width of each hidden layer."""
-    if not isinstance(hidden, list | tuple):
-        raise TypeError(f"hidden={hidden!r}: give the widths of the hidden layers, for example (100,)")
-    widths = [inputs, *(check_count("hidden", width) for width in hidden)]
+def perceptron(inputs: int, outputs: int, hidden: int | Sequence[int] = (100,)) -> nn.Module:
+    """Return linear layers with ReLU between them; ``hidden`` has the widths of the hidden layers, or one."""
+    if not isinstance(hidden, list | tuple | int | np.integer):
+        raise TypeError(f"hidden={hidden!r}: give the width of the hidden layer, or several: (100, 50)")
+    several = hidden if isinstance(hidden, list | tuple) else (hidden,)
+    widths = [inputs, *(check_count("hidden", width) for width in several)]
     layers = [layer for before, width in pairwise(widths) for layer in (nn.Linear(before, width), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))

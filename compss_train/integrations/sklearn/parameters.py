@@ -3,7 +3,7 @@
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -13,7 +13,9 @@ from torch import nn
 from compss_train.callbacks import Callback
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.engines import Engine
+from compss_train.integrations.sklearn.optimization import as_options
 from compss_train.model.losses import BatchFunction
+from compss_train.model.lr_schedules import ScheduleSpec
 from compss_train.model.metrics import MetricSpec
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.reports.history import History
@@ -21,6 +23,9 @@ from compss_train.training.fit_options import MergeName
 
 NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
 """A function of the numbers of inputs and outputs that returns a network."""
+
+_DICTS = ("optimizer", "build_options", "fit_options")
+"""Parameters whose options have names of their own."""
 
 
 @dataclass(eq=False, repr=False)
@@ -34,9 +39,14 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
         ones and which is never modified, or a function of (inputs, outputs) that returns one: ``X.shape[1]``, and
         the number of classes or of targets.
     hidden:
-        Widths of the perceptron's hidden layers, ``(100,)`` by default.
+        Widths of the perceptron's hidden layers, ``(100,)`` by default; a number for a single one.
     optimizer:
-        As of ``DistributedTrainer.build``; ``None`` for Adam with a learning rate of 0.001.
+        As of ``DistributedTrainer.build``, or a name alone, such as ``"sgd"``; ``"adam"`` by default.
+    lr:
+        Learning rate of an optimizer that is given by name or as a dict without it; 0.001 by default.
+    schedule:
+        ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or as of ``build``;
+        ``None`` (default) for a constant one. ``build_options={"schedule_steps": n}`` for n steps an epoch.
     loss, metric:
         As of ``build``. The metric is in ``history_``; ``score`` is that of scikit-learn.
     num_workers, engine, threads:
@@ -65,6 +75,9 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
         ``Callback`` objects; a clone has copies.
     fit_options, build_options:
         Dicts of all other options of the trainer's ``fit`` and ``build``.
+
+        Searches and ``set_params`` reach options in dicts by names such as ``optimizer__momentum`` and
+        ``fit_options__max_time``.
     verbose:
         Whether to show progress.
 
@@ -87,8 +100,10 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
 
     net: nn.Module | NetworkFactory | None = None
     _: KW_ONLY
-    hidden: Sequence[int] = (100,)
-    optimizer: OptimizerSpec | None = None
+    hidden: int | Sequence[int] = (100,)
+    optimizer: OptimizerSpec | str | None = None
+    lr: float | None = None
+    schedule: ScheduleSpec | str | None = None
     loss: str | BatchFunction = "mse"
     metric: MetricSpec = None
     num_workers: int = 2
@@ -116,3 +131,22 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     n_iter_: int = field(init=False)
     seed_: int = field(init=False)
     n_features_in_: int = field(init=False)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters, and with ``deep`` the options in dicts, such as ``optimizer__lr``."""
+        parameters: dict[str, Any] = super().get_params(deep=deep)
+        dicts = {name: getattr(self, name) for name in _DICTS if deep}
+        nested = {name: value for name, value in dicts.items() if isinstance(value, Mapping)}
+        options = {f"{name}__{key}": each for name, value in nested.items() for key, each in value.items()}
+        return {**parameters, **options}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Set parameters, and options in dicts by names such as ``optimizer__lr``; return the estimator."""
+        own = {name: value for name, value in parameters.items() if name.partition("__")[0] not in _DICTS}
+        whole = {name: parameters[name] for name in _DICTS if name in parameters}
+        super().set_params(**own, **whole)
+        for name, value in parameters.items():
+            parameter, nested, option = name.partition("__")
+            if nested and parameter in _DICTS:
+                setattr(self, parameter, {**as_options(parameter, getattr(self, parameter)), option: value})
+        return self

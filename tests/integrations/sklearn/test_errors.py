@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
@@ -28,9 +29,18 @@ class Untouched(SerialEngine):
         ({"net": lambda inputs, outputs: 3}, TypeError, "net must be a torch.nn.Module, not int"),
         ({"net": mlp(outputs=4)}, ValueError, r"outputs of shape \(4,\) for a sample, but 3 numbers are needed"),
         ({"net": nn.Linear(5, 3)}, RuntimeError, "mat1 and mat2 shapes cannot be multiplied"),
-        ({"hidden": 10}, TypeError, r"hidden=10: give the widths of the hidden layers"),
+        ({"hidden": "10"}, TypeError, r"hidden='10': give the width of the hidden layer"),
+        ({"hidden": 0}, ValueError, "hidden=0: give an integer of at least 1"),
+        ({"hidden": True}, ValueError, "hidden=True: give an integer"),
         ({"hidden": (10, 0)}, ValueError, "hidden=0: give an integer of at least 1"),
         ({"optimizer": {"optimizer": "adamm", "lr": 1}}, ValueError, "unknown optimizer 'adamm'"),
+        ({"optimizer": "adamm"}, ValueError, "unknown optimizer 'adamm'.*did you mean adam"),
+        ({"optimizer": 3}, TypeError, "optimizer=3 is neither a dict nor a callable"),
+        ({"optimizer": {"optimizer": "sgd", "lr": 1}, "lr": 0.1}, ValueError, "learning rate in one of them"),
+        ({"optimizer": torch.optim.SGD, "lr": 0.1}, ValueError, "lr=0.1 is for an optimizer with a name"),
+        ({"schedule": "cosin"}, ValueError, "unknown schedule 'cosin'; choose one of cosine, linear.*mean cosine"),
+        ({"schedule": 3}, TypeError, "schedule=3 is not callable"),
+        ({"schedule": "cosine", "build_options": {"schedule": None}}, TypeError, "multiple values"),
         ({"loss": "crossentropy"}, ValueError, "unknown loss 'crossentropy'"),
         ({"num_workers": 0}, ValueError, "num_workers=0: give an integer of at least 1"),
         ({"num_epochs": 0}, ValueError, "num_epochs=0: give an integer of at least 1"),

@@ -1,5 +1,6 @@
 """Laws of fits: an estimator trains as the trainer does, reproducibly, and continues with warm starts."""
 
+import math
 import pickle
 
 import numpy as np
@@ -47,6 +48,29 @@ def test_an_estimator_trains_as_the_trainer_does(options):
     np.testing.assert_array_equal(ours.predict(X), outputs.argmax(axis=1))
     np.testing.assert_allclose(ours.predict_proba(X), torch.from_numpy(outputs).softmax(1), rtol=SOFTMAX)
     assert [record["loss"] for record in ours.history_] == [record["loss"] for record in trainer.history]
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer", "schedule"),
+    [
+        ({}, {"optimizer": "adam", "lr": 1e-3}, None),
+        ({"optimizer": "sgd", "lr": 0.1}, {"optimizer": "sgd", "lr": 0.1}, None),
+        ({"optimizer": {"optimizer": "sgd"}, "hidden": 100}, {"optimizer": "sgd", "lr": 1e-3}, None),
+        ({"optimizer": {"optimizer": torch.optim.SGD}}, {"optimizer": torch.optim.SGD}, None),
+        ({"schedule": "linear"}, {"optimizer": "adam", "lr": 1e-3}, lambda epoch: 1 - epoch / 5),
+        (
+            {"schedule": "cosine", "build_options": {"schedule_steps": 2}},
+            {"optimizer": "adam", "lr": 1e-3},
+            lambda epoch: 0.5 * (1 + math.cos(math.pi * epoch / 5)),
+        ),
+    ],
+)
+def test_names_stand_for_optimizers_and_schedules(options, optimizer, schedule):
+    build = {"schedule": schedule, **options.get("build_options", {})}
+    given = {"hidden": (100,), "schedule": None, **options}
+    ours = classifier(**given).fit(X, Y)
+    theirs = classifier(optimizer=optimizer, build_options=build).fit(X, Y)
+    assert_same_bits(state_arrays(ours.module_), state_arrays(theirs.module_))
 
 
 def test_initial_parameters_are_those_after_torch_manual_seed():

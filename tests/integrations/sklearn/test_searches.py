@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -37,6 +39,26 @@ def test_a_grid_search_over_epochs_and_optimizers():
     found = search({EPOCHS: [1, 4], OPTIMIZER: [{"optimizer": "sgd", "lr": 1e-5}, FAST_ADAM]})
     assert found.best_params_ == {EPOCHS: 4, OPTIMIZER: FAST_ADAM}
     assert found.best_score_ > 0.7  # sgd as slow as that guesses: 0.1
+
+
+def test_a_grid_search_reaches_options_by_their_names():
+    rate, momentum = f"{OPTIMIZER}__lr", f"{OPTIMIZER}__momentum"
+    found = search({OPTIMIZER: ["sgd"], rate: [1e-5, 0.1], momentum: [0.5]})
+    assert found.best_params_ == {OPTIMIZER: "sgd", rate: 0.1, momentum: 0.5}
+
+
+def test_options_are_parameters():
+    estimator = classifier(optimizer="sgd", fit_options={"max_time": 60})
+    assert estimator.get_params()["fit_options__max_time"] == 60
+    estimator.set_params(optimizer__momentum=0.9, optimizer="adagrad", optimizer__lr=0.1, hidden=3)
+    assert estimator.optimizer == {"optimizer": "adagrad", "momentum": 0.9, "lr": 0.1}
+    again = clone(estimator)
+    assert again.get_params()["optimizer__lr"] == 0.1
+    assert again.set_params(build_options__precision="bf16").build_options == {"precision": "bf16"}
+    with pytest.raises(TypeError, match=r"optimizer=<class .* is not a dict; give a dict or a name, such as 'sgd'"):
+        again.set_params(optimizer=torch.optim.SGD, optimizer__lr=0.1)
+    with pytest.raises(ValueError, match="Invalid parameter 'hidden_size'"):
+        again.set_params(hidden_size=3)
 
 
 def test_a_grid_search_on_one_engine_finds_the_same(shared_local):
