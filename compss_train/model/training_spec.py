@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -54,6 +54,36 @@ MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
 }
 
 
+@dataclass(frozen=True)
+class TensorNames:
+    """What the entries of a network's state_dict are; a tensor with several names is listed under each of them."""
+
+    weights: tuple[str, ...]
+    """Trained parameters."""
+    buffers: frozenset[str] = frozenset()
+    """Buffers, such as BatchNorm's statistics."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """The second and further names of tensors, each with the first one."""
+
+    @classmethod
+    def of(cls, net: nn.Module) -> TensorNames:
+        """Return the names in a network."""
+        first: dict[int, str] = {}
+        stored = {name: first.setdefault(id(each), name) for name, each in net.state_dict(keep_vars=True).items()}
+        named = net.named_parameters(remove_duplicate=False)
+        buffers = {name for name, _ in net.named_buffers(remove_duplicate=False)}
+        return cls(
+            weights=tuple(name for name, parameter in named if parameter.requires_grad and name in stored),
+            buffers=frozenset(buffers.intersection(stored)),
+            aliases={name: own for name, own in stored.items() if name != own},
+        )
+
+    @property
+    def distinct_weights(self) -> tuple[str, ...]:
+        """One name of each trained parameter."""
+        return tuple(name for name in self.weights if name not in self.aliases)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """A network and how it is trained and evaluated."""
@@ -71,10 +101,9 @@ class TrainingSpec:
     step_options: StepOptions = field(default_factory=StepOptions)
 
     @property
-    def weights(self) -> tuple[str, ...]:
-        """The names of the trained parameters in the state_dict, every name of one that has several."""
-        named, stored = self.net.named_parameters(remove_duplicate=False), self.net.state_dict()
-        return tuple(name for name, parameter in named if parameter.requires_grad and name in stored)
+    def names(self) -> TensorNames:
+        """The names of the network's tensors."""
+        return TensorNames.of(self.net)
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
         """Return a copy of the model with these parameters, which shares nothing with this object."""

@@ -60,9 +60,8 @@ def online_fit(
             engine,
             start.parameters,
             workers,
-            buffers=session.buffer_names,
+            names=session.names,
             optimizer=options.outer_optimizer,
-            weights=session.weights,
         )
         stack.enter_context(shared)
         checkpoints = stack.enter_context(CheckpointStore())

@@ -173,9 +173,8 @@ class FittingTrainer(ResumableTrainer):
             engine=session.engine,
             initial=self._parameters,
             state=session.merge_state.published(session.engine),
-            weights=built.training_spec.weights,
             num_workers=self.num_workers,
-            buffers=session.buffer_names,
+            names=session.names,
         )
         rounds = RoundRunner(
             engine=session.engine,

@@ -31,9 +31,7 @@ class Session:
         num_gpu: int,
     ) -> None:
         self.engine = engine
-        self.net = training_spec.net
-        self.weights = training_spec.weights
-        """The names of the trained parameters."""
+        self.names = training_spec.names
         self.training_spec = engine.publish(training_spec)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
@@ -41,11 +39,6 @@ class Session:
         """The workers whose states are one value of the engine."""
         self.states: list[GroupState | Ref] = [(state,) for state in _new_states(seed, len(devices))]
         self.merge_state = NOTHING_KEPT
-
-    @property
-    def buffer_names(self) -> list[str]:
-        """The names of the network's buffers, such as BatchNorm's statistics."""
-        return [name for name, _ in self.net.named_buffers()]
 
     def set_state(self, state: TrainingState, seed: int) -> None:
         """Continue from this state, without those of GPUs if the device is a CPU; other workers start anew."""

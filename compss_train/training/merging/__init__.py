@@ -6,12 +6,11 @@ to the global parameters on arrival, so that no worker waits for another. Mergin
 so layer by layer, without the engine.
 """
 
-from collections.abc import Collection
-
 from compss_train.engines import Engine
 from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
+from compss_train.model.training_spec import TensorNames
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.merging.agreement import agreement
 from compss_train.training.merging.base import Merge, SubmittedRound
@@ -34,40 +33,30 @@ def make_merge(
     initial: Parameters,
     state: MergeState,
     num_workers: int,
-    weights: tuple[str, ...],
-    buffers: Collection[str],
+    names: TensorNames,
 ) -> Merge:
-    """Return the merge that the options name, which continues from ``state``.
-
-    ``weights`` and ``buffers`` are the names of the network's trained parameters and of its buffers.
-    """
+    """Return the merge that the options name, which continues from ``state``."""
     if options.merge == "synchronous":
-        return SynchronousMerge(engine, initial, _rule(options, weights), state)
+        return SynchronousMerge(engine, initial, _rule(options, names), state)
     if options.merge == "parameter_server":
         return ServerMerge(
-            engine,
-            initial,
-            num_workers,
-            buffers=buffers,
-            optimizer=options.outer_optimizer,
-            weights=weights,
-            state=state,
+            engine, initial, num_workers, names=names, optimizer=options.outer_optimizer, state=state
         )
     return CommutativeMerge(
         engine,
         initial,
         num_workers,
         rule=options.rule,
-        buffers=buffers,
+        buffers=names.buffers,
         optimizer=None if options.outer_optimizer is None else DelayedNesterov.of(options.outer_optimizer),
         state=state,
     )
 
 
-def _rule(options: FitOptions, weights: tuple[str, ...]) -> MergeRule:
+def _rule(options: FitOptions, names: TensorNames) -> MergeRule:
     outer = options.outer_optimizer
     return MergeRule(
-        weights=weights,
+        names=names,
         optimizer=None if outer is None else optimizer_factory(outer),
         moments=options.optimizer_state == "average",
         compressed=options.merge_dtype is not None,

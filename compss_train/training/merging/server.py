@@ -1,6 +1,6 @@
 """Merging through a parameter server: workers push their changes to it, and the parameters bypass the engine."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from compss_train import parameter_server
 from compss_train._utils.closing import Closable
@@ -8,6 +8,7 @@ from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
+from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import ROUNDS_AHEAD
 from compss_train.training.task_submission import WorkerGroup
@@ -23,8 +24,8 @@ from compss_train.training.worker.server_exchange import (
 class GlobalParameters(Closable):
     """Serves parameters to the tasks of an engine, starting from ``initial``, for ``num_workers`` workers.
 
-    ``buffers`` names the network's buffers. Changes are added, or an ``optimizer`` of the server steps the
-    ``weights`` with them. Raises ``ModuleNotFoundError`` without ZeroMQ (the extra ``server``).
+    Changes are added, or an ``optimizer`` of the server steps the weights with them. Raises ``ModuleNotFoundError``
+    without ZeroMQ (the extra ``server``).
     """
 
     def __init__(
@@ -33,11 +34,10 @@ class GlobalParameters(Closable):
         initial: Parameters,
         num_workers: int,
         *,
-        buffers: Collection[str],
+        names: TensorNames,
         optimizer: OptimizerSpec | None = None,
-        weights: Collection[str] = (),
     ) -> None:
-        exchange = Exchange.of(initial, buffers, num_workers, None if optimizer is None else weights)
+        exchange = Exchange.of(initial, names, num_workers, stepped=optimizer is not None)
         serve = parameter_server.serve_apart if engine.waiting_stops_threads else parameter_server.serve
         self._serving = serve(f"tcp://{engine.host()}:*", optimizer=optimizer)
         self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
@@ -77,17 +77,14 @@ class ServerMerge(Merge):
         initial: Parameters,
         num_workers: int,
         *,
-        buffers: Collection[str],
+        names: TensorNames,
         optimizer: OptimizerSpec | None = None,
-        weights: Collection[str] = (),
         state: MergeState = NOTHING_KEPT,
     ) -> None:
         self._engine = engine
         self.state = state
         self._moments = state.moments
-        self._global = GlobalParameters(
-            engine, initial, num_workers, buffers=buffers, optimizer=optimizer, weights=weights
-        )
+        self._global = GlobalParameters(engine, initial, num_workers, names=names, optimizer=optimizer)
         try:
             self._address = engine.publish(self._global.server_address)
             self.parameters = self._initial = engine.publish(initial)

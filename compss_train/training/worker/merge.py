@@ -18,6 +18,7 @@ from torch import nn
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
+from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import PartialSum, mean
 from compss_train.training.worker.moments import split_moments
 
@@ -26,8 +27,8 @@ from compss_train.training.worker.moments import split_moments
 class MergeRule:
     """What the last task of a merge makes of the mean of the workers."""
 
-    weights: tuple[str, ...]
-    """Names of the trained parameters; buffers and frozen parameters are averaged only."""
+    names: TensorNames
+    """Those of the network; buffers and frozen parameters are averaged only."""
     optimizer: OptimizerFactory | None = None
     """Makes the outer optimizer; ``None`` for the mean."""
     moments: bool = False
@@ -67,7 +68,7 @@ def finish(
     merged = dict(mean(items, {**base, **(moments or {})}))
     averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
-        "measured": [{"change": params.squared_distance(base, averages, rule.weights)}],
+        "measured": [{"change": params.squared_distance(base, averages, rule.names.distinct_weights)}],
         "moments": new_moments,
     }
     results["parameters"], results["outer"] = averages, outer
@@ -82,7 +83,7 @@ def _step(
     rule: MergeRule, factory: OptimizerFactory, base: Parameters, mean: Parameters, saved: dict[str, Any] | None
 ) -> tuple[Parameters, dict[str, Any]]:
     """Return the parameters after a step from ``base``, and the state of the optimizer."""
-    weights = {name: nn.Parameter(torch.from_numpy(_wide(base[name]))) for name in rule.weights}
+    weights = {name: nn.Parameter(torch.from_numpy(_wide(base[name]))) for name in rule.names.weights}
     for name, weight in weights.items():
         weight.grad = torch.from_numpy(np.asarray(_wide(base[name]) - mean[name]))  # numpy makes numbers of scalars
     optimizer = factory(weights.values())

@@ -99,14 +99,15 @@ class _StepBackup:
 
     def __init__(self, net: nn.Module, trained: Sequence[nn.Parameter]) -> None:
         self._net, self._trained = net, trained
-        self._buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        self._buffers = {name: buffer.clone() for name, buffer in net.named_buffers(remove_duplicate=False)}
         self._gradients = [None if each.grad is None else each.grad.clone() for each in trained]
 
     @torch.no_grad()
     def restore(self) -> None:
         for parameter, gradient in zip(self._trained, self._gradients, strict=True):
             parameter.grad = gradient
-        buffers = dict(self._net.named_buffers())  # some networks replace their buffers
+        # Some networks replace their buffers, also by one of their two names only.
+        buffers = dict(self._net.named_buffers(remove_duplicate=False))
         for name, buffer in self._buffers.items():
             buffers[name].copy_(buffer)
 

@@ -8,7 +8,7 @@ worker's latest values, which only this worker changes. Their global value is th
 workers' shares, and for integers the maximum.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compss_train.data.block import Block
 from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
-from compss_train.model.training_spec import TrainingSpec
+from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.parameter_server import ParameterServer
 from compss_train.training.worker.group import GroupState, Member, train_group
 
@@ -55,35 +55,40 @@ class Exchange:
     dtypes: dict[str, np.dtype[Any]]
     """The dtypes of all parameters, in state_dict order."""
     num_workers: int
+    aliases: Mapping[str, str]
+    """Further names of tensors, each with the first one, which alone is on the server: pulls of one tensor under
+    two keys could differ by the change of another worker."""
 
     @classmethod
     def of(
         cls,
         parameters: Parameters,
-        statistics: Collection[str],
+        names: TensorNames,
         num_workers: int,
-        stepped: Collection[str] | None = None,
+        *,
+        stepped: bool = False,
     ) -> Self:
-        """Return the exchange for parameters of this structure; ``statistics`` are the names of the buffers.
+        """Return the exchange for parameters of this structure.
 
-        ``stepped`` are the names of the weights that an optimizer of the server steps with, ``None`` without one.
-        The other weights of a module, which are frozen, are then a layer of their own: weight decay would move
-        them.
+        ``stepped`` says whether an optimizer of the server steps the weights. Frozen weights of a module are then a
+        layer of their own: weight decay would move them.
         """
-        added = [name for name in parameters if _is_floating(parameters[name].dtype) and name not in statistics]
-        frozen = [] if stepped is None else [name for name in added if name not in stepped]
+        distinct = [name for name in parameters if name not in names.aliases]
+        added = [name for name in distinct if _is_floating(parameters[name].dtype) and name not in names.buffers]
+        frozen = [name for name in added if stepped and name not in names.weights]
 
         def layer(name: str, is_frozen: bool, members: list[str]) -> Layer:
             weights = tuple(member for member in members if member in added)
             others = tuple(member for member in members if member not in added)
             key = f"{name}: frozen" if is_frozen else name
-            return Layer(key, weights, others, stepped is not None and not is_frozen)
+            return Layer(key, weights, others, stepped and not is_frozen)
 
         modules: dict[tuple[str, bool], list[str]] = {}
-        for name in parameters:
+        for name in distinct:
             modules.setdefault((name.rpartition(".")[0], name in frozen), []).append(name)
         layers = tuple(layer(*key, members) for key, members in modules.items())
-        return cls(layers, {name: array.dtype for name, array in parameters.items()}, num_workers)
+        dtypes = {name: array.dtype for name, array in parameters.items()}
+        return cls(layers, dtypes, num_workers, dict(names.aliases))
 
     def publish(self, server: ParameterServer, parameters: Parameters) -> None:
         """Initialize the global parameters on an empty server; called once, before any worker connects."""
@@ -135,6 +140,7 @@ class Exchange:
                 shares, *rows = map(np.asarray, server.pull(layer.rows, priority=priority))
                 for name, array in zip(layer.by_worker, rows, strict=True):
                     pulled[name] = _merged(shares, array, self.dtypes[name])
+        pulled |= {name: pulled[own] for name, own in self.aliases.items()}
         if not any(layer.stepped for layer in self.layers):
             return {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
         with np.errstate(over="ignore"):  # the error says more than a warning

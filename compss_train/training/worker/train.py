@@ -92,7 +92,7 @@ def train(
         averaged = shard.options.optimizer_state == "average"
         result = {**trained, **moments_of(optimizer)} if averaged else trained
         sent, error = _compressed(training_spec, shard, {**parameters, **(moments or {})}, result, state, sums)
-        sums["change"] = params.squared_distance(parameters, sent, training_spec.weights)
+        sums["change"] = params.squared_distance(parameters, sent, training_spec.names.distinct_weights)
         saved = None if averaged else to_cpu(optimizer.state_dict())
         after = WorkerState(saved, RandomState.capture(device), buffer.after, error)
         return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
@@ -134,7 +134,7 @@ def _compressed(
     dtype = shard.options.merge_dtype
     if dtype is None or not sums["given"]:
         return after, None if dtype is None else state.error
-    changes, errors = compress_arrays(before, after, training_spec.weights, dtype, state.error)
+    changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
     bad = None if training_spec.step_options.on_nan == "ignore" else params.first_not_finite(errors)
     if bad is not None:
         raise DivergedError(

@@ -6,6 +6,7 @@ import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.model import parameters as params
+from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import ARITY, sum_by_tree
 from compss_train.training.worker import MergeRule, finish
 from tests.engines import tasks
@@ -185,7 +186,7 @@ def test_a_tree_of_any_size_is_the_weighted_mean(count):
     engine = SerialEngine()
     items = sum_by_tree(engine, {item.first: engine.publish(item) for item in weighted(versions, counts)})
     assert len(items) <= ARITY
-    merged, _ = finish(engine.fetch(items), MergeRule(weights=("w",)), versions[0])
+    merged, _ = finish(engine.fetch(items), MergeRule(names=TensorNames(("w",))), versions[0])
     assert_same_bits(merged, average(versions, counts))
     expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)
     # Sums in double precision, rounded once.

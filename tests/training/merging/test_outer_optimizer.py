@@ -12,6 +12,7 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
 from compss_train.exceptions import DivergedError
 from compss_train.model.optimizers import optimizer_factory
+from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.agreement import agreement
 from compss_train.training.worker import MergeRule, finish
@@ -177,7 +178,7 @@ def test_a_worker_without_samples_changes_nothing():
 
 def test_without_any_samples_momentum_does_not_go_on():
     base = {"w": np.ones(3, np.float32)}
-    rule = MergeRule(weights=("w",), optimizer=optimizer_factory(NESTEROV))
+    rule = MergeRule(names=TensorNames(("w",)), optimizer=optimizer_factory(NESTEROV))
     moved, _, state = finish(weighted([{"w": np.zeros(3, np.float32)}], [5]), rule, base)
     items = weighted([moved] * 2, [0, 0])
     for none in (items, [partial_sum(items)]):

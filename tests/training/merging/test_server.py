@@ -14,6 +14,7 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer, DivergedError, parameter_server
 from compss_train.callbacks import Callback
 from compss_train.model import parameters as params
+from compss_train.model.training_spec import TensorNames
 from compss_train.parameter_server import LocalParameterServer, serve_apart
 from compss_train.training.worker.server_exchange import Exchange
 from tests.helpers.models import (
@@ -84,7 +85,7 @@ def test_a_worker_without_samples_has_no_vote(engine):
 
 def published(*versions, statistics=("v",), workers=3):
     server = LocalParameterServer()
-    exchange = Exchange.of(versions[0], statistics, workers)
+    exchange = Exchange.of(versions[0], TensorNames((), frozenset(statistics)), workers)
     exchange.publish(server, versions[0])
     return server, exchange
 
@@ -144,7 +145,7 @@ def test_a_layer_is_a_key_and_the_first_layers_come_first():
             calls.append((key, len(grads), priority))
             super().push(key, grads, priority)
 
-    exchange = Exchange.of(initial, [name for name, _ in net.named_buffers()], 2)
+    exchange = Exchange.of(initial, TensorNames.of(net), 2)
     with Noted() as server:
         exchange.publish(server, initial)
         exchange.push_change(server, 0, initial, initial, 0.5)
@@ -326,7 +327,7 @@ def test_a_worker_without_samples_takes_no_outer_step():
 def test_the_server_steps_with_each_change_as_a_gradient(order):
     random = np.random.default_rng(1)
     base, *trained = ({"w": random.normal(size=50), "v": random.uniform(size=4)} for _ in range(3))
-    exchange = Exchange.of(base, ("v",), 2, ("w",))
+    exchange = Exchange.of(base, TensorNames(("w",), frozenset("v")), 2, stepped=True)
     weight = nn.Parameter(torch.from_numpy(base["w"].copy()))
     sgd = torch.optim.SGD([weight], lr=0.7, momentum=0.9, nesterov=True)
     with LocalParameterServer(NESTEROV) as server, LocalParameterServer() as plain:
@@ -359,7 +360,8 @@ def test_frozen_weights_are_not_stepped_and_statistics_and_integers_are_merged_a
 
 def test_frozen_weights_of_a_module_are_a_layer_of_their_own():
     parameters = params.from_module(awkward_net())
-    layers = Exchange.of(parameters, ("1.running_mean",), 2, ("0.weight", "4.weight")).layers
+    names = TensorNames(("0.weight", "4.weight"), frozenset({"1.running_mean"}))
+    layers = Exchange.of(parameters, names, 2, stepped=True).layers
     assert [(layer.name, layer.added, layer.stepped) for layer in layers[:2]] == [
         ("0", ("0.weight",), True),
         ("0: frozen", ("0.bias",), False),

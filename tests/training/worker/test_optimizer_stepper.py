@@ -260,6 +260,29 @@ def test_of_several_batches_that_make_a_step_only_the_one_is_skipped(batch, how)
     assert_same_bits(ours, skipping(without(batch), accumulate=3)[1])
 
 
+class TwoBuffers(nn.Module):
+    """A buffer by two names until the first forward pass, which replaces it by one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("one", torch.zeros(1))
+        self.register_buffer("other", self.one)
+
+    def forward(self, x):
+        self.one = self.one + 1
+        self.other += 1
+        return self.linear(x)
+
+
+def test_a_skipped_batch_leaves_a_buffer_with_two_names_as_it_was():
+    x = X[:10].copy()
+    x[:5] = np.nan
+    trainer = built(net=TwoBuffers, on_nan="skip")
+    ours = trainer.fit(x, Y[:10], num_epochs=1, batch_size=5, **IN_ORDER)
+    assert (ours["one"].item(), ours["other"].item()) == (1, 1)
+
+
 def test_who_skipped_what_is_told():
     x, y = spoilt(2, "nan")
     x[25] = np.nan  # of the other half
