@@ -8,7 +8,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,24 @@ class Experiment:
 
 
 def start_engine(options: argparse.Namespace, at_once: int) -> Engine:
-    """Start the processes that all methods share; ``at_once`` tasks can run at a time."""
+    """Start the processes that all methods share; ``at_once`` tasks can run at a time.
+
+    Raises ``ValueError`` if the engine has no room for them.
+    """
     engine = engine_class(options.engine).start(options.workers, threads=1)
     if at_once > 1:
-        engine.reserve([Resources()] * at_once)
+        _reserve(engine, at_once)
     return engine
+
+
+def _reserve(engine: Engine, at_once: int) -> None:
+    try:
+        engine.reserve([Resources()] * at_once)
+    except ValueError as error:
+        advice = "each of --workers and --simulators needs one, --methods offline only one at a time"
+        raise ValueError(f"{error}. Options of this app: {advice}") from None
+    with suppress(ValueError):  # otherwise validations run between simulations
+        engine.reserve([Resources()] * (at_once + 1))
 
 
 def all_samples(simulate: Callable[[heat.Floats], Iterable[heat.Sample]], parameters: heat.Floats) -> heat.Sample:

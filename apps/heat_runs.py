@@ -18,7 +18,7 @@ METHODS = (OFFLINE, *ONLINE)
 def concurrent_tasks(options: argparse.Namespace) -> int:
     """Return how many tasks have to run at the same time: only online training needs more than one."""
     online_too = set(options.methods) & set(ONLINE)
-    return options.workers + options.simulators + 1 if online_too else 1  # one for validation
+    return options.workers + options.simulators if online_too else 1
 
 
 def run(method: str, experiment: Experiment) -> Run:

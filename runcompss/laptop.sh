@@ -17,8 +17,8 @@
 # Common ones: --log_level=debug (otherwise Python runs with -O, without asserts, and jobs leave no logs), --log_dir=DIR
 # (default: home; creates a folder .COMPSs there), --scheduler=CLASS, --streaming=FILES, --summary,
 # --keep_workingdir (keeps the files of the workers, by default in a temporary folder).
-# With --nodes above 1, binding of tasks to cores is disabled (--cpu_affinity=disabled): every worker would start at
-# the first core of the same machine.
+# With --nodes above 1, or more units than cores, binding of tasks to cores is disabled (--cpu_affinity=disabled): every
+# worker would start at the first core of the same machine, and tasks beyond the cores would die.
 #
 #   laptop.sh --units=2 --graph apps/digits.py --workers 2
 #
@@ -32,13 +32,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 configure=()
 flags=()
 nodes=1
+units=1
 pythonpath=
 interpreter=
 dry_run=
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) usage "${BASH_SOURCE[0]}"; exit ;;
-        --units=* | --gpus=*) configure+=("$1") ;;
+        --units=*) units=${1#*=}; configure+=("$1") ;;
+        --gpus=*) configure+=("$1") ;;
         --nodes=*) nodes=${1#*=} ;;
         --units | --gpus | --nodes | --pythonpath | --python_interpreter)
             fail "write $1=VALUE, in one word as for runcompss" ;;
@@ -98,7 +100,7 @@ command=(
     --project="$folder/project.xml" --resources="$folder/resources.xml"
     --pythonpath="$pythonpath$(dirname "$app"):$root" --python_interpreter="$python"
 )
-[ "$nodes" = 1 ] || command+=(--cpu_affinity=disabled)
+if [ "$nodes" -gt 1 ] || [ "$units" -gt "$(nproc)" ]; then command+=(--cpu_affinity=disabled); fi
 command+=(${flags[@]+"${flags[@]}"} "$app" "$@")
 check_words "${command[@]}"
 

@@ -148,6 +148,7 @@ def test_simulations_of_a_second_run_replace_those_of_the_first(modules, tmp_pat
         (("--seed", -1), ("seed=-1",)),
         (("--methods", "LIFO"), ("'LIFO'", "Reservoir")),
         (("--methods", "offline", "--engine", "steam"), ("steam", "local")),
+        (("--engine", "serial"), ("2 tasks", "--methods offline", "--simulators")),
     ],
 )
 def test_invalid_options_are_reported(app, options, parts):

@@ -1,6 +1,7 @@
 """Tasks get the resources that they need, and more than the nodes have is an error instead of an endless wait."""
 
 import json
+import os
 import re
 
 import torch
@@ -23,3 +24,15 @@ def test_declared_gpus_are_bound_and_more_are_an_error(run, tmp_path):
     assert result["too many units"].startswith(
         "a task asks for 99 CPUs and the largest node has 2; use fewer threads"
     )
+
+
+def test_more_units_than_cores_run_as_many_tasks(run, tmp_path):
+    """COMPSs binds units to cores by itself, and tasks beyond the cores die: the error says so."""
+    units = (os.cpu_count() or 1) + 3
+    (folder := tmp_path / "meeting").mkdir()
+    done = run("crowded.py", folder, units, flags=(f"--units={units}",))
+    assert done.returncode == 0, done.output
+    assert f"met {[units] * units}" in done.output
+    done = run("crowded.py", folder, units, flags=(f"--units={units}", "--cpu_affinity=automatic"))
+    assert done.returncode == 1, done.output
+    assert f"WorkerLostError: COMPSs lost a task: {units} computing units are declared on localhost" in done.output

@@ -111,6 +111,17 @@ def test_laptop_calls_runcompss(app, tmp_path):
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.parametrize(("units", "bound"), [((), True), (("--units=2",), True), (("--units=3",), False)])
+def test_units_beyond_the_cores_are_not_bound_to_cores(app, tmp_path, units, bound):
+    nproc = tmp_path / "bin" / "nproc"
+    nproc.parent.mkdir()
+    nproc.write_text("#!/bin/sh\necho 2\n")
+    nproc.chmod(0o755)
+    done = script("laptop.sh", *units, "--dry-run", str(app), PATH=f"{nproc.parent}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    assert ("--cpu_affinity=disabled" not in done.stdout) == bound
+
+
 LINGERING_RUNCOMPSS = """#!{python}
 import os, pathlib, subprocess, sys, time
 project = next(flag for flag in sys.argv if flag.startswith("--project=")).split("=")[1]

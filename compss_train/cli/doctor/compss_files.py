@@ -2,14 +2,13 @@
 
 import os
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.subprocesses import run_program
 from compss_train.engines.compss.configuration.files import UNREADABLE, DeclaredNode, read_project, read_resources
-from compss_train.engines.compss.configuration.nodes import compss_home, physical_cores, presumed_home
+from compss_train.engines.compss.configuration.nodes import compss_home, is_local, physical_cores, presumed_home
 
 
 def check_files(request: Request) -> Iterator[Finding]:
@@ -80,12 +79,6 @@ def judge_node(node: DeclaredNode, logical: int, physical: int, gpus: int) -> It
         yield _judge_gpus(node, gpus)
 
 
-def is_local(node: str) -> bool:
-    """Return whether a node is this machine under one of its names."""
-    host = socket.gethostname()
-    return node in {"localhost", host, host.split(".")[0]} or node.startswith("127.")
-
-
 def _soften(finding: Finding, path: Path | None) -> Finding:
     """Return a finding about COMPSs's default file, ``missing`` reduced to ``warning``: runs need not use it."""
     if finding.state != "missing":
@@ -98,7 +91,8 @@ def _judge_units(node: DeclaredNode, logical: int, physical: int) -> Finding:
     name, found = f"units of {node.name}", f"{node.cpus} declared, {physical} cores"
     advice = f"compss-train configure --units {physical}"
     if node.cpus > logical:
-        return Finding(name, "missing", found, f"COMPSs runs no more tasks than there are cores: {advice}")
+        binding = "COMPSs binds each unit to a core, and tasks beyond the cores die"
+        return Finding(name, "missing", found, f"{binding}: {advice}, or runcompss --cpu_affinity=disabled")
     if node.cpus > physical:
         return Finding(name, "warning", found, f"two units on one core slow each other: {advice}")
     return Finding(name, "ok", found)

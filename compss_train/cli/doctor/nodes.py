@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.version import __version__
-from compss_train.cli.doctor.compss_files import declared_nodes, install_dir, is_local, judge_node, project_nodes
+from compss_train.cli.doctor.compss_files import declared_nodes, install_dir, judge_node, project_nodes
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.machine import installed_version, judge_open_files
 from compss_train.cli.doctor.subprocesses import Result, check_ssh, run_python
+from compss_train.engines.compss.configuration.nodes import is_local
 
 
 def check_nodes(request: Request) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """The COMPSs engine, and blocks that are futures of PyCOMPSs."""
 
 import importlib
+import os
 import threading
 import weakref
 from collections import deque
@@ -17,9 +18,10 @@ from compss_train.engines.compss.resources import (
     check_fit,
     check_limits,
     declared_nodes,
+    lost_task_error,
     thread_share,
 )
-from compss_train.engines.compss.task_body import Call, Placeholder, SerializedValue, lost_task_error
+from compss_train.engines.compss.task_body import Call, LostInputError, Placeholder, SerializedValue
 from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
 from compss_train.exceptions import EngineClosedError
 
@@ -293,17 +295,20 @@ class CompssEngine(Engine):
         try:
             value = self._api.compss_wait_on(future, mode="r")
         except Exception as error:  # from reading the empty file that COMPSs writes for a lost result
-            raise lost_task_error() from error
+            raise self._lost_task_error() from error
         if value is None:
-            raise lost_task_error()
+            raise self._lost_task_error()
         return value
 
-    @staticmethod
-    def _load(serialized: Any) -> Any:
+    def _load(self, serialized: Any) -> Any:
         value = serialized.load()
         if isinstance(value, Failure):
-            raise value.exception()
+            error = value.exception()
+            raise self._lost_task_error() if isinstance(error, LostInputError) else error
         return value
+
+    def _lost_task_error(self) -> Exception:
+        return lost_task_error(self._nodes, os.cpu_count() or 1)
 
     def _delete(self, ref: _CompssRef) -> None:
         if not ref.external:

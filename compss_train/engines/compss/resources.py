@@ -8,7 +8,9 @@ from pathlib import Path
 
 from compss_train.engines.base import Resources
 from compss_train.engines.compss.configuration.files import UNREADABLE, DeclaredNode, read_nodes
+from compss_train.engines.compss.configuration.nodes import is_local
 from compss_train.engines.machine import LOOPBACK, is_loopback
+from compss_train.exceptions import WorkerLostError
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"
 """Environment variable that runcompss sets: the path of a file with the runtime's options, one per line."""
@@ -103,6 +105,27 @@ def check_limits(tasks: Sequence[Resources]) -> None:
                 f"{number} tasks with a GPU each have to run at the same time, but num_gpu={task.gpu_tasks} limits "
                 f"them; use num_gpu={number}, or fewer workers"
             )
+
+
+def lost_task_error(nodes: Sequence[DeclaredNode], cores: int) -> WorkerLostError:
+    """Return the error for a value that, according to the runtime, will never be available.
+
+    ``nodes`` are the declared ones and ``cores`` those of this machine, which may explain it.
+    """
+    node = max((node for node in nodes if is_local(node.name)), key=lambda node: node.cpus, default=None)
+    bound = runtime_options().get("compss.worker.cpu_affinity") != "disabled"
+    if node is not None and node.cpus > cores and bound:
+        return WorkerLostError(
+            f"COMPSs lost a task: {node.cpus} computing units are declared on {node.name}, which has {cores} "
+            "cores. COMPSs binds each unit to a core, and tasks beyond the cores die. Start runcompss with "
+            f"--cpu_affinity=disabled, as runcompss/laptop.sh does, or declare {cores} units "
+            f"(runcompss/laptop.sh --units={cores}, compss-train configure --units {cores})"
+        )
+    return WorkerLostError(
+        "COMPSs lost a task: its worker process died, most often because memory ran out, or could not start it. "
+        "The files job*.err in the application's folder below ~/.COMPSs (runcompss --log_dir) contain more with "
+        "runcompss --log_level=debug; if compss_train or torch is missing on a node, compss-train doctor reports it"
+    )
 
 
 def _amount(cpus: int, gpus: int) -> str:

@@ -78,6 +78,10 @@ class Call:
     gpu: bool
 
 
+class LostInputError(WorkerLostError):
+    """An input will never be available, since COMPSs lost the task that computes it; the coordinator says why."""
+
+
 class _FailedInput(Exception):  # noqa: N818 - only carries a failure to run_task
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
@@ -136,7 +140,7 @@ def _fill(argument: Any, values: Sequence[Any]) -> Any:
 def _load_input(item: Any) -> Any:
     """Return an input's value; an input that was not serialized here is another library's block."""
     if item is None:
-        raise lost_task_error()
+        raise LostInputError
     if not isinstance(item, SerializedValue):
         return _as_block(item)
     value = item.load()
@@ -152,15 +156,6 @@ def _as_block(item: Any) -> Block:
             "with BlockedTensor.from_dislib, or pass the dislib Tensor itself to each call"
         )
     return as_block(item)
-
-
-def lost_task_error() -> WorkerLostError:
-    """Return the error for a value that, according to the runtime, will never be available."""
-    return WorkerLostError(
-        "COMPSs lost a task: its worker process died, most often because memory ran out, or could not start it. "
-        "The files job*.err in the application's folder below ~/.COMPSs (runcompss --log_dir) contain more with "
-        "runcompss --log_level=debug; if compss_train or torch is missing on a node, compss-train doctor reports it"
-    )
 
 
 TASK_NAMES = {

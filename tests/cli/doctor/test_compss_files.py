@@ -40,6 +40,7 @@ def test_declared_units_and_gpus(machine, node, state):
     name = f"{'GPUs' if node.gpus else 'units'} of {node.name}"
     assert states(findings, name) == [state]
     assert ("configure" in findings[name].advice) == (state != "ok")
+    assert ("--cpu_affinity=disabled" in findings[name].advice) == (node.units > 4)
     assert states(findings, "project file", "resources file") == ["ok", "ok"]
 
 

@@ -11,6 +11,7 @@ from compss_train.engines.compss.resources import (
     check_limits,
     declared_nodes,
     fit_together,
+    lost_task_error,
     outward_address,
     thread_share,
 )
@@ -108,3 +109,24 @@ def test_tasks_that_would_wait_for_each_other_on_gpus_are_an_error():
     check_limits([Resources(gpus=1)] * 5)
     with pytest.raises(ValueError, match=r"3 tasks with a GPU each .* num_gpu=2 limits them; use num_gpu=3"):
         check_limits([limited] * 3 + [Resources()])
+
+
+@pytest.mark.parametrize(
+    ("node", "affinity", "named"),
+    [
+        (("localhost", 4), "automatic", True),
+        (("127.0.0.1", 4), None, True),
+        (("localhost", 2), "automatic", False),
+        (("localhost", 4), "disabled", False),
+        (("elsewhere", 4), "automatic", False),
+    ],
+)
+def test_the_error_of_a_lost_task_names_units_beyond_the_cores(monkeypatch, tmp_path, node, affinity, named):
+    declare_nodes(monkeypatch, tmp_path, node)
+    with (tmp_path / "jvm_options").open("a") as options:
+        options.write(f"-Dcompss.worker.cpu_affinity={affinity}\n" if affinity else "")
+    text = str(lost_task_error(declared_nodes(), cores=2))
+    assert text.startswith("COMPSs lost a task: ")
+    assert (f"4 computing units are declared on {node[0]}, which has 2 cores" in text) == named
+    assert ("--cpu_affinity=disabled" in text) == named
+    assert ("memory" in text) != named

@@ -129,6 +129,12 @@ def host_nodes(
     return tuple(Node(host, physical_cores() if units is None else units, gpus, first_port) for host in hosts)
 
 
+def is_local(name: str) -> bool:
+    """Return whether a node is this machine under one of its names."""
+    host = socket.gethostname()
+    return name in {"localhost", host, host.split(".")[0]} or name.startswith("127.")
+
+
 DEFAULT_HOME = Path("/opt/COMPSs")
 
 
