@@ -38,7 +38,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
     Parameters
     ----------
     num_workers:
-        Number of model copies, at least 1. Each trains on its part of the blocks, in tasks.
+        Number of model copies, each trained on its part of the blocks in tasks; results depend on it. By default as
+        many as run at the same time: physical cores, places of the engine or units of COMPSs, over ``threads``.
     engine:
         ``"auto"`` (default: ``"compss"`` in an application of COMPSs, else ``"local"``), ``"serial"`` (in this
         process, for debugging), ``"local"`` (processes on this machine), ``"compss"`` (tasks of PyCOMPSs), or an
@@ -53,8 +54,7 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
     The worker processes start with the first call that needs them and are kept for later calls, with each worker's
     optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
 
-    Attributes: ``history`` (a ``History``: a list of dicts, one a round), ``configuration``, ``seed``,
-    ``num_workers``, ``threads``.
+    Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``.
     """
 
     def fit(
@@ -94,9 +94,9 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
         Parameters
         ----------
         x, y:
-            Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into one
-            block a worker; or a ``FileDataset`` as ``x``, whose files are the blocks and are read by the workers.
-            Without ``y`` each transformed batch is its own target, as for autoencoders.
+            Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into a block
+            a worker, or like the other if that is in blocks; or a ``FileDataset`` as ``x``, whose files are the
+            blocks and are read by the workers. Without ``y`` each transformed batch is its own target.
         num_epochs:
             Passes over all samples.
         preset:

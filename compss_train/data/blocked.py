@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -59,8 +60,10 @@ class BlockedTensor:
                 )
 
     @classmethod
-    def from_array(cls, array: object, blocks: tuple[int, int]) -> BlockedTensor:
+    def from_array(cls, array: object, blocks: int | tuple[int, int]) -> BlockedTensor:
         """Split an array or tensor along its first dimension into ``blocks[0] * blocks[1]`` blocks.
+
+        A single number ``blocks`` is a grid of so many rows and one column.
 
         Every sample is kept, and block sizes differ by one at most. The samples are copied once, so that the array
         can be modified or deleted afterwards. A ``numpy.memmap`` is not copied: its blocks stay in the file.
@@ -158,10 +161,10 @@ def split_block(block: Block, parts: int) -> list[Block]:
 
 
 def _check_grid(blocks: object, samples: int) -> tuple[int, int]:
-    integers = (int, np.integer)
-    if not (isinstance(blocks, tuple | list) and len(blocks) == 2 and all(isinstance(n, integers) for n in blocks)):
-        raise ValueError(f"blocks={blocks!r} is not a grid; give (rows, columns), for example (8, 1)")
-    rows, columns = int(blocks[0]), int(blocks[1])
+    grid = blocks if isinstance(blocks, tuple | list) else (blocks, 1)
+    if len(grid) != 2 or not all(isinstance(n, Integral) and not isinstance(n, bool) for n in grid):
+        raise ValueError(f"blocks={blocks!r} is not a grid; give the number of blocks, or (rows, columns)")
+    rows, columns = int(grid[0]), int(grid[1])
     if rows < 1 or columns < 1:
         raise ValueError(f"blocks={blocks!r}: a grid needs at least one row and one column")
     if rows * columns > samples:
@@ -238,7 +241,7 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     sample. Remote and memory-mapped blocks are checked when they are used. Raises ``ValueError`` for weights that
     do not match these samples.
     """
-    weights = _as_blocked_like(value, x)
+    weights = as_blocked_like(value, x, "sample_weight")
     check_paired(x, weights, "sample_weight")
     check_weight_shape("sample_weight", weights.sample_shape)
     for number, block in enumerate(weights.blocks()):
@@ -247,17 +250,16 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     return weights
 
 
-def _as_blocked_like(value: object, x: BlockedTensor) -> BlockedTensor:
+def as_blocked_like(value: object, x: BlockedTensor, name: str) -> BlockedTensor:
+    """Return a blocked tensor as it is, and an array in the blocks of x; messages call it ``name``."""
     if isinstance(value, BlockedTensor):
         return value
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)
-    weights = as_block(value)
-    if len(weights) != x.number_samples:
-        raise ValueError(
-            f"sample_weight has {len(weights)} weights for {x.number_samples} samples; give one for each"
-        )
-    blocks = iter(weights[start:stop] for start, stop in pairwise(np.cumsum([0, *x.sizes]).tolist()))
+    rows = as_block(value)
+    if len(rows) != x.number_samples:
+        raise ValueError(f"{name} has {len(rows)} rows for {x.number_samples} samples; give one for each")
+    blocks = iter(rows[start:stop] for start, stop in pairwise(np.cumsum([0, *x.sizes]).tolist()))
     return BlockedTensor([[next(blocks) for _ in row] for row in x.tensors])
 
 

@@ -193,6 +193,11 @@ class Engine(ABC):
 
     @classmethod
     @abstractmethod
+    def default_workers(cls, threads: int) -> int:
+        """Return the default number of workers: how many tasks of so many threads run at the same time."""
+
+    @classmethod
+    @abstractmethod
     def thread_share(cls, num_workers: int) -> int:
         """Return the default number of intra-op threads of a task."""
 

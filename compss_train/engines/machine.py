@@ -57,6 +57,11 @@ class SingleMachineEngine(Engine):
     """Share this machine's cores and devices among the workers."""
 
     @classmethod
+    def default_workers(cls, threads: int) -> int:
+        """Return how many tasks the physical cores are enough for, at least 1."""
+        return max(1, int(cpu_count(only_physical_cores=True)) // threads)
+
+    @classmethod
     def thread_share(cls, num_workers: int) -> int:
         """Return each worker's share of the cores, at least 1."""
         return max(1, cores() // num_workers)

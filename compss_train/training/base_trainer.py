@@ -15,6 +15,7 @@ from torch import nn
 
 from compss_train._utils.validation import check_choice, check_count, check_seed
 from compss_train.engines import Engine, Ref, engine_class
+from compss_train.engines.base import Resources
 from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
 from compss_train.model import parameters as params
 from compss_train.model.export import export
@@ -52,22 +53,23 @@ class BaseTrainer:
 
     def __init__(
         self,
-        num_workers: int = 10,
+        num_workers: int | None = None,
         *,
         engine: str | Engine = "auto",
         seed: int | None = None,
         threads: int | None = None,
     ) -> None:
-        self.num_workers = check_count("num_workers", num_workers)
         self._seed_argument = None if seed is None else check_seed(seed)
         self.seed = secrets.randbits(32) if self._seed_argument is None else self._seed_argument
         self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
         self._own_engine = not isinstance(engine, Engine)
         self._engine = engine if isinstance(engine, Engine) else None
-        if threads is None:
-            own = None if self._engine is None else self._engine.threads
-            threads = own or self._engine_class.thread_share(num_workers)
-        self.threads = check_count("threads", threads)
+        own = None if self._engine is None else self._engine.threads
+        fixed = own if threads is None else check_count("threads", threads)
+        if num_workers is None:
+            num_workers = self._default_workers(fixed or 1)
+        self.num_workers = check_count("num_workers", num_workers)
+        self.threads = fixed or self._engine_class.thread_share(self.num_workers)
         self._session: Session | None = None
         self._built: BuildArguments | None = None
         self._parameters: Parameters = {}
@@ -80,6 +82,10 @@ class BaseTrainer:
         self._last_fit: dict[str, Any] | None = None
         self.history = History()
         self._clock: Callable[[], float] = time.monotonic
+
+    def _default_workers(self, threads: int) -> int:
+        places = 0 if self._engine is None else self._engine.places(Resources(threads))
+        return places or self._engine_class.default_workers(threads)
 
     def build(
         self,

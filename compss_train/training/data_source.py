@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, RemoteBlock, as_block, load_block
-from compss_train.data.blocked import as_weights, check_paired, fingerprint
+from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
@@ -252,18 +252,29 @@ class FilesSource(DataSource):
 def as_data_source(x: Any, y: Any, num_workers: int, *, targets: bool = True) -> DataSource:
     """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into a block a worker, or files.
 
+    If one of both is in blocks and the other is an array, this is cut into the same blocks.
+
     Without ``targets`` only the samples are read from files.
 
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
     if isinstance(x, FileDataset):
         return _files(x, y, targets)
-    blocked = as_blocked(x, num_workers)
     if y is None:
-        return BlockedSource(blocked, None)
-    paired = as_blocked(y, num_workers)
+        return BlockedSource(as_blocked(x, num_workers), None)
+    if _is_array(x) and not _is_array(y):
+        paired = as_blocked(y, num_workers)
+        return BlockedSource(as_blocked_like(x, paired, "x"), paired)
+    blocked = as_blocked(x, num_workers)
+    paired = as_blocked_like(y, blocked, "y") if _is_array(y) and not _is_array(x) else as_blocked(y, num_workers)
     check_paired(blocked, paired)
     return BlockedSource(blocked, paired)
+
+
+def _is_array(value: object) -> bool:
+    return not isinstance(value, BlockedTensor | FileDataset | Dataset | DataLoader) and not hasattr(
+        value, "tensors"
+    )
 
 
 def _files(dataset: FileDataset, y: Any, targets: bool) -> FilesSource:

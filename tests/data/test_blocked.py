@@ -22,6 +22,7 @@ def test_every_sample_is_kept_in_order_and_sizes_differ_by_one_at_most(rows, col
     assert tensor.number_samples == len(array)
     assert tensor.dtype == np.int16
     np.testing.assert_array_equal(tensor.collect(), array)
+    assert BlockedTensor.from_array(array, rows).shape == (rows, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.complex64])
@@ -54,8 +55,11 @@ def test_a_memory_mapped_array_is_not_copied(tmp_path):
         ((4, 2), r"8 blocks of 7 samples; use at most 7 blocks"),
         ((0, 1), "at least one row and one column"),
         ((2, -1), "at least one row and one column"),
-        (3, r"give \(rows, columns\)"),
-        ((1.5, 1), r"give \(rows, columns\)"),
+        (8, "blocks=8 makes 8 blocks of 7 samples"),
+        (0, "blocks=0: a grid needs"),
+        (True, "blocks=True is not a grid"),
+        ((2, 1, 1), "is not a grid"),
+        ((1.5, 1), r"give the number of blocks, or \(rows, columns\)"),
     ],
 )
 def test_impossible_grids_are_errors(blocks, message):

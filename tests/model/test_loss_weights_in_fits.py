@@ -179,7 +179,7 @@ def only_a_mean(output, target):
 @pytest.mark.parametrize(
     ("weight", "error", "message"),
     [
-        (np.ones(5), ValueError, "sample_weight has 5 weights for 47 samples"),
+        (np.ones(5), ValueError, "sample_weight has 5 rows for 47 samples"),
         (np.ones((SAMPLES, 2)), ValueError, r"sample_weight has the shape \(2,\) for each sample; give one number"),
         (-WEIGHT, ValueError, "sample_weight holds negative, NaN, infinite or complex numbers in block 0"),
         (

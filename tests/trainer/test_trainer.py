@@ -11,6 +11,8 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
+from compss_train.engines import machine
+from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
 from tests.helpers.models import (
     ADAM,
     FITS,
@@ -205,6 +207,29 @@ def test_anything_with_a_grid_of_tensors_is_taken(engine):
         Foreign(np.array_split(x, 3)), Foreign(np.array_split(y, 3)), num_epochs=1, batch_size=5
     )
     assert_same_bits(ours, theirs)
+
+
+def test_an_array_is_cut_like_the_other_if_that_is_in_blocks():
+    x, y = classification(samples=20)
+    uneven = [BlockedTensor([[rows[:3]], [rows[3:12]], [rows[12:]]]) for rows in (x, y)]
+    expected = built("serial", 2).fit(*uneven, num_epochs=2, batch_size=4)
+    for mixed in ((uneven[0], y), (x, uneven[1]), (uneven[0], torch.from_numpy(y)), (x.tolist(), uneven[1])):
+        given = [np.float32(part) if isinstance(part, list) else part for part in mixed]
+        assert_same_bits(built("serial", 2).fit(*given, num_epochs=2, batch_size=4), expected)
+    with pytest.raises(ValueError, match="y has 19 rows for 20 samples; give one for each"):
+        built("serial", 2).fit(uneven[0], y[:19], num_epochs=2, batch_size=4)
+
+
+def test_by_default_there_are_as_many_workers_as_run_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(machine, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8)
+    trainer = DistributedTrainer(engine="local")
+    assert (trainer.num_workers, trainer.threads) == (4, 2)
+    assert DistributedTrainer(engine="serial", threads=2).num_workers == 2
+    assert DistributedTrainer(engine="serial", threads=9).num_workers == 1
+    assert DistributedTrainer(engine=SerialEngine()).num_workers == 1
+    assert EncapsulatedFunctionsDistributedPytorch().num_workers == 10
+    with pytest.raises(ValueError, match="threads=0: give an integer"):
+        DistributedTrainer(threads=0)
 
 
 def test_torch_and_file_backed_blocks_train_as_arrays_do(engine, tmp_path):

@@ -158,10 +158,10 @@ def _cut(dataset: Dataset, blocks: Any) -> Dataset:
         return dataset
     if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
         raise InvalidValueError("these samples are in blocks or files already; leave blocks out")
-    return _in_grid(dataset, (blocks, 1) if isinstance(blocks, int) else blocks)
+    return _in_grid(dataset, blocks)
 
 
-def _in_grid(dataset: Dataset, grid: tuple[int, int]) -> Dataset:
+def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
     return Dataset(*(None if part is None else BlockedTensor.from_array(part, grid) for part in dataset))
 
 

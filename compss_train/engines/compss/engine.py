@@ -78,6 +78,13 @@ class CompssEngine(Engine):
         return cls()
 
     @classmethod
+    def default_workers(cls, threads: int) -> int:
+        """Return how many tasks fit on the declared nodes; those of this machine if they cannot be read."""
+        nodes = declared_nodes() if under_compss() else []
+        fitting = sum(node.cpus // threads for node in nodes)
+        return fitting or SingleMachineEngine.default_workers(threads)
+
+    @classmethod
     def thread_share(cls, num_workers: int) -> int:
         """Return ``ComputingUnits`` if that variable is set, else a worker's share of its node's units."""
         if not under_compss():

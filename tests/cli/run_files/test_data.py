@@ -119,7 +119,7 @@ def test_files_are_a_data_set_with_its_options():
         ({"x": {"file": "both.npz", "keys": "x"}}, "[data] x: unknown key; did you mean key?"),
         ({"x": {"file": "both.npz", "key": "a"}}, "[data] x: "),
         ({"x": "x.npy", "Y": "y.npy"}, "[data] Y: unknown key; did you mean y?"),
-        ({"x": "x.npy", "blocks": 21}, "[data] blocks: blocks=(21, 1) makes 21 blocks of 20 samples"),
+        ({"x": "x.npy", "blocks": 21}, "[data] blocks: blocks=21 makes 21 blocks of 20 samples"),
         ({"x": "x.npy", "blocks": "many"}, "[data] blocks: blocks='many' is not a grid"),
         ({"files": "x.npy", "blocks": 3}, "[data] blocks: unknown key"),
         ({"files": "none/*.npz"}, "[data]: files='none/*.npz': no files found"),

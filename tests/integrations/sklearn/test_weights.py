@@ -62,7 +62,7 @@ def test_weights_of_held_out_samples_are_held_out():
     ("options", "weights", "message"),
     [
         ({}, np.zeros(len(X)), "sample_weight is zero for every sample"),
-        ({}, np.ones(len(X) - 1), "sample_weight has 59 weights for 60 samples"),
+        ({}, np.ones(len(X) - 1), "sample_weight has 59 rows for 60 samples"),
         ({}, -np.ones(len(X)), "sample_weight holds negative"),
         ({"class_weight": {"d": 1}}, None, "are not in class_weight"),
         ({"class_weight": "fair"}, None, "balanced"),
