@@ -28,6 +28,7 @@ __all__ = [
     "SampleSender",
     "SerialEngine",
     "SimulationError",
+    "TrainTransform",
     "TrainingEndedError",
     "WorkerLostError",
     "make_buffer",
@@ -44,6 +45,7 @@ _HOMES = {
         *("BadCheckpointError", "BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
     ),
+    "model.train_transform": ("TrainTransform",),
     "online": ("SampleSender",),
     "samplers": ("PartialShuffleSampler",),
     "trainer": ("DistributedTrainer",),
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     )
     from compss_train.integrations.sklearn import DistributedClassifier as DistributedClassifier
     from compss_train.integrations.sklearn import DistributedRegressor as DistributedRegressor
+    from compss_train.model.train_transform import TrainTransform
     from compss_train.online import SampleSender
     from compss_train.samplers import PartialShuffleSampler
     from compss_train.trainer import DistributedTrainer

@@ -3,7 +3,6 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Literal
@@ -13,26 +12,19 @@ from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
-from compss_train.exceptions import DivergedError
-from compss_train.model import parameters as params
 from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
-from compss_train.online.setup import FitStart, online_fit
-from compss_train.training.build_arguments import check_outer_factory
-from compss_train.training.data_source import DataSource
+from compss_train.online.training import OnlineTrainer
 from compss_train.training.description import described_fit
 from compss_train.training.fit_options import FitOptions, MergeName, Rule
 from compss_train.training.fit_state import ActiveFit
-from compss_train.training.fitting import FittingTrainer
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.presets import OptimizerState, Preset
-from compss_train.training.session import Session
-from compss_train.training.stopping import Stopping
 
 
-class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
+class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters
@@ -343,58 +335,8 @@ class DistributedTrainer(FittingTrainer, NamedFits[Parameters]):
             outer_optimizer=outer_optimizer,
             token=token,
         )
-        built = self._require_built()
+        self._require_built()
         self._require_idle("fit_online")
-        if built.lr_schedule is not None:
-            raise ValueError(
-                "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
-                "learning rate"
-            )
-        stopping = Stopping(max_time, self._clock)
         called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
-        validation = None if validation_data is None else self._validation_source(validation_data)
-        if outer_optimizer is not None:
-            check_outer_factory(built.training_spec.net, outer_optimizer)
-        params.check_finite(self._parameters)
-        self.resumed_from = None
-        self._last_fit = described_fit("fit_online", options, called.callbacks, validation_data=validation)
-        start = ActiveFit(stopping=stopping, callbacks=called)
-        with self._working(built, fitting=True) as session, self._activated(start) as active:
-            with called.fit(None):
-                self._run_online(session, options, validation, active)
-            self._end_in_time(stopping)
+        self._fit_online(options, called, validation_data, max_time)
         return self.get_parameters()
-
-    def _run_online(
-        self, session: Session, options: OnlineOptions, validation: DataSource | None, active: ActiveFit
-    ) -> None:
-        measures = self._require_built().training_spec.measures
-        self._averaged = None
-        start = FitStart(
-            parameters=self._parameters,
-            seed=self.seed,
-            measures=measures,
-            records=len(self.history),
-            epoch=self._epochs,
-        )
-        with online_fit(
-            session,
-            options,
-            start=start,
-            validation=validation,
-            stopping=active.stopping,
-            on_record=self._recorder(active.callbacks),
-            on_start=active.callbacks.round_start,
-        ) as running:
-            active.running = running
-            try:
-                running.run()
-                self._parameters = running.current()
-                self.stopped = running.stopped
-                session.forget_merges()
-            except BaseException:
-                with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
-                    self._parameters = running.newest()
-                raise
-            finally:
-                active.running = None

@@ -37,10 +37,25 @@ class RandomState:
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)
 
+    def is_same(self, other: RandomState) -> bool:
+        """Return whether all generators have the same states."""
+        pairs = ((self.cpu, other.cpu), (self.cuda, other.cuda))
+        same = all(
+            one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs
+        )
+        return same and self.is_same_outside_torch(other)
+
     def is_same_outside_torch(self, other: RandomState) -> bool:
         """Return whether the generators of numpy and Python have the same states."""
         own, others = self.numpy["state"], other.numpy["state"]
         return self.python == other.python and all(np.array_equal(own[key], others[key]) for key in own)
+
+
+def seed_generators(seed: int, device: str) -> None:
+    """Seed the generators of torch, numpy and Python, and that of the device."""
+    _seed_torch(seed, device)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def _seed_torch(seed: int, device: str) -> None:
@@ -60,9 +75,7 @@ def random_state(start: RandomState | int, device: str) -> Iterator[None]:
     previous = RandomState.capture(device)
     try:
         if isinstance(start, int):
-            _seed_torch(start, device)
-            np.random.seed(start % 2**32)
-            random.seed(start)
+            seed_generators(start, device)
         else:
             start.restore(device)
         yield

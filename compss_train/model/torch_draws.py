@@ -40,6 +40,11 @@ class TorchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._redirect = redirect
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    def restart(self, seed: int) -> None:
+        """Let the draws that follow begin with another seed."""
+        self._seed = lambda: seed
+        self._generators = {}
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

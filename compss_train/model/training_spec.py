@@ -18,6 +18,7 @@ from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import Measures
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
+from compss_train.model.train_transform import TrainTransform
 
 OnNan = Literal["raise", "skip", "ignore"]
 
@@ -94,6 +95,8 @@ class TrainingSpec:
     measures: Measures = field(default_factory=Measures)
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Applied to each batch of x in the worker, on its device."""
+    train_transform: TrainTransform | None = None
+    """Applied to training batches only, before ``transform``."""
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     class_weight: tuple[float, ...] | None = None
@@ -108,7 +111,8 @@ class TrainingSpec:
     def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
         """Return a copy of the model with these parameters, which shares nothing with this object."""
         own = copy.deepcopy(self)
-        for part in (own.net, own.loss, own.transform, *own.measures.modules()):
+        augment = own.train_transform and own.train_transform.function
+        for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):
                 part.to(device).train(training)
         if own.memory_format != "contiguous":
@@ -124,11 +128,6 @@ class ModelReplica:
     training_spec: TrainingSpec
     device: str
     loss: TrainingLoss
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return outputs and targets of a batch; without ``y`` the transformed batch is its own target."""
-        x = self.transformed(x)
-        return self.predict(x), x if y is None else y
 
     def transformed(self, x: torch.Tensor) -> torch.Tensor:
         """Return a batch as the network gets it."""

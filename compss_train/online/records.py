@@ -12,7 +12,12 @@ from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.online.connection import Address
 from compss_train.training.stopping import TICK, Stopping
-from compss_train.training.task_submission import Inference, skipped_batches, warn_of_probabilities
+from compss_train.training.task_submission import (
+    Inference,
+    skipped_batches,
+    warn_of_probabilities,
+    warn_of_random_transform,
+)
 
 Record = dict[str, Any]
 Sums = dict[str, Any]
@@ -187,6 +192,7 @@ class Recorder:
         self._first, self._epoch, self._interval = first, epoch, interval
         self._on_record, self._on_start = on_record, on_start
         self._numbers = itertools.count(first)
+        self._warned = False
         self._pending: Record | None = None  # a record that waits for its validation
 
     def start(self) -> None:
@@ -218,7 +224,10 @@ class Recorder:
         """Return the fields of the evaluation; ``None`` if the fit has to stop at once."""
         sums = evaluation.wait(self._stopping)
         evaluation.clear()
-        return None if sums is None else self.progress.measures.values(sums, "val_")
+        if sums is None:
+            return None
+        self._warned = self._warned or warn_of_random_transform(sums)
+        return self.progress.measures.values(sums, "val_")
 
     def _emit(self, record: Record) -> None:
         self._on_record(record)

@@ -13,35 +13,38 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import check_choice, check_count, check_seed
+from compss_train._utils.validation import check_count, check_seed
 from compss_train.engines import Engine, Ref, engine_class
 from compss_train.engines.base import Resources
 from compss_train.exceptions import BadFileError, EngineClosedError, NotBuiltError
 from compss_train.model import parameters as params
 from compss_train.model.export import export
-from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
-from compss_train.model.losses import BatchFunction, resolve_loss
-from compss_train.model.lr_schedules import ScheduleSpec, make_schedule
-from compss_train.model.metrics import MetricSpec, resolve_metrics
-from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.model.loss_weights import ClassWeight
+from compss_train.model.losses import BatchFunction
+from compss_train.model.lr_schedules import ScheduleSpec
+from compss_train.model.metrics import MetricSpec
+from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
+from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_spec import (
-    MEMORY_FORMATS,
-    PRECISIONS,
     MemoryFormat,
     OnNan,
     Precision,
     StepOptions,
-    TrainingSpec,
 )
 from compss_train.reports.history import History
 from compss_train.training import worker
-from compss_train.training.build_arguments import BuildArguments, check_network, check_optimizer, check_picklable
+from compss_train.training.build_arguments import BuildArguments, build_arguments
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.description import described_build, described_machine, versions
 from compss_train.training.fit_state import ActiveFit
 from compss_train.training.session import Session
-from compss_train.training.task_submission import EVALUATION_BATCH, Inference, warn_of_skipped_files
+from compss_train.training.task_submission import (
+    EVALUATION_BATCH,
+    Inference,
+    warn_of_random_transform,
+    warn_of_skipped_files,
+)
 from compss_train.training.training_state import TrainingState
 
 
@@ -97,6 +100,7 @@ class BaseTrainer:
         num_nodes: int = 1,
         *,
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        train_transform: TrainTransform | Callable[..., Any] | None = None,
         precision: Precision = "fp32",
         memory_format: MemoryFormat = "contiguous",
         class_weight: ClassWeight | None = None,
@@ -130,6 +134,10 @@ class BaseTrainer:
             Callable or module that workers apply to every batch of x, for example to scale uint8 images; on
             training data in a thread beside the steps. Random draws are seeded by the batch's place in the epoch:
             docs/training-options.md.
+        train_transform:
+            Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair, before
+            ``transform``; evaluation, prediction and ONNX leave it out. ``TrainTransform`` has it called for each
+            sample. Random draws as for ``transform``: docs/models.md. ``None`` (default) for none.
         precision:
             ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
         memory_format:
@@ -159,41 +167,26 @@ class BaseTrainer:
         missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
         """
         self._require_idle("build")
-        factory = optimizer_factory(optimizer)
-        check_network(net)
-        loss_function, measures = resolve_loss(loss), resolve_metrics(metric)
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
-        check_choice("precision", precision, PRECISIONS)
-        check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
-        step_options = StepOptions(clip_norm, clip_value, accumulate, on_nan)
-        if check_count("schedule_steps", schedule_steps) > 1 and schedule is None:
-            raise ValueError(f"schedule_steps={schedule_steps} belongs to a schedule=, which was not given")
-        weights = check_class_weight(class_weight)
-        if weights is not None:
-            check_weightable(loss_function)
-        if transform is not None and not callable(transform):
-            raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
-        check_picklable(
-            net=net, optimizer=factory, loss=loss_function, metric=measures.metrics, transform=transform
-        )
-        self._engine_class.check_gpus(num_gpu, num_nodes)
-        own = copy.deepcopy(net).cpu()
-        check_optimizer(own, factory)
-        self._parameters = params.copy_of(params.from_module(own))
-        lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
-        training_spec = TrainingSpec(
-            net=own,
-            optimizer=factory,
-            loss=loss_function,
-            measures=measures,
+        built = build_arguments(
+            net,
+            optimizer,
+            loss,
+            metric,
+            num_gpu=num_gpu,
             transform=transform,
+            train_transform=train_transform,
             precision=precision,
             memory_format=memory_format,
-            class_weight=weights,
-            step_options=step_options,
+            class_weight=class_weight,
+            schedule=schedule,
+            schedule_steps=schedule_steps,
+            step_options=StepOptions(clip_norm, clip_value, accumulate, on_nan),
         )
-        self._built = BuildArguments(training_spec, num_gpu, schedule, schedule_steps, lr_schedule)
+        self._engine_class.check_gpus(num_gpu, num_nodes)
+        self._built = built
+        self._parameters = params.copy_of(params.from_module(built.training_spec.net))
         self._reset_fits()
         if self._session is not None:
             self._session.close()
@@ -221,6 +214,7 @@ class BaseTrainer:
             refs = inference.evaluate(parameters)
             sums = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
             inference.engine.delete(refs)
+        warn_of_random_transform(sums)
         skipped: dict[str, str] = {}
         warn_of_skipped_files(sums, skipped)
         if skipped and not sum(part["samples"] for part in sums):

@@ -1,6 +1,7 @@
 """``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,21 @@ import cloudpickle
 import torch
 from torch import nn
 
-from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec
+from compss_train._utils.validation import check_choice, check_count
+from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
+from compss_train.model.losses import BatchFunction, resolve_loss
+from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
+from compss_train.model.metrics import MetricSpec, resolve_metrics
 from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
-from compss_train.model.training_spec import TrainingSpec
+from compss_train.model.train_transform import TrainTransform, as_train_transform
+from compss_train.model.training_spec import (
+    MEMORY_FORMATS,
+    PRECISIONS,
+    MemoryFormat,
+    Precision,
+    StepOptions,
+    TrainingSpec,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,62 @@ class BuildArguments:
     """The argument ``schedule``."""
     schedule_steps: int = 1
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
+
+
+def build_arguments(
+    net: nn.Module,
+    optimizer: OptimizerSpec,
+    loss: str | BatchFunction,
+    metric: MetricSpec,
+    *,
+    num_gpu: int,
+    transform: Callable[[torch.Tensor], torch.Tensor] | None,
+    train_transform: TrainTransform | Callable[..., Any] | None,
+    precision: Precision,
+    memory_format: MemoryFormat,
+    class_weight: ClassWeight | None,
+    schedule: ScheduleSpec | None,
+    schedule_steps: int,
+    step_options: StepOptions,
+) -> BuildArguments:
+    """Check the arguments of ``DistributedTrainer.build``, which documents them; the network is copied."""
+    factory = optimizer_factory(optimizer)
+    check_network(net)
+    loss_function, measures = resolve_loss(loss), resolve_metrics(metric)
+    check_choice("precision", precision, PRECISIONS)
+    check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
+    if check_count("schedule_steps", schedule_steps) > 1 and schedule is None:
+        raise ValueError(f"schedule_steps={schedule_steps} belongs to a schedule=, which was not given")
+    weights = check_class_weight(class_weight)
+    if weights is not None:
+        check_weightable(loss_function)
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
+    augment = as_train_transform(train_transform)
+    check_picklable(
+        net=net,
+        optimizer=factory,
+        loss=loss_function,
+        metric=measures.metrics,
+        transform=transform,
+        train_transform=augment and augment.function,
+    )
+    own = copy.deepcopy(net).cpu()
+    check_optimizer(own, factory)
+    lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
+    training_spec = TrainingSpec(
+        net=own,
+        optimizer=factory,
+        loss=loss_function,
+        measures=measures,
+        transform=transform,
+        train_transform=augment,
+        precision=precision,
+        memory_format=memory_format,
+        class_weight=weights,
+        step_options=step_options,
+    )
+    return BuildArguments(training_spec, num_gpu, schedule, schedule_steps, lr_schedule)
 
 
 def check_network(net: object) -> None:

@@ -115,6 +115,7 @@ class ResumableTrainer(BaseTrainer):
             "precision": training_spec.precision,
             "memory_format": training_spec.memory_format,
             "transform": described(training_spec.transform),
+            "train_transform": described(training_spec.train_transform),
             "schedule": described(built.schedule),
             "schedule_steps": built.schedule_steps,
             **described_fields(training_spec.step_options),

@@ -24,6 +24,7 @@ from compss_train.training.task_submission import (
     fetch_states,
     skipped_batches,
     warn_of_probabilities,
+    warn_of_random_transform,
     warn_of_skipped_files,
 )
 from compss_train.training.training_state import MergeState, TrainingState
@@ -82,6 +83,8 @@ class RoundRunner:
     """Files that could not be read, with the reasons."""
     _unread: int = 0
     """Samples of files that could not be read since the last round that trained on any samples."""
+    _warned: bool = False
+    """Whether there was a warning of a transform that draws in evaluation."""
     _warm: bool = False
     """Whether a round has ended, and so the processes have started."""
     _began: float = field(default_factory=time.time)
@@ -213,6 +216,7 @@ class RoundRunner:
         warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
         self.progress.skipped = tuple(dict.fromkeys([*self.progress.skipped, *self._skipped]))
         warn_of_probabilities(values["workers"])  # those of the first round only
+        self._warned = self._warned or warn_of_random_transform(values[PLAIN])
         self._check_readable(values["workers"])
         record = self._record(pending.submitted, values)
         if self.workers.schedule is not None:

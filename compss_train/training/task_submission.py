@@ -318,9 +318,10 @@ class Inference:
             )
             for device, numbers in self._ranges
         ]
-        outputs = [block for outputs_of_range in self.engine.fetch(refs) for block in outputs_of_range]
+        results = self.engine.fetch(refs)
         self.engine.delete(refs)
-        return np.concatenate(outputs)
+        warn_of_random_transform([warnings for _, warnings in results])
+        return np.concatenate([output for outputs, _ in results for output in outputs])
 
 
 def skipped_batches(number: int) -> dict[str, int]:
@@ -336,6 +337,17 @@ def warn_of_probabilities(measured: Sequence[Mapping[str, Any]]) -> bool:
             "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the "
             "loss takes logits, and applies a softmax to them once more; remove the softmax at the end of the "
             "network, or build with loss='categorical_cross_entropy', which takes probabilities"
+        )
+    return found
+
+
+def warn_of_random_transform(measured: Sequence[Mapping[str, Any]]) -> bool:
+    """Warn if the transform has drawn random numbers outside of training; return whether it has."""
+    found = any(part.get("random_transform") for part in measured)
+    if found:
+        warn_user(
+            "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; "
+            "give augmentation as train_transform=, which applies to training batches only"
         )
     return found
 

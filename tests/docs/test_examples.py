@@ -64,6 +64,12 @@ def test_the_examples_of_training_options_run(run_blocks):
     assert printed[:2] == ["[0.004, 0.082, 0.097, 0.081, 0.056, 0.028, 0.008, 0.0]", "1"]
 
 
+def test_the_examples_of_models_run(run_blocks):
+    blocks = python_blocks("docs/models.md")
+    assert len(blocks) >= 3
+    run_blocks(blocks)
+
+
 def test_the_example_of_learning_prints_what_was_chosen(run_blocks):
     printed = run_blocks(python_blocks("docs/learning.md"))
     assert printed.startswith("100 1 batches average {'optimizer': 'sgd'")

@@ -35,7 +35,7 @@ def test_precision_and_layout_reach_the_network(precision, layout):
     )
     replica = training_spec.replica({k: v.numpy() for k, v in Seen().state_dict().items()}, "cpu", training=True)
     with replica.autocast():
-        replica.forward(torch.rand(2, 3, 5, 5), None)
+        replica.predict(replica.transformed(torch.rand(2, 3, 5, 5)))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     assert replica.training_spec.net.notes == [(torch.float32, layout == "channels_last", dtype)]
     assert training_spec.net.notes == []
@@ -83,5 +83,5 @@ def test_transform_and_loss_modules_follow_the_mode():
     training_spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=Augment())
     parameters = {k: v.numpy() for k, v in mlp().state_dict().items()}
     x = torch.zeros(2, 6)
-    assert training_spec.replica(parameters, "cpu", training=True).forward(x, None)[1].sum() == 12
-    assert training_spec.replica(parameters, "cpu", training=False).forward(x, None)[1].sum() == 0
+    assert training_spec.replica(parameters, "cpu", training=True).transformed(x).sum() == 12
+    assert training_spec.replica(parameters, "cpu", training=False).transformed(x).sum() == 0

@@ -13,7 +13,7 @@ from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
-from compss_train.model.random_state import random_state
+from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.training.worker.batches import Batch, batches
 from compss_train.training.worker.source import source_of, unshuffled
@@ -52,18 +52,39 @@ def _evaluate(
     source = source_of(shard, xs, ys)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
-        accumulator = MetricAccumulator(replica.training_spec.measures)
+        transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
         for batch in batches(shard, source, device):
-            _measure(replica, batch, accumulator)
-        return {**accumulator.sums(), **source.measured()}
+            _measure(replica, batch, transform, accumulator)
+        return {**accumulator.sums(), **source.measured(), **transform.warnings}
 
 
-def _measure(replica: ModelReplica, batch: Batch, accumulator: MetricAccumulator) -> None:
+class _Transform:
+    """The transform, of which the first batch shows whether it draws random numbers."""
+
+    def __init__(self, replica: ModelReplica) -> None:
+        self._replica = replica
+        self._checked = replica.training_spec.transform is None
+        self.warnings: dict[str, bool] = {}
+        """``random_transform`` if it draws; otherwise empty."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._checked:
+            return self._replica.transformed(x)
+        self._checked = True
+        before = RandomState.capture(self._replica.device)
+        transformed = self._replica.transformed(x)
+        if not RandomState.capture(self._replica.device).is_same(before):
+            self.warnings = {"random_transform": True}
+        return transformed
+
+
+def _measure(replica: ModelReplica, batch: Batch, transform: _Transform, accumulator: MetricAccumulator) -> None:
     with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
         with replica.autocast():
-            output, target = replica.forward(batch.x, batch.y)
+            x = transform(batch.x)
+            output, target = replica.predict(x), x if batch.y is None else batch.y
             loss = replica.training_spec.loss(output, target)
-        accumulator.add(len(batch.x), loss, output, target)
+        accumulator.add(batch.samples, loss, output, target)
 
 
 def predict(
@@ -72,8 +93,8 @@ def predict(
     xs: Sequence[Block] | FilePart,
     batch_size: int,
     device: str,
-) -> list[NDArray[np.generic]]:
-    """Return the outputs of each batch of blocks or files, with the network in evaluation mode.
+) -> tuple[list[NDArray[np.generic]], dict[str, bool]]:
+    """Return the outputs of each batch of blocks or files, with the network in evaluation mode, and warnings.
 
     bfloat16 is converted to float32. A file that cannot be read is always an error: every sample needs an output.
     """
@@ -81,12 +102,14 @@ def predict(
     shard = unshuffled(xs, batch_size)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
-        return [_output(replica, batch.x) for batch in batches(shard, source_of(shard, xs, []), device)]
+        transform = _Transform(replica)
+        every = batches(shard, source_of(shard, xs, []), device)
+        return [_output(replica, batch.x, transform) for batch in every], transform.warnings
 
 
-def _output(replica: ModelReplica, batch: torch.Tensor) -> NDArray[np.generic]:
-    with replica.annotate_errors(batch), replica.autocast():
-        output, _ = replica.forward(batch, None)
+def _output(replica: ModelReplica, x: torch.Tensor, transform: _Transform) -> NDArray[np.generic]:
+    with replica.annotate_errors(x), replica.autocast():
+        output = replica.predict(transform(x))
     if not isinstance(output, torch.Tensor):
         raise TypeError(
             f"predict needs a network that returns one tensor, this one returns a {type(output).__name__}; "

@@ -2,19 +2,19 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from compss_train._utils.closing import Closable
+from compss_train._utils.nested import leaves
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.order import transform_seed
-from compss_train.model.random_state import RandomState, random_state
+from compss_train.model.random_state import RandomState, random_state, seed_generators
 from compss_train.model.torch_draws import CannotRedirectError, TorchDraws
 from compss_train.model.training_spec import ModelReplica
 from compss_train.training.worker.batches import Batch, PlacedBatch
@@ -37,27 +37,60 @@ class _Ready(NamedTuple):
     """When the copies to a GPU and the transform on it have ended."""
 
 
+Seeding: TypeAlias = Callable[[int], None]
+"""Sets the seed of the draws that follow."""
+
+
+class _ProcessDraws:
+    """The generators of the process, seeded; sees whether others than torch's were used, or torch seeded."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._seeded: tuple[int, RandomState] | None = None
+        self._only_torch = True
+
+    @property
+    def current(self) -> int:
+        """The seed."""
+        return 0 if self._seeded is None else self._seeded[0]
+
+    def seed(self, seed: int) -> None:
+        """Seed all generators."""
+        self._only_torch = self.only_torch
+        seed_generators(seed, self._device)
+        self._seeded = seed, RandomState.capture("cpu")
+
+    @property
+    def only_torch(self) -> bool:
+        """Whether only torch's generator has been used, with these seeds."""
+        if self._seeded is None or not self._only_torch:
+            return self._only_torch
+        seed, state = self._seeded
+        return torch.initial_seed() == seed and RandomState.capture("cpu").is_same_outside_torch(state)
+
+
 class Preparation:
     """Transforms batches, in a thread beside the training steps as far as this does not change any bits.
 
-    Random draws of the transform are seeded by the fit's seed and the batch's place: they depend neither on the
-    worker nor on what was trained before, and leave the generators of the network alone. In the thread, torch draws
-    from generators of their own. A transform has its turn between two steps instead if it draws from the generators
-    of numpy or Python, which threads share, seeds torch itself, or draws from torch where no generator can be
-    given. The first batch shows what it draws from, and whether a thread is worth it; the last kind of draw is seen
-    in later batches, too.
+    Random draws of the transforms are seeded by the fit's seed and the place of the batch, or of the sample for a
+    ``train_transform`` by sample: they depend neither on the worker nor on what was trained before, and leave the
+    generators of the network alone. In the thread, torch draws from generators of their own. A transform has its
+    turn between two steps instead if it draws from the generators of numpy or Python, which threads share, seeds
+    torch itself, or draws from torch where no generator can be given. The first batch shows what it draws from, and
+    whether a thread is worth it; the last kind of draw is seen in later batches, too.
 
     Parameters
     ----------
     replica:
-        The model copy whose ``transform`` and device are used.
+        The model copy whose ``train_transform``, ``transform`` and device are used.
     seed:
         Seed of the fit.
     """
 
     def __init__(self, replica: ModelReplica, seed: int) -> None:
         self._replica, self._seed = replica, seed
-        self._transforms = replica.training_spec.transform is not None
+        self._augment = replica.training_spec.train_transform
+        self._transforms = self._augment is not None or replica.training_spec.transform is not None
         self._takes_turns = False
         self._seconds: float | None = None  # that the transform of the first batch took
         self._stream = CopyStream(replica.device)
@@ -103,36 +136,35 @@ class Preparation:
         place, batch, copied = ready
         self._stream.wait(copied, (batch.x, batch.y, batch.weight))
         if self._transforms and batch.samples_before is None:
-            with random_state(self._seed_of(place), self._replica.device):
-                batch = self._transformed(batch)
+            device = self._replica.device
+            with random_state(self._seed_of(place), device):
+                batch = self._transformed(place, batch, lambda seed: seed_generators(seed, device))
         return place, batch
 
-    def _seed_of(self, place: Place) -> int:
-        return transform_seed(self._seed, *place)
+    def _seed_of(self, place: Place, sample: int = 0) -> int:
+        return transform_seed(self._seed, place.epoch, place.block, place.position + sample)
 
     def _transformed_first(self, place: Place, batch: Batch) -> Batch:
         """Transform the first batch from the process's generators, and see which of them it uses."""
-        seed = self._seed_of(place)
-        draws = TorchDraws(lambda: seed, redirect=False)
-        with random_state(seed, self._replica.device):
-            before = RandomState.capture("cpu")
+        process = _ProcessDraws(self._replica.device)
+        draws = TorchDraws(lambda: process.current, redirect=False)
+        with random_state(0, self._replica.device):
+            process.seed(self._seed_of(place))
             with draws:
                 began = time.perf_counter()
-                batch = self._transformed(batch)
+                batch = self._transformed(place, batch, process.seed)
                 self._seconds = time.perf_counter() - began
-            only_torch = RandomState.capture("cpu").is_same_outside_torch(before)
-            seeded_once = torch.initial_seed() == seed
-        self._takes_turns = not (only_torch and seeded_once and draws.can_be_redirected)
+            self._takes_turns = not (process.only_torch and draws.can_be_redirected)
         return batch
 
     def _beside(self, place: Place, batch: Batch) -> Batch:
         """Transform a batch, or leave it and the next ones to ``finish`` if a draw cannot be redirected."""
-        version = batch.x._version
+        versions = _versions(batch)
         try:
-            with TorchDraws(partial(self._seed_of, place)):
-                return self._transformed(batch)
+            with TorchDraws(lambda: self._seed_of(place)) as draws:
+                return self._transformed(place, batch, draws.restart)
         except CannotRedirectError as error:
-            if batch.x._version != version:
+            if _versions(batch) != versions:
                 raise RuntimeError(
                     f"the transform changed a batch in place, and then drew as it did not for the first: {error}; "
                     "let it make a new tensor instead of changing the batch"
@@ -140,9 +172,17 @@ class Preparation:
             self._takes_turns = True
             return batch
 
-    def _transformed(self, batch: Batch) -> Batch:
-        with self._replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None), self._replica.autocast():
-            return batch._replace(samples_before=len(batch.x), x=self._replica.transformed(batch.x))
+    def _transformed(self, place: Place, batch: Batch, seed: Seeding) -> Batch:
+        x, y = batch.x, batch.y
+        with self._replica.annotate_errors(x, y, own_target=y is None), self._replica.autocast():
+            if self._augment is not None:
+                x, y = self._augment(x, y, lambda sample: seed(self._seed_of(place, sample)))
+            return batch._replace(samples_before=batch.samples, x=self._replica.transformed(x), y=y)
+
+
+def _versions(batch: Batch) -> list[int]:
+    """Return numbers that an operation in place raises."""
+    return [part._version for part in leaves((batch.x, batch.y)) if part is not None]
 
 
 @contextmanager

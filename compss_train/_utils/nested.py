@@ -1,0 +1,44 @@
+"""Values in tuples, lists and dicts: where x, y or outputs are several tensors, these are its leaves.
+
+Anything else is a leaf itself, so that one tensor needs no special case.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+
+def leaves(value: Any) -> list[Any]:
+    """Return the leaves of a value, those of dicts in their order."""
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def rebuilt(template: Any, values: Iterable[Any]) -> Any:
+    """Return a value with the tuples, lists and dicts of ``template``, and these leaves."""
+    return _rebuilt(template, iter(values))
+
+
+def _rebuilt(template: Any, values: Iterator[Any]) -> Any:
+    if isinstance(template, dict):
+        return {name: _rebuilt(item, values) for name, item in template.items()}
+    if isinstance(template, tuple | list):
+        items = [_rebuilt(item, values) for item in template]
+        named = hasattr(template, "_fields")
+        return type(template)(*items) if named else tuple(items) if isinstance(template, tuple) else items
+    return next(values)
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value with the tuples, lists and dicts of this one, and the results of the function as leaves."""
+    if not isinstance(value, tuple | list | dict):
+        return function(value)
+    return rebuilt(value, map(function, leaves(value)))
+
+
+def template_of(value: Any) -> Any:
+    """Return the tuples, lists and dicts of a value, with ``None`` for its leaves."""
+    return rebuilt(value, repeat(None))

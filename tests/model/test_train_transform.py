@@ -1,0 +1,166 @@
+"""Transforms of training batches: their signatures, and fits that are plain loops with them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer, TrainTransform
+from compss_train.callbacks import Checkpoint
+from compss_train.data.order import transform_seed
+from compss_train.engines.machine import intra_op_threads
+from compss_train.model.random_state import random_state
+from compss_train.model.train_transform import as_train_transform
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.small_fits import fit, trainer_of
+
+X, Y = classification(samples=62)
+STILL = {"num_epochs": 2, "num_batches_per_worker": 3, "shuffle": None, "shuffle_block_data": False}
+
+
+@pytest.fixture(autouse=True)
+def _every_transform_is_worth_a_thread(monkeypatch):
+    monkeypatch.setattr("compss_train.training.worker.prefetching._WORTH_SECONDS", 0.0)
+
+
+def noisy(x):
+    return x + 0.1 * torch.randn(x.shape)
+
+
+def noisy_by_numpy(x):
+    return x + torch.from_numpy(np.random.normal(0, 0.1, tuple(x.shape))).float()
+
+
+def mixup(x, y):
+    """Beta(1, 1) is uniform."""
+    order, share = torch.randperm(len(x)), torch.rand(())
+    y = nn.functional.one_hot(y, 3).float()
+    return share * x + (1 - share) * x[order], share * y + (1 - share) * y[order]
+
+
+def relabelled(x, y):
+    return x * torch.rand(()), torch.where(torch.rand(()) < 0.1, 0, y)
+
+
+def zipped(x, y, parts):
+    return zip(np.array_split(x, parts), np.array_split(y, parts), strict=True)
+
+
+def transformed(function, x, y, seed, place, by_sample):
+    epoch, block, position = place
+    if not by_sample:
+        with random_state(transform_seed(seed, *place), "cpu"):
+            return function(x, y)
+    samples = []
+    for number in range(len(x)):
+        with random_state(transform_seed(seed, epoch, block, position + number), "cpu"):
+            samples.append(function(x[number], y[number]))
+    return torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])
+
+
+def plain_loop(function, by_sample, seed):
+    net = awkward_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    with intra_op_threads(1), random_state(seed, "cpu"):
+        for epoch in range(2):
+            for block, (block_x, block_y) in enumerate(zipped(X, Y, 4)):
+                position = 0
+                for bx, by in zipped(block_x, block_y, 3):
+                    x, y = torch.from_numpy(bx.copy()), torch.from_numpy(by.copy())
+                    x, y = transformed(function, x, y, seed, (epoch, block, position), by_sample)
+                    position += len(bx)
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(net(x / 3), y).backward()
+                    optimizer.step()
+    return state_arrays(net)
+
+
+CASES = [
+    (noisy, False),
+    (noisy, True),
+    (noisy_by_numpy, False),
+    (noisy_by_numpy, True),
+    (mixup, False),
+    (relabelled, True),
+]
+
+
+@pytest.mark.parametrize(("function", "by_sample"), CASES)
+def test_one_worker_is_the_plain_loop_with_a_seed_for_each_batch_or_sample(engine, function, by_sample):
+    """The transform of x follows, and Dropout in the network draws as if nothing else did."""
+    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
+    given = TrainTransform(function, by_sample=by_sample)
+    trainer.build(awkward_net(), SGD, "cross_entropy", train_transform=given, transform=lambda x: x / 3)
+    ours = trainer.fit(*blocked(X, Y, 4), **STILL)
+    both = function if function in (mixup, relabelled) else lambda x, y: (function(x), y)
+    assert_same_bits(ours, plain_loop(both, by_sample, seed=3))
+
+
+@pytest.mark.parametrize("given", [mixup, TrainTransform(noisy, by_sample=True)], ids=["batch", "sample"])
+def test_resumed_fits_draw_what_they_would_have_drawn(tmp_path, given):
+    options = {"num_epochs": 2, "shuffle": "total", "merge_unit": "batches", "merge_every": 2}
+    whole = trainer_of(train_transform=given, metric=None)
+    fit(whole, Checkpoint(tmp_path, keep=99), **options)
+    for folder in sorted(tmp_path.glob("round-*"))[:-1:2]:
+        resumed = trainer_of(train_transform=given, metric=None)
+        fit(resumed, resume=folder, **options)
+        assert_same_bits(whole.get_parameters(), resumed.get_parameters())
+
+
+def test_draws_by_sample_do_not_depend_on_the_size_of_batches():
+    """Each sample trained is that of its place; batches of one and of three hold the same samples."""
+    seen = {}
+
+    def noting(x, y):
+        seen[size].append((noisy(x), y))
+        return seen[size][-1]
+
+    for size in (1, 3):
+        seen[size] = []
+        given = TrainTransform(noting, by_sample=True)
+        trainer = trainer_of(workers=1, train_transform=given, net=mlp, metric=None)
+        trainer.fit(X[:9], Y[:9], num_epochs=2, batch_size=size, progress=False)
+    assert all(map(torch.equal, *([x for x, _ in seen[size]] for size in (1, 3))))
+
+
+def test_evaluation_prediction_and_exports_leave_it_out(tmp_path):
+    def spoil(x):
+        return torch.full_like(x, torch.nan)
+
+    trainer = trainer_of(train_transform=spoil, transform=lambda x: x / 3, on_nan="ignore")
+    plain = trainer_of(transform=lambda x: x / 3)
+    assert trainer.evaluate(X, Y) == plain.evaluate(X, Y)
+    np.testing.assert_array_equal(trainer.predict(X), plain.predict(X))
+    trainer.fit(X, Y, num_epochs=1, batch_size=20, progress=False)
+    assert np.isnan(trainer.history[0]["loss"])
+
+
+def test_random_draws_in_evaluation_are_a_warning():
+    for transform in (noisy, noisy_by_numpy):
+        trainer = trainer_of(transform=transform)
+        with pytest.warns(UserWarning, match="transform= draws random numbers.*train_transform="):
+            trainer.evaluate(X, Y)
+        with pytest.warns(UserWarning, match="train_transform="):
+            trainer.predict(X)
+        with pytest.warns(UserWarning, match="train_transform=") as warned:
+            trainer.fit(X, Y, num_epochs=3, batch_size=20, progress=False, validation_data=(X, Y))
+        assert len(warned) == 1
+    trainer_of(transform=nn.Dropout(0.5)).evaluate(X, Y)  # draws in training only, as modules do
+
+
+def test_the_arguments_say_whether_it_takes_targets():
+    assert not TrainTransform(noisy).targets
+    assert TrainTransform(mixup).targets
+    assert not TrainTransform(lambda x, strength=2: x).targets
+    assert not TrainTransform(nn.Dropout()).targets
+    assert TrainTransform(lambda *inputs: inputs, targets=True).targets
+    assert as_train_transform(None) is None
+
+
+def test_wrong_transforms_are_errors():
+    with pytest.raises(TypeError, match=r"train_transform=3.*TrainTransform"):
+        trainer_of(train_transform=3)
+    with pytest.raises(TypeError, match=r"train_transform.*cannot be pickled"):
+        trainer_of(train_transform=(x for x in ()).__next__)
+    with pytest.raises(TypeError, match=r"returned a Tensor for x and y; return both, as \(x, y\)"):
+        fit(trainer_of(train_transform=lambda x, y: x))
