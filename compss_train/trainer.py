@@ -68,6 +68,7 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         progress: bool = True,
         resume: str | os.PathLike[str] | bool = False,
         max_time: float | timedelta | None = None,
+        worker_timeout: float | None = None,
         rule: Rule = "weighted",
         outer_optimizer: OptimizerSpec | None = None,
         optimizer_state: OptimizerState | None = None,
@@ -129,6 +130,10 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         max_time:
             Time limit of the fit: seconds or a ``timedelta``. The fit stops before a round that would exceed it,
             judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended).
+        worker_timeout:
+            Seconds without a batch after which a worker's process counts as stopped or hung: it is ended, and its
+            task runs again in another one, up to 4 times in all. Give more than the slowest batch and the slowest
+            merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
         rule:
             Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
         outer_optimizer:
@@ -194,20 +199,16 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         )
         built = self._require_built()
         self._require_idle("fit")
+        measured = {"validated": validation_data is not None, "averaged": weight_averaging is not None}
         plan = self._plan_fit(
             x=x,
             y=y,
             options=options,
-            callbacks=callback_list(
-                self,
-                callbacks,
-                progress,
-                validated=validation_data is not None,
-                averaged=weight_averaging is not None,
-            ),
+            callbacks=callback_list(self, callbacks, progress, **measured),
             validation_data=validation_data,
             resume=resume,
             max_time=max_time,
+            worker_timeout=worker_timeout,
             sample_weight=sample_weight,
         )
         self._resume(plan.checkpoint, plan.callbacks)

@@ -10,6 +10,7 @@ import pickle
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
@@ -177,6 +178,14 @@ class Engine(ABC):
     @abstractmethod
     def host(self) -> str:
         """Return the address at which tasks can reach this machine."""
+
+    def watched(self, timeout: float | None) -> AbstractContextManager[None]:
+        """Watch the running tasks inside the context: warn of those that report nothing for long (``heartbeat``).
+
+        With a ``timeout`` a task that reports nothing for so many seconds is ended with its process, and runs again
+        in another one. Does nothing in an engine that cannot watch its tasks.
+        """
+        return nullcontext()
 
     @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:

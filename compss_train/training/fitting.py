@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, get_args
 
-from compss_train._utils.validation import check_choice
+from compss_train._utils.validation import check_choice, check_seconds
 from compss_train.data import FileDataset
 from compss_train.data.block_passes import BlockPass
 from compss_train.data.partitioning import RoundPlan
@@ -39,6 +39,8 @@ class FitPlan:
     validation: DataSource | None
     callbacks: CallbackList
     stopping: Stopping
+    worker_timeout: float | None
+    """Seconds without a batch after which a worker's task runs again elsewhere."""
     checkpoint: Checkpoint | None
     """The checkpoint that the fit resumes from."""
     progress: FitProgress
@@ -77,11 +79,14 @@ class FittingTrainer(ResumableTrainer):
         validation_data: Any,
         resume: Any,
         max_time: float | timedelta | None,
+        worker_timeout: float | None,
         sample_weight: Any,
     ) -> FitPlan:
         """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing."""
         built = self._require_built()
         stopping = Stopping(max_time, self._clock)
+        if worker_timeout is not None:
+            worker_timeout = check_seconds("worker_timeout", worker_timeout)
         checkpoint = self._find_checkpoint(resume, callbacks)
         data = as_data_source(x, y, self._number_blocks(checkpoint)).weighted(sample_weight)
         if data.has_weights:
@@ -103,6 +108,7 @@ class FittingTrainer(ResumableTrainer):
             validation=validation,
             callbacks=callbacks,
             stopping=stopping,
+            worker_timeout=worker_timeout,
             checkpoint=checkpoint,
             progress=progress,
         )
@@ -189,7 +195,8 @@ class FittingTrainer(ResumableTrainer):
         )
         active.running = rounds
         try:
-            self._parameters = params.copy_of(rounds.run(round_plan.rounds()) or self._parameters)
+            with session.engine.watched(plan.worker_timeout):
+                self._parameters = params.copy_of(rounds.run(round_plan.rounds()) or self._parameters)
             self.stopped = rounds.stopped
         except BaseException:
             self._parameters = params.copy_of(rounds.newest() or self._parameters)

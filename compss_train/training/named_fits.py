@@ -32,6 +32,7 @@ class FitKeywords(TypedDict, total=False):
     progress: bool
     resume: str | os.PathLike[str] | bool
     max_time: float | timedelta | None
+    worker_timeout: float | None
     rule: Rule
     outer_optimizer: OptimizerSpec | None
     optimizer_state: OptimizerState | None

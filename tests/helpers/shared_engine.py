@@ -15,9 +15,9 @@ IMPORTED = ["compss_train.training.worker", "torch._dynamo"]
 preparation_data = spawn.get_preparation_data
 
 
-def begin() -> None:
+def begin(heartbeat: str) -> None:
     """Begin as a process of users does, and end with the one that this one was forked from."""
-    worker_main.start(os.getppid(), [])
+    worker_main.start(os.getppid(), [], heartbeat)
 
 
 def without_main(name: str) -> dict:
@@ -29,7 +29,8 @@ class ForkedProcess(worker_process.WorkerProcess):
     """A process that is forked from one that has imported what tasks need: to start it anew takes two seconds."""
 
     def _new_executor(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, context=multiprocessing.get_context("forkserver"), initializer=begin)
+        context = multiprocessing.get_context("forkserver")
+        return ProcessPoolExecutor(1, context=context, initializer=begin, initargs=(self.heartbeat.path,))
 
     def start(self) -> None:
         with pytest.MonkeyPatch.context() as patch:

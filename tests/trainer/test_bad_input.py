@@ -37,6 +37,7 @@ GOOD = {"num_epochs": 1, "batch_size": 5}
         ({"num_epochs": 1, "num_batches_per_worker": 16}, "block 0 has only 15 rows; use 15 batches at most"),
         ({**GOOD, "merge": "async"}, "merge='async': choose one of 'synchronous', 'commutative'"),
         ({**GOOD, "merge_every": -1}, "merge_every=-1: give an integer of at least 0"),
+        ({**GOOD, "worker_timeout": 0}, "worker_timeout=0: give a number of seconds above 0"),
         ({**GOOD, "merge_unit": "samples"}, "merge_unit='samples': choose one of 'epochs', 'blocks', 'batches'"),
         ({**GOOD, "merge_unit": "batches", "merge_every": 0}, "give a number of batches of at least 1"),
         ({**GOOD, "shuffle": "all"}, "shuffle='all': choose one of 'blocks', 'total', 'partial', None"),

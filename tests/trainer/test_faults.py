@@ -23,14 +23,14 @@ from tests.helpers.processes import children, leftovers, session, wait_until
 class KillOnce:
     """A transform that kills its own process at one batch, in the middle of a round, the first time only."""
 
-    def __init__(self, flag: Path, at: int) -> None:
-        self.flag, self.at, self.seen = flag, at, 0
+    def __init__(self, flag: Path, at: int, number: int = signal.SIGKILL) -> None:
+        self.flag, self.at, self.number, self.seen = flag, at, number, 0
 
     def __call__(self, x):
         self.seen += 1
         if self.seen == self.at and not self.flag.exists():
             self.flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.number)
         return x
 
 
@@ -46,6 +46,25 @@ def test_after_a_kill_in_a_round_training_goes_on_with_the_same_bits(shared_loca
         results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, merge_unit=merge_unit))
     assert (tmp_path / "killed").exists()
     assert_same_bits(*results)
+
+
+def test_a_stopped_worker_is_named_and_its_task_runs_elsewhere_with_the_same_bits(shared_local, tmp_path, capsys):
+    x, y = classification()
+    results = []
+    (tmp_path / "never").touch()
+    for flag in ("never", "stopped"):
+        trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1)
+        transform = KillOnce(tmp_path / flag, at=3, number=signal.SIGSTOP)
+        trainer.build(awkward_net(), SGD, "cross_entropy", transform=transform)
+        fit = trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, worker_timeout=1.0, progress=False)
+        results.append(fit)
+    assert (tmp_path / "stopped").exists()
+    assert_same_bits(*results)
+    assert re.search(
+        r"round 0 on worker \d has reported no batch for 1 s.*: worker_timeout=1 ends its process \d+, which is "
+        r"stopped by a signal, and goes on after kill -CONT \d+",
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.slow

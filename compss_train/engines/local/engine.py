@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
@@ -177,6 +177,15 @@ class LocalEngine(SingleMachineEngine):
         self._check_open()
         for ref in refs:
             self._post(self._graph.delete, self._read(ref))
+
+    @contextlib.contextmanager
+    def watched(self, timeout: float | None) -> Iterator[None]:
+        """Warn, with the process's state and stack, after 30 s or 10 times the longest silence so far."""
+        self._post(self._scheduler.watch.begin, timeout)
+        try:
+            yield
+        finally:
+            self._post(self._scheduler.watch.end)
 
     def shutdown(self, *, kill: bool = False) -> None:
         """End the processes and remove all files from shared memory; further calls do nothing."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, wait
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from loky.process_executor import TerminatedWorkerError
@@ -14,6 +14,7 @@ from loky.process_executor import TerminatedWorkerError
 from compss_train.engines.base import Failure
 from compss_train.engines.local.store import StoredValue, discard_all
 from compss_train.engines.local.task_graph import Task, TaskGraph
+from compss_train.engines.local.watch import Watch
 from compss_train.engines.local.worker_main import Call
 from compss_train.engines.local.worker_process import WorkerProcess
 from compss_train.exceptions import EngineClosedError, WorkerLostError
@@ -25,12 +26,13 @@ MAX_RUNS = 4
 class Scheduler:
     """Runs tasks on worker processes; it has none at first.
 
-    Other threads communicate with it by ``post`` only. ``graph`` holds the tasks and their values; its methods are
-    for the scheduler's thread.
+    Other threads communicate with it by ``post`` only. ``graph`` holds the tasks and their values, and ``watch``
+    notices those that hang; their methods are for the scheduler's thread.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
         self.graph = TaskGraph()
+        self.watch = Watch()
         self._folders = folders
         self._free_cpus = 0
         self._idle: list[WorkerProcess] = []
@@ -70,7 +72,7 @@ class Scheduler:
 
     def _run(self) -> None:
         try:
-            while (event := self._events.get()) is not None:
+            while (event := self._next_event()) is not None:
                 event()
                 self.graph.wake()
                 if not self._stopping:
@@ -78,6 +80,13 @@ class Scheduler:
         except BaseException as error:  # a bug of the scheduler must not leave callers waiting
             self.graph.abandon(error)
             raise
+
+    def _next_event(self) -> Callable[[], None] | None:
+        while True:
+            try:
+                return self._events.get(timeout=self.watch.check())
+            except Empty:  # it is time for the next check
+                pass
 
     def _start_ready(self) -> None:
         while self._idle and (task := self.graph.next_ready(self._free_cpus)) is not None:
@@ -88,10 +97,12 @@ class Scheduler:
         future = process.submit(call)
         self._free_cpus -= task.cpus
         self._running[task] = future
+        self.watch.started(task, process)
         future.add_done_callback(lambda done: self.post(self._finish, task, process, done))
 
     def _finish(self, task: Task, process: WorkerProcess, future: Future[list[StoredValue] | Failure]) -> None:
         del self._running[task]
+        self.watch.ended(task)
         self._free_cpus += task.cpus
         error = future.exception()
         self._release(process, error)
@@ -123,14 +134,23 @@ class Scheduler:
         if task.deaths < MAX_RUNS:
             code = f" ({match[1]})" if match else ""
             print(f"compss_train: a worker process died{code}; its task {name!r} runs again", file=sys.stderr)
+            task.timed_out = False
             self.graph.requeue(task)
             return
-        lost = WorkerLostError(
-            f"task {name!r} was running {MAX_RUNS} times when a process died, the last time with "
-            f"{match[1] if match else error}. If the system killed it (SIGKILL), memory most likely ran out: use "
-            "smaller blocks or batches, or fewer workers."
+        self.graph.fail(task, _lost(task, name, match[1] if match else str(error)))
+
+
+def _lost(task: Task, name: str, death: str) -> WorkerLostError:
+    if task.timed_out:
+        return WorkerLostError(
+            f"task {name!r} was running {MAX_RUNS} times, and the last time its process was ended because it "
+            "reported no batch for worker_timeout seconds; give more of them than the slowest batch takes, or find "
+            "out where it hangs: warnings show the stack of a task that is left alone"
         )
-        self.graph.fail(task, lost)
+    return WorkerLostError(
+        f"task {name!r} was running {MAX_RUNS} times when a process died, the last time with {death}. If the "
+        "system killed it (SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer workers."
+    )
 
 
 def _file_names(task: Task) -> tuple[str, ...]:

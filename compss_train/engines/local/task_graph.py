@@ -54,6 +54,8 @@ class Task:
     """Number of inputs that are not available yet."""
     deaths: int = 0
     """How often a process died while this task ran."""
+    timed_out: bool = False
+    """Whether its process was ended because it reported nothing for too long."""
 
     def inputs(self) -> Iterator[Value]:
         """Iterate over the values that the task reads."""

@@ -1,5 +1,6 @@
 """The local engine in a worker process: load a task's arguments, run it, and store its results."""
 
+import faulthandler
 import math
 import os
 import signal
@@ -11,9 +12,13 @@ from typing import Any
 
 from loky import process_executor
 
+from compss_train.engines import heartbeat
 from compss_train.engines.base import Failure
 from compss_train.engines.local.store import StoredValue, discard_all, store
 from compss_train.engines.machine import intra_op_threads, prepare_process
+
+STACK_SIGNAL = signal.SIGUSR1
+"""The signal at which a worker process writes the stack of its task to a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class Call:
 def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | Failure:
     """Run a task and return its stored results, or a ``Failure`` for any exception."""
     try:
+        heartbeat.describe(f"task {getattr(call.function, '__name__', '')!r}")
         with intra_op_threads(call.cpus):
             result = call.function(*map(_load, call.args))
         results = (result,) if len(call.outputs) == 1 else result
@@ -47,7 +53,7 @@ def _load(argument: Any) -> Any:
     return argument
 
 
-def start(parent: int, preload: Sequence[str]) -> None:
+def start(parent: int, preload: Sequence[str], heartbeat_path: str) -> None:
     """Initialize a new worker process: import what tasks need, and end it when its parent ends."""
     # Ignored even if the main program handles Ctrl-C and continues: only the main program ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,6 +62,14 @@ def start(parent: int, preload: Sequence[str]) -> None:
     # delays the next task by tens of milliseconds, and growth here is mapped blocks and models in use.
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    heartbeat.report_to(heartbeat.Heartbeat(heartbeat_path))
+    stack_file = os.open(stack_path(heartbeat_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
+
+
+def stack_path(heartbeat_path: str) -> str:
+    """Return where a process with this heartbeat writes its stack."""
+    return f"{heartbeat_path}-stack"
 
 
 def _end_with(parent: int) -> None:

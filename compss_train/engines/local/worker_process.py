@@ -1,16 +1,19 @@
 """The local engine's worker processes, seen from the coordinator: a loky executor each."""
 
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 from loky import ProcessPoolExecutor
 
 from compss_train.engines.base import Failure
+from compss_train.engines.heartbeat import Heartbeat
 from compss_train.engines.local import worker_main
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.worker_main import Call
@@ -29,6 +32,8 @@ class WorkerProcess:
         self._threads = threads
         self._folders = folders
         self._preload = preload
+        self.heartbeat = Heartbeat.create(f"{secrets.token_hex(4)}-heartbeat", folders)
+        """What its tasks report."""
         self._executor = self._new_executor()
         self._manager: threading.Thread | None = None
         self.ready: Future[int] = Future()
@@ -36,7 +41,7 @@ class WorkerProcess:
 
     def _new_executor(self) -> ProcessPoolExecutor:
         environment = {name: str(self._threads) for name in _THREAD_VARIABLES}
-        arguments = (os.getpid(), self._preload)
+        arguments = (os.getpid(), self._preload, self.heartbeat.path)
         return ProcessPoolExecutor(1, initializer=worker_main.start, initargs=arguments, env=environment)
 
     def start(self) -> None:
@@ -64,6 +69,33 @@ class WorkerProcess:
                 self.restart()
             else:
                 return future
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 if there is no process at the moment."""
+        return next(iter(list(self._executor._processes or ())), 0)
+
+    def kill(self) -> None:
+        """Kill the process and the task that it runs, even if it is stopped."""
+        self._send(signal.SIGKILL)
+
+    def ask_for_stack(self) -> None:
+        """Make the process write the stack of its task, unless it is stopped."""
+        self._send(worker_main.STACK_SIGNAL)
+
+    def stack(self) -> str:
+        """Return the stack that the process has written since the last call; empty if it has written none."""
+        path = Path(worker_main.stack_path(self.heartbeat.path))
+        with suppress(OSError):
+            text = path.read_text(errors="replace")
+            os.truncate(path, 0)
+            return text
+        return ""
+
+    def _send(self, number: signal.Signals) -> None:
+        if pid := self.pid:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, number)
 
     def stop(self) -> None:
         """Kill the process without waiting: it holds nothing that is needed again."""

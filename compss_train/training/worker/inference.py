@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
+from compss_train.engines import heartbeat
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
@@ -55,6 +56,7 @@ def _evaluate(
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
         for batch in batches(shard, source, device):
             _measure(replica, batch, transform, accumulator)
+            heartbeat.beat(batch.samples)
         return {**accumulator.sums(), **source.measured(), **transform.warnings}
 
 

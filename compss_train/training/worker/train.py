@@ -14,6 +14,7 @@ import torch
 
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
+from compss_train.engines import heartbeat
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution, compress_arrays
@@ -75,6 +76,7 @@ def train(
     sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm
     of the change of the weights), counts of file reads, and ``probabilities`` if a warning of them is due.
     """
+    heartbeat.describe(shard.name)
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = training_spec.replica(parameters, device, training=True)
@@ -115,6 +117,7 @@ def _learn(
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 stepper.learn(batch, accumulator)
             drawn += batch.samples
+            heartbeat.beat(batch.samples)
         stepper.finish()
     return drawn
 

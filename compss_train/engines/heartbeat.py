@@ -1,0 +1,91 @@
+"""Heartbeats: what the task of a process has done so far, in memory that the process shares with its engine.
+
+A report costs less than a microsecond, as nothing is sent: the process adds to counters in a mapped file. Whoever
+has mapped the file too reads them whenever it likes: the local engine, to notice processes that are stopped or
+hang (``local.watch``); a display of progress within a round could read the samples.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import NamedTuple, Self
+
+_COUNTS = 16
+"""Bytes of the counters: of reports, and of samples."""
+_SIZE = 256
+"""Bytes of a heartbeat: the counters, and a text."""
+
+
+class Report(NamedTuple):
+    """What a process has reported."""
+
+    beats: int
+    """Number of its reports."""
+    samples: int
+    """Samples that its tasks have trained or evaluated, in all."""
+    doing: str
+    """What it does, such as ``round 3 on worker 1``."""
+
+
+class Heartbeat:
+    """The reports of one process, which writes them; a text that is read while it changes is mixed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(path, "r+b") as file:
+            self._text = memoryview(mmap.mmap(file.fileno(), _SIZE))
+        self._counts = self._text[:_COUNTS].cast("Q")
+
+    @classmethod
+    def create(cls, name: str, folders: Sequence[str]) -> Self:
+        """Write the file to the first of the folders with enough space; raise ``OSError`` if none has it."""
+        for folder in folders:
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "wb") as file:
+                    file.write(bytes(_SIZE))  # space for it is found now, or never missing later
+                return cls(path)
+            except OSError:
+                if folder == folders[-1]:
+                    raise
+        raise ValueError("a heartbeat needs a folder for its file")
+
+    def beat(self, samples: int = 0) -> None:
+        """Report that the task goes on, and has trained or evaluated more samples."""
+        self._counts[0] += 1
+        self._counts[1] += samples
+
+    def describe(self, doing: str) -> None:
+        """Report what the process does from now on."""
+        text = doing.encode()[: _SIZE - _COUNTS]
+        self._text[_COUNTS:] = text.ljust(_SIZE - _COUNTS, b"\0")
+        self.beat()
+
+    def read(self) -> Report:
+        """Return what has been reported so far."""
+        text = bytes(self._text[_COUNTS:]).rstrip(b"\0").decode(errors="replace")
+        return Report(self._counts[0], self._counts[1], text)
+
+
+_own: ContextVar[Heartbeat | None] = ContextVar("heartbeat", default=None)
+"""The heartbeat of this process, if its engine watches it. Tasks are plain functions, which get no engine."""
+
+
+def report_to(heartbeat: Heartbeat) -> None:
+    """Let the tasks that this thread runs report to a heartbeat."""
+    _own.set(heartbeat)
+
+
+def beat(samples: int = 0) -> None:
+    """Report from a task that it goes on, and has trained or evaluated more samples. Call it for every batch."""
+    if (own := _own.get()) is not None:
+        own.beat(samples)
+
+
+def describe(doing: str) -> None:
+    """Report from a task what it does from now on."""
+    if (own := _own.get()) is not None:
+        own.describe(doing)

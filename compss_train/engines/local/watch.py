@@ -1,0 +1,152 @@
+"""The local engine's watch: notices tasks that report nothing for long, as their process is stopped or hangs."""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from compss_train.engines.local.task_graph import Task
+from compss_train.engines.local.worker_process import WorkerProcess
+
+CHECK_SECONDS = 0.25
+"""How often the reports of the processes are read."""
+
+WARN_SECONDS = 30.0
+"""The shortest silence that is worth a warning: the first batch of a fit may have to read large files."""
+
+WARN_FACTOR = 10.0
+"""How many times as long as the longest silence so far a silence must be for a warning."""
+
+_STACK_CHECKS = 4
+"""How many checks later a process that has not written its stack will not do so: it is stopped."""
+
+_STATES = {
+    "R": "computes",
+    "S": "waits for something",
+    "D": "waits for a disk or a file system",
+    "T": "is stopped by a signal, and goes on after kill -CONT {pid}",
+    "t": "is stopped by a debugger",
+}
+"""What a process does, by the letters of Linux."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A task that runs, as the watch knows it."""
+
+    process: WorkerProcess
+    beats: int
+    silence: float = 0.0
+    """Seconds since its last report, or since its start."""
+    asked: int = 0
+    """At how many checks its process has been asked for its stack."""
+    warned: bool = False
+    ended: bool = False
+    """Whether its process was killed by the watch."""
+
+
+class Watch:
+    """Watches the tasks that run, between ``begin`` and ``end``. Belongs to the scheduler's thread.
+
+    Only time in which this program runs counts as silence: if all of it is stopped for a while, nothing is wrong.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._runs: dict[Task, _Run] = {}
+        self._active = False
+        self._timeout: float | None = None
+        self._longest = 0.0
+        """The longest silence of a task that went on, in seconds."""
+        self._checked = clock()
+
+    def begin(self, timeout: float | None) -> None:
+        """Watch from now on, and end processes whose task reports nothing for ``timeout`` seconds."""
+        self._active, self._timeout, self._longest = True, timeout, 0.0
+        for run in self._runs.values():
+            run.silence = 0.0
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._active = False
+
+    def started(self, task: Task, process: WorkerProcess) -> None:
+        """Note that a task has been sent to a process."""
+        self._runs[task] = _Run(process=process, beats=process.heartbeat.read().beats)
+
+    def ended(self, task: Task) -> None:
+        """Note that a task has ended, or its process."""
+        run = self._runs.pop(task)
+        if not run.warned and not run.ended:
+            self._longest = max(self._longest, run.silence)
+
+    def check(self) -> float | None:
+        """Check all tasks if it is time; return the seconds until the next check, ``None`` if there is nothing."""
+        if not self._active or not self._runs:
+            return None
+        interval = CHECK_SECONDS if self._timeout is None else min(CHECK_SECONDS, self._timeout / 4)
+        passed = self._clock() - self._checked
+        if passed < interval:
+            return interval - passed
+        self._checked += passed
+        for task, run in self._runs.items():
+            if run.process.ready.done() and not run.ended:
+                self._check(task, run, min(passed, 2 * interval))
+        return interval
+
+    def _check(self, task: Task, run: _Run, passed: float) -> None:
+        report = run.process.heartbeat.read()
+        if report.beats != run.beats:
+            self._heard(run, report.doing)
+            run.beats = report.beats
+            return
+        run.silence += passed
+        if self._timeout is not None and run.silence >= self._timeout:
+            _say(f"{report.doing} {self._silence(run)}: worker_timeout={self._timeout:g} ends its {_process(run)}")
+            task.timed_out = run.ended = True
+            run.process.kill()
+        elif not run.warned and run.silence >= max(WARN_SECONDS, WARN_FACTOR * self._longest):
+            self._warn(run, report.doing)
+
+    def _heard(self, run: _Run, doing: str) -> None:
+        if run.warned:
+            _say(f"{doing} goes on after {run.silence:.0f} s")
+        else:
+            self._longest = max(self._longest, run.silence)
+        run.silence, run.asked, run.warned = 0.0, 0, False
+
+    def _warn(self, run: _Run, doing: str) -> None:
+        """Warn of a silent task once its process has written its stack, or does not write any."""
+        stack = run.process.stack() if run.asked else ""
+        if not stack and run.asked < _STACK_CHECKS:
+            if not run.asked:
+                run.process.ask_for_stack()
+            run.asked += 1
+            return
+        run.warned = True
+        advice = "" if self._timeout else "; fit(worker_timeout=SECONDS) would run its task in another process"
+        _say(f"{doing} {self._silence(run)}: {_process(run)}{advice}{stack and '. Its stack:'}")
+        print(stack, end="", file=sys.stderr, flush=True)
+
+    def _silence(self, run: _Run) -> str:
+        longest = f" (the longest until now: {self._longest:.1f} s)" if self._longest else ""
+        return f"has reported no batch for {run.silence:.0f} s{longest}"
+
+
+def _process(run: _Run) -> str:
+    pid = run.process.pid
+    state = _STATES.get(state_of(pid), "").format(pid=pid)
+    return f"process {pid}{state and f', which {state}'}"
+
+
+def state_of(pid: int) -> str:
+    """Return the letter that Linux gives to what a process does; empty if it is not known."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def _say(message: str) -> None:
+    print(f"compss_train: {message}", file=sys.stderr, flush=True)

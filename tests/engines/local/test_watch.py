@@ -1,0 +1,146 @@
+"""Tests of the watch: silent tasks are warned of, and ended where there is a timeout; others are left alone."""
+
+from concurrent.futures import Future
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train import WorkerLostError
+from compss_train.engines.heartbeat import Heartbeat
+from compss_train.engines.local import scheduler, watch
+from compss_train.engines.local.watch import CHECK_SECONDS, Watch
+from tests.engines import tasks
+
+
+class Process:
+    """A process that runs nothing."""
+
+    pid = 1
+
+    def __init__(self, folder):
+        self.heartbeat = Heartbeat.create("beats", [str(folder)])
+        self.ready = Future()
+        self.ready.set_result(1)
+        self.killed = False
+
+    def kill(self):
+        self.killed = True
+
+    def ask_for_stack(self):
+        pass
+
+    def stack(self):
+        return ""
+
+
+class Watched:
+    """A watch of one task, and its clock."""
+
+    def __init__(self, folder, timeout=None):
+        self.now = 0.0
+        self.watch = Watch(lambda: self.now)
+        self.process = Process(folder)
+        self.task = scheduler.Task(number=0, function=len, args=(), outputs=[])
+        self.watch.begin(timeout)
+        self.watch.started(self.task, self.process)
+
+    def pass_(self, seconds):
+        for _ in range(round(seconds / CHECK_SECONDS)):
+            self.now += CHECK_SECONDS
+            self.watch.check()
+
+    def beat(self):
+        self.process.heartbeat.describe("round 1 on worker 0")
+        self.pass_(CHECK_SECONDS)
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("beats")
+
+
+@given(st.lists(st.integers(min_value=1, max_value=400), max_size=4), st.integers(min_value=1, max_value=2000))
+def test_warned_once_after_ten_times_the_longest_silence(tmp_path_factory, gaps, last):
+    watched = Watched(tmp_path_factory.mktemp("beats"))
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "_say", said.append)
+        longest = 0
+        for gap in gaps:
+            if gap >= max(30, 10 * longest):
+                gap = 29  # shorter than what is warned of
+            longest = max(longest, gap)
+            watched.pass_(gap)
+            watched.beat()
+        assert not said
+        watched.pass_(last)
+    limit = max(30, 10 * longest)
+    if last < limit:
+        assert not said
+    elif last > limit + 10 * CHECK_SECONDS + 1:
+        (warning,) = said
+        assert "has reported no batch for " in warning
+        assert "process 1" in warning
+        assert "worker_timeout=SECONDS" in warning
+
+
+def test_a_task_that_goes_on_after_a_warning_is_said_to_and_its_silence_is_no_measure(folder, capsys):
+    watched = Watched(folder)
+    watched.beat()
+    watched.pass_(500)
+    watched.beat()
+    err = capsys.readouterr().err
+    assert "round 1 on worker 0 goes on after 500 s" in err
+    assert err.count("has reported no batch") == 1
+    watched.pass_(31)
+    assert "has reported no batch for 31 s" in capsys.readouterr().err
+
+
+def test_a_silent_task_is_ended_after_the_timeout_and_not_before(folder, capsys):
+    watched = Watched(folder, timeout=5)
+    watched.pass_(4.5)
+    watched.beat()
+    watched.pass_(4.75)
+    assert not watched.process.killed
+    watched.pass_(0.5)
+    assert watched.process.killed
+    assert watched.task.timed_out
+    assert "worker_timeout=5 ends its process 1" in capsys.readouterr().err
+
+
+def test_nothing_is_ended_after_this_program_was_stopped_itself(folder):
+    watched = Watched(folder, timeout=5)
+    watched.now += 1000
+    watched.watch.check()
+    assert not watched.process.killed
+
+
+def test_the_start_of_a_process_is_no_silence(folder):
+    watched = Watched(folder, timeout=5)
+    watched.process.ready = Future()
+    watched.pass_(100)
+    assert not watched.process.killed
+
+
+def test_nothing_is_checked_where_nothing_runs_or_nobody_watches(folder):
+    watched = Watched(folder)
+    assert watched.watch.check() is not None
+    watched.watch.end()
+    assert watched.watch.check() is None
+    watched.watch.begin(None)
+    watched.watch.ended(watched.task)
+    assert watched.watch.check() is None
+
+
+def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(watch, "WARN_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "WARN_FACTOR", 0)
+    monkeypatch.setattr(scheduler, "MAX_RUNS", 1)
+    with shared_local.watched(2.0), pytest.raises(WorkerLostError, match="reported no batch for worker_timeout"):
+        shared_local.fetch([shared_local.submit(tasks.wait_for, tmp_path / "never", 0)])
+    assert shared_local.fetch([shared_local.submit(tasks.add, 1)]) == [1]
+    err = capsys.readouterr().err
+    assert "task 'wait_for' has reported no batch for" in err
+    assert "which waits for something" in err
+    assert "in wait_for" in err

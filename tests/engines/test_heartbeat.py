@@ -1,0 +1,35 @@
+"""Tests of heartbeats: what a process reports is what its engine reads."""
+
+import os
+
+from compss_train.engines import heartbeat
+from compss_train.engines.heartbeat import Heartbeat
+
+
+def test_another_holder_of_the_file_reads_what_was_reported(tmp_path):
+    ours = Heartbeat.create("beats", [str(tmp_path)])
+    theirs = Heartbeat(ours.path)
+    theirs.describe("round 3 on worker 1")
+    theirs.beat(20)
+    theirs.beat(7)
+    assert ours.read() == (3, 27, "round 3 on worker 1")
+    theirs.describe("é" * 500)
+    assert ours.read().doing.startswith("é" * 100)
+    assert os.path.getsize(ours.path) == 256
+
+
+def test_a_full_folder_is_passed_over(tmp_path):
+    assert Heartbeat.create("beats", [str(tmp_path / "none"), str(tmp_path)]).path == str(tmp_path / "beats")
+
+
+def test_tasks_report_to_the_heartbeat_of_their_process_only(tmp_path):
+    heartbeat.beat(5)
+    heartbeat.describe("nobody listens")
+    own = Heartbeat.create("beats", [str(tmp_path)])
+    token = heartbeat._own.set(own)
+    try:
+        heartbeat.beat(5)
+    finally:
+        heartbeat._own.reset(token)
+    heartbeat.beat(5)
+    assert own.read()[:2] == (1, 5)
