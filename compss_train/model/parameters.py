@@ -7,6 +7,7 @@ return compressed changes in place of some arrays (``compression``). Module ``we
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -26,6 +27,7 @@ Parameters = dict[str, NDArray[Any]]
 
 FORMATS = (".npz", ".safetensors")
 """Suffixes of files of parameters."""
+_TORCH_SUFFIXES = (".pt", ".pth")
 
 _CHUNK = 8192
 """Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
@@ -224,6 +226,9 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
 def load(path: str | Path) -> Parameters:
     """Return the arrays of a file that ``save`` wrote, for ``.npz`` in the same order.
 
+    Of a ``.pt`` or ``.pth`` file, written by ``torch.save(model.state_dict(), path)`` or with that under
+    ``"state_dict"``, only tensors are loaded (``weights_only``), so that it cannot run code.
+
     Raises ``BadFileError`` for a damaged file, and ``ValueError`` for another suffix.
     """
     path = Path(path)
@@ -233,6 +238,18 @@ def load(path: str | Path) -> Parameters:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-    except (SafetensorError, BadZipFile, ValueError, EOFError) as error:
+        if path.suffix in _TORCH_SUFFIXES:
+            return _load_state_dict(path)
+    except UnpicklingError as error:
+        raise BadFileError(str(path), "holds more than tensors, or is damaged; save model.state_dict()") from error
+    except (SafetensorError, BadZipFile, ValueError, TypeError, RuntimeError, EOFError) as error:
         raise BadFileError(str(path), f"is damaged, or not a file of parameters: {error}") from error
-    raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors or .npz")
+    raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors, .npz, .pt or .pth")
+
+
+def _load_state_dict(path: Path) -> Parameters:
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
+    if not isinstance(state, Mapping):
+        raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
+    return {str(name): to_array(str(name), tensor) for name, tensor in state.items()}

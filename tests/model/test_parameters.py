@@ -158,6 +158,30 @@ def test_the_error_of_a_damaged_file_names_it(tmp_path, suffix, content):
         params.load(path)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_state_dict_that_torch_saved_is_loaded(tmp_path, nested):
+    state = awkward_net().state_dict()
+    torch.save({"state_dict": state, "epoch": 3} if nested else state, tmp_path / "w.pt")
+    assert_same_bits(params.load(tmp_path / "w.pt"), {name: tensor.numpy() for name, tensor in state.items()})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (nn.Linear(1, 1), r"holds more than tensors, or is damaged; save model\.state_dict\(\)"),
+        ([torch.ones(2)], "not a file of parameters: it holds a list, not a state_dict"),
+        ({"epoch": 3}, "not a file of parameters: state_dict entry 'epoch' is a int"),
+    ],
+)
+def test_other_files_of_torch_are_errors(tmp_path, content, message):
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(BadFileError, match=message):
+        params.load(tmp_path / "w.pth")
+    (tmp_path / "w.pth").write_bytes((tmp_path / "w.pth").read_bytes()[:200])
+    with pytest.raises(BadFileError, match="damaged"):
+        params.load(tmp_path / "w.pth")
+
+
 @pytest.mark.parametrize("name", ["it.safetensors", "it.npz"])
 def test_file_permissions_follow_the_umask(tmp_path, name):
     (tmp_path / "other").touch()
