@@ -19,7 +19,7 @@ from compss_train.data.dislib_tensors import is_future
 from compss_train.engines.base import Failure
 from compss_train.engines.codec import dumps
 from compss_train.engines.compss.binding import bound_resources
-from compss_train.engines.compss.context import in_worker
+from compss_train.engines.compss.context import in_worker, keep_answer_pipe_open
 from compss_train.engines.machine import prepare_process
 from compss_train.exceptions import WorkerLostError
 
@@ -110,10 +110,11 @@ def run_update(cpus: int, call: SerializedValue, target: SerializedValue, inputs
 
 @cache
 def _prepare_worker() -> None:
-    """Prepare this process, once, and exclude all imported objects from garbage collection.
+    """Prepare this process, once: its pipe, and all imported objects, which garbage collection leaves out.
 
     PyCOMPSs collects garbage twice after each task, which takes a quarter of a second for torch's modules alone.
     """
+    keep_answer_pipe_open()
     prepare_process()
     gc.freeze()
 

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -6,7 +7,7 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.engines import CompssEngine, LocalEngine, engine_class
-from compss_train.engines.compss.context import under_compss
+from compss_train.engines.compss.context import keep_answer_pipe_open, under_compss
 from compss_train.exceptions import ScriptLoadingError
 from tests.engines.compss.applications import declare_nodes
 
@@ -72,3 +73,52 @@ def test_the_exit_code_stays_and_destructors_do_not_run():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stderr
     assert done.stdout == "python's own ran\n"
+
+
+@pytest.fixture
+def pipes(tmp_path):
+    """The ends of the pipes of a worker process: commands for it to read, and its answers for Java to read."""
+    for name in ("pipe_1.outbound", "pipe_1.inbound"):
+        os.mkfifo(tmp_path / name)
+    ends = [os.open(tmp_path / f"pipe_1.{way}", os.O_RDONLY | os.O_NONBLOCK) for way in ("outbound", "inbound")]
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_the_reader_of_answers_waits_in_the_read_as_long_as_the_process_lives(pipes):
+    _, answers = pipes
+    assert os.read(answers, 1) == b""  # no writer: the end of the file, after which Java sleeps
+    kept = keep_answer_pipe_open()
+    with pytest.raises(BlockingIOError):  # a reader that may wait is woken by the answer
+        os.read(answers, 1)
+    os.close(kept)
+    assert os.read(answers, 1) == b""
+
+
+def test_without_a_pipe_nothing_is_kept(tmp_path):
+    assert keep_answer_pipe_open() is None
+
+
+FORKED = """
+import os, sys
+from compss_train.engines.compss.context import keep_answer_pipe_open
+commands = os.open(sys.argv[1] + ".outbound", os.O_RDONLY | os.O_NONBLOCK)
+answers = os.open(sys.argv[1] + ".inbound", os.O_RDONLY | os.O_NONBLOCK)
+kept = keep_answer_pipe_open()
+child = os.fork()
+if not child:
+    try:
+        os.fstat(kept)
+    except OSError:
+        os._exit(7)
+    os._exit(1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_forks_do_not_keep_the_pipe(tmp_path, pipes):
+    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path / "pipe_1")], timeout=60)
+    assert done.returncode == 7
