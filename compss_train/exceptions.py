@@ -48,12 +48,14 @@ class BadCheckpointError(ValueError):
     """A checkpoint is incomplete, damaged or of another format. ``path`` is its folder, ``reason`` the problem.
 
     ``good`` is the latest valid checkpoint in the same folder, from which a fit can resume, or ``None``.
+    ``damaged`` is false for one of another version of the format.
     """
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path, reason: str, *, damaged: bool = True) -> None:
         super().__init__(path, reason)
         self.path = path
         self.reason = reason
+        self.damaged = damaged
         self.good: Path | None = None
 
     def __str__(self) -> str:

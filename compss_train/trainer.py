@@ -124,9 +124,10 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             Whether to show a progress bar in a terminal or notebook, or elsewhere write a line a round, to standard
             error; a ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
         resume:
-            Folder of checkpoints, or one checkpoint, to resume from: the rest of the interrupted fit is trained,
-            bit for bit as without interruption if workers merge synchronously. ``True`` uses the folder of the
-            ``Checkpoint`` among the callbacks, and starts a new fit if it holds no checkpoint yet.
+            Folder of checkpoints (the newest good one is used; a warning names later ones that are damaged), or one
+            checkpoint, to resume from: the rest of the interrupted fit is trained, bit for bit as without
+            interruption if workers merge synchronously. ``True`` uses the folder of the ``Checkpoint`` among the
+            callbacks, and starts a new fit if it holds no checkpoint yet.
         max_time:
             Time limit of the fit: seconds or a ``timedelta``. The fit stops before a round that would exceed it,
             judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended).

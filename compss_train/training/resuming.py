@@ -133,15 +133,16 @@ class ResumableTrainer(BaseTrainer):
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
 
-        ``folder`` is the folder of a ``Checkpoint`` callback, whose newest checkpoint is loaded, or the best one
-        with ``best=True``; or it is a single checkpoint. A fit afterwards is a new fit of the same trainer.
+        ``folder`` is the folder of a ``Checkpoint`` callback, whose newest good checkpoint is loaded, or the best
+        one with ``best=True``; or it is a single checkpoint. A fit afterwards is a new fit of the same trainer.
+        Warns if later checkpoints of the folder are damaged.
 
         Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for a checkpoint of another network
         or optimizer, or of another seed than that of the trainer.
         """
         self._require_built()
         self._require_idle("restore")
-        path, content = storage.read_latest_checkpoint(folder)
+        path, content = storage.read_latest_checkpoint(folder, warn=True)
         if best:
             path = storage.checkpoint_path(path.parent, _best_round(path, content))
             content = storage.read_checkpoint(path)
@@ -159,7 +160,7 @@ class ResumableTrainer(BaseTrainer):
         folder = _folder_of(resume, callbacks.callbacks)
         if folder is None or (resume is True and not storage.list_checkpoints(folder)):
             return None
-        path, content = storage.read_latest_checkpoint(folder)
+        path, content = storage.read_latest_checkpoint(folder, warn=True)
         return path, _with_stable_names(Snapshot.from_dict(content))
 
     def _number_blocks(self, found: Checkpoint | None) -> int:

@@ -231,19 +231,32 @@ def damage(path: Path) -> None:
     file.write_bytes(whole)
 
 
-def test_a_damaged_checkpoint_offers_an_older_one_which_leads_to_the_same_end(own, folder):
+@pytest.mark.parametrize("by_name", [False, True])
+def test_after_a_damaged_checkpoint_the_newest_good_one_leads_to_the_same_end(own, folder, by_name):
     damage(own / "round-000002")
-    error = assert_refused(refusing(), BadCheckpointError, "round-000002 cannot be used: .* is damaged", resume=own)
-    assert error.good == own / "round-000001"
-    assert_refused(refusing(), BadCheckpointError, "damaged", Checkpoint(own), resume=True)
-    with pytest.raises(BadCheckpointError, match=r"round-000001 is valid"):
-        refusing().restore(own)
-    again, whole = trainer_of(), trainer_of()
-    fit(again, Checkpoint(own, keep=3), resume=error.good)
+    message = "round-000002 cannot be used: .* is damaged.*; using .*round-000001 instead"
+    again, whole, restored = trainer_of(), trainer_of(), trainer_of()
+    with pytest.warns(UserWarning, match=message):
+        restored.restore(own)
+    assert len(restored.history) == 2
+    with pytest.warns(UserWarning, match=message):
+        fit(again, Checkpoint(own, keep=3), resume=own if by_name else True)
+    assert again.resumed_from == own / "round-000001"
     whole.restore(folder)
     assert_alike(again, whole)
     assert list(storage.list_checkpoints(own)) == [0, 1, 2]
-    storage.read_latest_checkpoint(own)  # the damaged one has been replaced
+    storage.read_checkpoint(own / "round-000002")  # the damaged one has been replaced
+
+
+def test_a_damaged_checkpoint_that_is_named_is_an_error_that_names_the_newest_good_one(own):
+    path = own / "round-000002"
+    damage(path)
+    error = assert_refused(
+        refusing(), BadCheckpointError, "round-000002 cannot be used: .* is damaged", resume=path
+    )
+    assert error.good == own / "round-000001"
+    with pytest.raises(BadCheckpointError, match=r"round-000001 is valid"):
+        refusing().restore(path)
 
 
 def test_damaged_ones_only(own):

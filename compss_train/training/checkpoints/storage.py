@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from compss_train._utils.validation import warn_user
 from compss_train.exceptions import BadCheckpointError
 from compss_train.training.checkpoints.json_encoding import EncodedValue, from_json, to_json
 
@@ -198,9 +199,8 @@ def _read_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")
     if (version := document.get("version")) != VERSION:
-        raise BadCheckpointError(
-            path, f"its format has version {version!r}, and this compss_train reads version {VERSION}"
-        )
+        reason = f"its format has version {version!r}, and this compss_train reads version {VERSION}"
+        raise BadCheckpointError(path, reason, damaged=False)
     state = json.dumps(document.get("state")).encode()
     sha256 = document.get("sha256")
     if not isinstance(sha256, dict) or sha256.get("state") != hashlib.sha256(state).hexdigest():
@@ -208,11 +208,14 @@ def _read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def read_latest_checkpoint(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
-    """Return the path and content of the latest checkpoint of a folder, or of the folder if it is a checkpoint.
+def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False) -> tuple[Path, dict[str, Any]]:
+    """Return the path and content of the latest good checkpoint of a folder, or of a folder that is a checkpoint.
 
-    Raises ``FileNotFoundError`` if there is none, and ``BadCheckpointError`` for one that is damaged; the message
-    names the latest good one.
+    ``warn`` warns if later ones are damaged, and names the last of them and the one that is used instead.
+
+    Raises ``FileNotFoundError`` if there is none, and ``BadCheckpointError`` if all of them are damaged or the
+    latest one that is not has another version; for a damaged one that is given itself, the message names the
+    latest good one beside it.
     """
     folder = Path(folder)
     found = list_checkpoints(folder)
@@ -220,8 +223,29 @@ def read_latest_checkpoint(folder: str | os.PathLike[str]) -> tuple[Path, dict[s
         return folder, _read_or_suggest(folder, list_checkpoints(folder.parent))
     if not found:
         raise FileNotFoundError(f"no checkpoint in {folder}; callbacks.Checkpoint writes them")
-    path = list(found.values())[-1]
-    return path, _read_or_suggest(path, found)
+    damaged: list[BadCheckpointError] = []
+    for path in reversed(found.values()):
+        try:
+            content = read_checkpoint(path)
+        except BadCheckpointError as error:
+            if not error.damaged:
+                raise
+            damaged.append(error)
+        else:
+            if warn and damaged:
+                warn_user(f"{damaged[0]}; using {path} instead, which is the latest good one")
+            return path, content
+    raise _with_advice(damaged[0], others=len(found) > 1)
+
+
+def _with_advice(error: BadCheckpointError, *, others: bool) -> BadCheckpointError:
+    if not others:
+        return error
+    reason = (
+        f"{error.reason}, and all other checkpoints of the folder are damaged, too; begin a new fit, with "
+        "Checkpoint(..., overwrite=True)"
+    )
+    return BadCheckpointError(error.path, reason)
 
 
 def _read_or_suggest(path: Path, others: dict[int, Path]) -> dict[str, Any]:
@@ -229,14 +253,9 @@ def _read_or_suggest(path: Path, others: dict[int, Path]) -> dict[str, Any]:
     try:
         return read_checkpoint(path)
     except BadCheckpointError as error:
-        older = next((other for other in reversed(others.values()) if other != path and _is_good(other)), None)
-        if older is None and len(others) > 1:
-            reason = (
-                f"{error.reason}, and all other checkpoints of the folder are damaged, too; begin a new fit, with "
-                "Checkpoint(..., overwrite=True)"
-            )
-            raise BadCheckpointError(path, reason) from error
-        error.good = older
+        error.good = next((each for each in reversed(others.values()) if each != path and _is_good(each)), None)
+        if error.good is None:
+            raise _with_advice(error, others=len(others) > 1) from error
         raise
 
 

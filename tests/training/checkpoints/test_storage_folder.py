@@ -75,20 +75,22 @@ def test_a_folder_without_checkpoints_is_an_error(tmp_path):
         (tmp_path / "file").touch()
 
 
-def test_the_error_of_a_damaged_one_suggests_the_latest_good_one(folder):
+def test_damaged_ones_are_passed_over_with_a_warning_unless_they_are_asked_for_by_name(folder):
     damage(folder / "round-1000000")
     damage(folder / "round-000010")
-    for path in (folder, folder / "round-000010"):
-        with pytest.raises(BadCheckpointError, match=r"round-000009 is valid: resume from it") as caught:
-            read_latest_checkpoint(path)
-        assert caught.value.good == folder / "round-000009"
+    message = r"round-1000000 cannot be used: .*; using .*round-000009 instead, which is the latest good one"
+    with pytest.warns(UserWarning, match=message):
+        assert read_latest_checkpoint(folder, warn=True) == (folder / "round-000009", {"number": 9})
+    assert read_latest_checkpoint(folder)[1] == {"number": 9}
+    with pytest.raises(BadCheckpointError, match=r"round-000009 is valid: resume from it") as caught:
+        read_latest_checkpoint(folder / "round-000010")
     assert read_latest_checkpoint(caught.value.good)[1] == {"number": 9}
     for number in (9, 2):
         damage(checkpoint_path(folder, number))
-    with pytest.raises(BadCheckpointError) as caught:
-        read_latest_checkpoint(folder)
-    assert caught.value.good is None
-    assert "is good" not in str(caught.value)
+    for path in (folder, folder / "round-000010"):
+        with pytest.raises(BadCheckpointError, match="all other checkpoints of the folder are damaged") as caught:
+            read_latest_checkpoint(path)
+        assert caught.value.good is None
 
 
 def test_the_error_of_a_missing_one_suggests_another(folder):
