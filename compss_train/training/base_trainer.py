@@ -253,13 +253,13 @@ class BaseTrainer:
         return params.copy_of(self._current_average() if averaged else self._current())
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the global parameters; raise ``ValueError`` if names or shapes differ."""
+        """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers differ."""
         net = copy.deepcopy(self._require_built().training_spec.net)
         if self._active is not None and self._active.running is not None:
             raise RuntimeError(
                 "set_parameters was called during a fit, between rounds; call it at the start or end"
             )
-        params.load_into(net, parameters)
+        params.load_into(net, params.as_parameters(parameters))
         self._parameters = params.from_module(net)
 
     @property

@@ -9,8 +9,9 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils.validation import check_choice, check_count, check_dense
 from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.model.losses import BatchFunction, resolve_loss
 from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
@@ -96,7 +97,7 @@ def build_arguments(
 
 
 def check_network(net: object) -> None:
-    """Raise ``TypeError`` unless ``net`` is a module, ``ValueError`` if it has no trainable parameters."""
+    """Raise ``TypeError`` unless ``net`` is a module of dense tensors, ``ValueError`` if it has none to train."""
     if not isinstance(net, nn.Module):
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
@@ -104,6 +105,9 @@ def check_network(net: object) -> None:
         raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
+            check_dense(f"{name!r} of the network", tensor)
 
 
 def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:
