@@ -23,6 +23,7 @@ from compss_train.model.loss_weights import ClassWeight
 from compss_train.model.losses import BatchFunction
 from compss_train.model.lr_schedules import ScheduleSpec
 from compss_train.model.metrics import MetricSpec
+from compss_train.model.network_copies import copy_network
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.train_transform import TrainTransform
@@ -236,7 +237,7 @@ class BaseTrainer:
         With ``averaged=True`` these are the average that a fit with ``weight_averaging`` keeps; ``ValueError`` if
         the last fit kept none.
         """
-        net = copy.deepcopy(self._require_built().training_spec.net)
+        net = copy_network(self._require_built().training_spec.net)
         params.load_into(net, self._current_average() if averaged else self._current())
         return net
 

@@ -1,6 +1,5 @@
 """``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from compss_train.model.loss_weights import ClassWeight, check_class_weight, che
 from compss_train.model.losses import BatchFunction, resolve_loss
 from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
+from compss_train.model.network_copies import copy_network
 from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_spec import (
@@ -70,15 +70,15 @@ def build_arguments(
     if transform is not None and not callable(transform):
         raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
     augment = as_train_transform(train_transform)
+    own = _own_copy(net)
     check_picklable(
-        net=net,
+        net=own,
         optimizer=factory,
         loss=loss_function,
         metric=measures.metrics,
         transform=transform,
         train_transform=augment and augment.function,
     )
-    own = copy.deepcopy(net).cpu()
     check_optimizer(own, factory)
     lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
     training_spec = TrainingSpec(
@@ -94,6 +94,15 @@ def build_arguments(
         step_options=step_options,
     )
     return BuildArguments(training_spec, num_gpu, schedule, schedule_steps, lr_schedule)
+
+
+def _own_copy(net: nn.Module) -> nn.Module:
+    """Return a copy on the CPU; raise ``TypeError`` for a network that cannot be copied or pickled."""
+    try:
+        return copy_network(net).cpu()
+    except Exception:
+        check_picklable(net=net)  # names the attribute
+        raise
 
 
 def check_network(net: object) -> None:
