@@ -4,7 +4,10 @@ BIN := $(VENV)/bin
 COMPSS := $(shell command -v runcompss)
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: demo test lint docs bench clean
+SEEDS ?= 300
+FIRST ?= 0
+
+.PHONY: demo test simulate lint docs bench clean
 
 demo: $(VENV)/installed
 	@if [ -d "$(FASHION_MNIST)" ]; then \
@@ -19,6 +22,10 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(if $(COMPSS),--ignore tests/compss)
+
+# Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.
+simulate: $(VENV)/installed
+	$(BIN)/python -m tests.simulation $(SEEDS) $(FIRST)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

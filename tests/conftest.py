@@ -58,10 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes an ``engine`` on each of the engines asked for."""
+    """Run a test that takes an ``engine`` on each one asked for, or those and ``MORE_ENGINES`` of its module."""
     own = any("engine" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "engine" in metafunc.fixturenames and not own:
-        metafunc.parametrize("engine", metafunc.config.getoption("--engines").split(","), indirect=True)
+        engines = metafunc.config.getoption("--engines").split(",")
+        more = getattr(metafunc.module, "MORE_ENGINES", ()) if engines == list(ENGINES) else ()
+        metafunc.parametrize("engine", [*engines, *more], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -90,4 +92,8 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
     if request.param == "serial":
         return SerialEngine()
+    if request.param == "simulated":
+        from compss_train.engines.simulated import SimulatedEngine
+
+        return SimulatedEngine()
     return CompssEngine() if request.param == "compss" else request.getfixturevalue("shared_local")

@@ -7,11 +7,52 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+
+class Disk:
+    """What changes files that must survive a kill; tests hand in one that fails, or forgets what was not synced."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder unless it exists."""
+        path.mkdir(exist_ok=True)
+
+    def write(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Call ``write(path)``, which writes the file."""
+        write(path)
+
+    def sync(self, path: Path) -> None:
+        """Flush a file, or the entries of a folder, to the disk."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename a file or folder."""
+        old.rename(new)
+
+    def remove(self, folder: Path) -> None:
+        """Remove a folder, or as much of it as possible."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+DISK = Disk()
+"""The file system of this machine."""
+
+
+def make_folders(path: Path, disk: Disk = DISK) -> None:
+    """Create a folder and those above it, so that they still exist if the machine stops."""
+    if not path.exists():
+        make_folders(path.parent, disk)
+        disk.make_folder(path)
+        with suppress(PermissionError):  # a folder that may be written to, but not be listed
+            disk.sync(path.parent)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compss_train._utils.files import FolderLock
+from compss_train._utils.files import DISK, FolderLock, make_folders
 from compss_train._utils.validation import check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
@@ -73,6 +73,7 @@ class Checkpoint(Callback):
         self._history = IncrementalListEncoder("history")
         self._is_resumed = False
         self._lock = FolderLock(self.folder)
+        self._disk = DISK
 
     @property
     def path(self) -> Path | None:
@@ -100,7 +101,7 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self.folder, self._disk)
         self._lock.acquire()
         self._check_disk_space(trainer)
         own = self._own_rounds(trainer)
@@ -111,7 +112,7 @@ class Checkpoint(Callback):
                     f"{max(others)}); give fit resume=True to resume from them, Checkpoint another folder, or "
                     "overwrite=True to remove them"
                 )
-            storage.prune_checkpoints(self.folder, own)
+            storage.prune_checkpoints(self.folder, own, self._disk)
         self._scan_rounds(trainer.history, own)
 
     def _own_rounds(self, trainer: TrainerProtocol) -> set[int]:
@@ -184,6 +185,8 @@ class Checkpoint(Callback):
         """Write the last complete round unless it is written already, and release the lock."""
         if trainer.history and self._last_written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
+        elif trainer.history:
+            self._prune(number)  # a program that was killed may have written it, and not come to that
         self._lock.release()
 
     def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
@@ -195,9 +198,13 @@ class Checkpoint(Callback):
         try:
             snapshot = trainer.snapshot()
             content = {**snapshot.to_dict(), "history": self._history.encode(snapshot.history)}
-            storage.write_checkpoint(storage.checkpoint_path(self.folder, number), content)
+            storage.write_checkpoint(storage.checkpoint_path(self.folder, number), content, self._disk)
         except BaseException:
             self._last_written = previous
             raise
+        self._prune(number)
+
+    def _prune(self, number: int) -> None:
+        """Remove all checkpoints up to this round but those to keep."""
         latest = [n for n in storage.list_checkpoints(self.folder) if n <= number][-self.keep :]
-        storage.prune_checkpoints(self.folder, {*latest, self.best_round})
+        storage.prune_checkpoints(self.folder, {*latest, self.best_round}, self._disk)

@@ -11,6 +11,7 @@ from compss_train.engines import Ref
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.online.connection import Address
+from compss_train.reports.records import per_second
 from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.task_submission import (
     Inference,
@@ -86,8 +87,8 @@ class Progress:
             **self.measures.values(merged),
             **counts,
             "seconds": seconds,
-            "samples_per_second": counts["samples"] / seconds,
-            "batches_per_second": counts["batches"] / seconds,
+            "samples_per_second": per_second(counts["samples"], seconds),
+            "batches_per_second": per_second(counts["batches"], seconds),
             "fit_started": self._fit_started,
             "ended": time.time(),
             **self._buffer_fields(),

@@ -20,6 +20,11 @@ NUMERIC_ONLINE = (*NUMERIC, "batches_per_second", "received", "buffer", "unseen"
 """Bookkeeping fields that are a number in every record of an online fit."""
 
 
+def per_second(count: float, seconds: float) -> float:
+    """Return ``count / seconds``, and 0 for a record so short that a coarse clock has not moved."""
+    return count / seconds if seconds > 0 else 0.0
+
+
 def measured_names(record: Mapping[str, Any]) -> list[str]:
     """Return the names of a record's losses and metrics, those of validation last."""
     return [name for name in record if name not in BOOKKEEPING]

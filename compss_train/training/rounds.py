@@ -13,6 +13,7 @@ from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
+from compss_train.reports.records import per_second
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit_state import FitProgress
 from compss_train.training.merging import Merge, SubmittedRound, agreement
@@ -261,7 +262,7 @@ class RoundRunner:
             **self.measures.values(measured),
             "samples": samples,
             "seconds": seconds,
-            "samples_per_second": samples / seconds,
+            "samples_per_second": per_second(samples, seconds),
             "fit_started": self._began,
             "ended": time.time(),
             "merge": self.merge.name,

@@ -10,7 +10,14 @@ import torch
 
 from compss_train import EngineClosedError, LocalEngine, SerialEngine
 from compss_train.engines import Resources
+from compss_train.engines.simulated import SimulatedEngine
 from tests.engines import tasks
+
+MORE_ENGINES = ["simulated"]
+
+
+def runs_tasks_side_by_side(engine):
+    return engine.asynchronous and not isinstance(engine, SimulatedEngine)
 
 
 def fetch(engine, ref):
@@ -135,8 +142,8 @@ def test_readers_of_a_commuted_value_see_earlier_updates_only(engine):
 
 
 def test_readers_wait_for_all_earlier_updates_in_any_order(engine, tmp_path):
-    if not engine.asynchronous:
-        pytest.skip("updates run at once, in the order of submission")
+    if not runs_tasks_side_by_side(engine):
+        pytest.skip("no task runs before the gate is opened")
     target, gate = engine.publish(1), tmp_path / "gate"
     engine.commute(target, tasks.plus, engine.submit(tasks.wait_for, gate, 10))
     second = engine.commute(target, tasks.plus, 100)
@@ -213,7 +220,7 @@ def test_closures_and_lambdas_run(engine):
 
 
 def test_tasks_reach_the_coordinator_at_its_host(engine):
-    if not engine.asynchronous:
+    if not runs_tasks_side_by_side(engine):
         pytest.skip("the coordinator waits for the task, and cannot answer")
     with socket.create_server((engine.host(), 0)) as server:
         server.settimeout(30)
@@ -226,8 +233,8 @@ def test_tasks_reach_the_coordinator_at_its_host(engine):
 
 def test_reserved_tasks_meet_or_are_an_error(engine, tmp_path):
     both = [Resources(), Resources()]
-    if not engine.asynchronous:
-        with pytest.raises(ValueError, match=r"2 tasks are to run at the same time.*use engine='local'"):
+    if not runs_tasks_side_by_side(engine):
+        with pytest.raises(ValueError, match=r"2 tasks are to run at the same time, but the .* engine runs one"):
             engine.reserve(both)
         return
     engine.reserve(both)
@@ -235,7 +242,9 @@ def test_reserved_tasks_meet_or_are_an_error(engine, tmp_path):
     assert engine.fetch(refs) == [0, 1]
 
 
-@pytest.mark.parametrize("make", [SerialEngine, lambda: LocalEngine(1)], ids=["serial", "local"])
+@pytest.mark.parametrize(
+    "make", [SerialEngine, lambda: LocalEngine(1), SimulatedEngine], ids=["serial", "local", "simulated"]
+)
 def test_after_shutdown_every_call_is_an_error(make):
     with make() as engine:
         ref = engine.publish(1)

@@ -378,7 +378,7 @@ def test_nothing_is_left_of_an_interrupted_write(tmp_path, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compss_train.training.checkpoints.storage._fsync", interrupted)
+    monkeypatch.setattr("compss_train._utils.files.Disk.sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(), Checkpoint(tmp_path))
     assert os.listdir(tmp_path) == []

@@ -177,6 +177,12 @@ def test_a_fit_stops_before_a_round_that_would_take_too_long(tmp_path, durations
     assert_alike(again, whole)
 
 
+def test_rounds_may_be_shorter_than_a_tick_of_the_clock():
+    trainer = trainer_of(clock=lambda: 7.0)
+    fit(trainer, max_time=1)
+    assert [(record["seconds"], record["samples_per_second"]) for record in trainer.history] == [(0.0, 0.0)] * 3
+
+
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_round_for_which_there_is_no_time_is_given_up(tmp_path, at):
     engine, clock = LookaheadEngine(), Clock()

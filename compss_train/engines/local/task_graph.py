@@ -87,7 +87,9 @@ def _stored(argument: Any) -> Any:
 class TaskGraph:
     """Queue tasks whose inputs are available, pass failures on, and free values. For one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, discard: Callable[[str], None] = discard) -> None:
+        self._discard = discard
+        """Removes the file of a value."""
         self._ready: list[Task] = []
         self._woken: deque[Task] = deque()
         self._unresolved: set[Value] = set()
@@ -248,4 +250,4 @@ class TaskGraph:
         self._references[stored.path] -= 1
         if not self._references[stored.path]:
             del self._references[stored.path]
-            discard(stored.path)
+            self._discard(stored.path)

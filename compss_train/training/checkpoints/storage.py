@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from compss_train._utils.files import DISK, Disk, make_folders
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import BadCheckpointError
 from compss_train.training.checkpoints.json_encoding import EncodedValue, from_json, to_json
@@ -42,7 +43,7 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any], disk: Disk = DISK) -> None:
     """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an existing one.
 
     Values of ``content`` may be encoded already (``EncodedValue``), with their key as the prefix of their tensors.
@@ -51,28 +52,30 @@ def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any]) -> N
     Raises ``OSError`` if it cannot be written.
     """
     path = Path(path)
-    new = _without_leftovers(temporary_path(path, "new"))
+    new = _without_leftovers(temporary_path(path, "new"), disk)
     try:
-        new.mkdir(parents=True)
-        _write_files(new, content)
-        _replace(new, path)
+        make_folders(path.parent, disk)
+        disk.make_folder(new)
+        _write_files(new, content, disk)
+        _replace(new, path, disk)
     except BaseException as error:
-        shutil.rmtree(new, ignore_errors=True)
+        disk.remove(new)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
-def _write_files(folder: Path, content: dict[str, Any]) -> None:
+def _write_files(folder: Path, content: dict[str, Any], disk: Disk) -> None:
     arrays, state = folder / ARRAYS, folder / STATE
     text, tensors = _encode(content)
-    _save_tensors(tensors, arrays)
+    disk.write(arrays, lambda path: _save_tensors(tensors, path))
     sha256 = {ARRAYS: _sha256(arrays), "state": hashlib.sha256(text.encode()).hexdigest()}
     head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
-    state.write_text(f'{head[:-1]}, "state": {text}}}\n', encoding="utf-8")
+    document = f'{head[:-1]}, "state": {text}}}\n'
+    disk.write(state, lambda path: path.write_text(document, encoding="utf-8"))
     shutil.copymode(state, arrays)  # the library's files are readable by their owner only, regardless of the umask
     for path in (arrays, state, folder):
-        _fsync(path)
+        disk.sync(path)
 
 
 def _encode(content: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
@@ -105,31 +108,31 @@ def _without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
     return result
 
 
-def _replace(new: Path, path: Path) -> None:
+def _replace(new: Path, path: Path, disk: Disk) -> None:
     """Rename ``new`` to ``path``, removing an existing checkpoint of that name."""
     if path.exists():
-        delete_checkpoint(path)
-    new.rename(path)
-    _fsync(path.parent)
+        delete_checkpoint(path, disk)
+    disk.rename(new, path)
+    disk.sync(path.parent)
 
 
-def delete_checkpoint(path: Path) -> None:
+def delete_checkpoint(path: Path, disk: Disk = DISK) -> None:
     """Remove a checkpoint; it is renamed first, so that no partial checkpoint is read."""
-    old = _without_leftovers(temporary_path(path, "old"))
-    path.rename(old)
-    shutil.rmtree(old, ignore_errors=True)
+    old = _without_leftovers(temporary_path(path, "old"), disk)
+    disk.rename(path, old)
+    disk.remove(old)
 
 
-def prune_checkpoints(folder: Path, keep: Container[int | None]) -> None:
+def prune_checkpoints(folder: Path, keep: Container[int | None], disk: Disk = DISK) -> None:
     """Remove the checkpoints of all rounds not in ``keep``, and partial ones of dead processes of this machine."""
     for number, path in list_checkpoints(folder).items():
         if number not in keep:
-            delete_checkpoint(path)
+            delete_checkpoint(path, disk)
     prefix = f".{socket.gethostname()}."
     for path in folder.glob(".round-*"):
         owner = path.name.rpartition(prefix)[2].partition(".")[0]
         if prefix in path.name and owner.isdigit() and not _is_running(int(owner)):
-            shutil.rmtree(path, ignore_errors=True)
+            disk.remove(path)
 
 
 def _is_running(process: int) -> bool:
@@ -147,24 +150,15 @@ def temporary_path(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{suffix}")
 
 
-def _without_leftovers(path: Path) -> Path:
+def _without_leftovers(path: Path, disk: Disk) -> Path:
     """Remove what a killed process with the same id left: in containers, ids are reused."""
-    shutil.rmtree(path, ignore_errors=True)
+    disk.remove(path)
     return path
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

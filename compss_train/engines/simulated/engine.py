@@ -1,0 +1,243 @@
+"""``SimulatedEngine``: runs tasks one after another in this thread, as if processes ran them in virtual time."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, Self
+
+from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
+from compss_train.engines.local.store import StoredValue
+from compss_train.engines.local.task_graph import Task, TaskGraph, Updates, Value
+from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
+from compss_train.engines.simulated.events import Events
+from compss_train.engines.simulated.faults import FaultPlan
+from compss_train.engines.simulated.processes import Processes
+from compss_train.engines.simulated.values import Values
+from compss_train.exceptions import EngineClosedError
+
+SLOW_SECONDS, SLOW_SHARE = 30.0, 0.3
+"""How long the coordinator takes to go on after some of its submissions, and after which share of them."""
+
+
+class _SimulatedRef(Ref):
+    """A reference: its present value, and the updates that will replace it."""
+
+    __slots__ = ("updates", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.updates: Updates | None = None
+
+
+class SimulatedEngine(SingleMachineEngine):
+    """Run tasks in this thread, in the order and at the times of ``processes`` simulated processes.
+
+    The dependencies of tasks are those of the local engine; processes, their memory and time are simulated. Time
+    passes while the coordinator waits, and a little when it submits. Several engines, one after another, may share
+    ``events`` and ``faults``: the programs of one simulation. With ``shares_memory=False`` tasks are said to copy
+    what they read. Tasks never run at the same time as others that they wait for.
+
+    ``values`` has what has been stored and not been freed.
+    """
+
+    name: ClassVar[str] = "simulated"
+
+    def __init__(
+        self,
+        processes: int = 2,
+        *,
+        events: Events | None = None,
+        faults: FaultPlan | None = None,
+        shares_memory: bool = True,
+    ) -> None:
+        self.events = events or Events()
+        self.faults = faults or FaultPlan()
+        self.shared_memory = shares_memory  # type: ignore[misc]  # of the class in real engines
+        self.values = Values()
+        self._graph = TaskGraph(self.values.free)
+        self._processes = Processes(processes, self._graph, self.values, self.events, self.faults)
+        self._numbers = itertools.count()
+        self._open = True
+
+    @classmethod
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
+        """Return an engine with a process for each worker."""
+        return cls(num_workers)
+
+    def publish(self, value: object) -> Ref:
+        """Store the value; no process holds it alone."""
+        self._check_open()
+        published = Value()
+        stored = self.values.store(value, "published value")
+        published.future.set_result(stored)
+        self._graph.hold(published, stored)
+        return _SimulatedRef(published)
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        returns: int = 1,
+        resources: Resources = ONE_CPU,
+        priority: bool = False,
+    ) -> Any:
+        """Queue the task for a simulated process; a moment passes."""
+        self._check_open()
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=map_refs(args, self._read),
+            outputs=[Value() for _ in range(returns)],
+            cpus=resources.cpus,
+            priority=priority,
+        )
+        self._add(task)
+        refs = [_SimulatedRef(value) for value in task.outputs]
+        return refs[0] if returns == 1 else refs
+
+    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
+        """Queue the update, with priority."""
+        self._check_open()
+        ref = _simulated(target)
+        if ref.updates is None:
+            ref.updates = Updates(base=ref.value)
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=(ref.updates, *map_refs(args, self._read)),
+            outputs=[Value()],
+            priority=True,
+            updates=ref.updates,
+        )
+        self._add(task)
+        return _SimulatedRef(task.outputs[0])
+
+    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
+        """Let time pass until all values are there, or one has failed."""
+        self._check_open()
+        futures = [self._read(ref).future for ref in refs]
+        while not _settled(futures):
+            if not self._step():
+                missing = sum(not future.done() for future in futures)
+                raise RuntimeError(f"nothing is left to happen, and {missing} values are missing")
+        _raise_first(futures)
+        return [future.result().load() for future in futures]
+
+    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
+        """Return the value; of one under commutative update, the newest."""
+        self._check_open()
+        simulated = _simulated(ref)
+        if simulated.updates is not None and (newest := simulated.updates.current) is not None:
+            return newest.load()
+        future = simulated.value.future
+        self._wait([future], timeout)
+        return future.result().load() if future.done() and future.exception() is None else None
+
+    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
+        """Let time pass until all values are there, one has failed, or the first event after ``timeout`` seconds.
+
+        To return earlier would have callers ask thousands of times before a task of minutes ends.
+        """
+        self._check_open()
+        futures = [self._read(ref).future for ref in refs]
+        return self._wait(futures, timeout) or (self._step() and _settled(futures))
+
+    def ended(self, ref: Ref) -> bool:
+        """Return whether the task has ended."""
+        self._check_open()
+        return _simulated(ref).value.future.done()
+
+    def delete(self, refs: Sequence[Ref]) -> None:
+        """Free the values once all submitted tasks have read them."""
+        self._check_open()
+        for ref in refs:
+            self._graph.delete(self._read(ref))
+
+    def places(self, resources: Resources) -> int:
+        """Return the number of processes."""
+        return self._processes.count
+
+    def reserve(self, tasks: Sequence[Resources]) -> None:
+        """Raise ``ValueError``: tasks never run at the same time."""
+        self._check_open()
+        raise ValueError(
+            f"{len(tasks)} tasks are to run at the same time, but the simulated engine runs one at a time"
+        )
+
+    def host(self) -> str:
+        """Return the loopback address."""
+        self._check_open()
+        return LOOPBACK
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        """End the processes; without ``kill`` the tasks that were submitted end first."""
+        while self._open and not (kill or self.faults.killed) and self.events.step():
+            pass
+        self._open = False
+        self.events.clear()
+        self._graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
+
+    def drain(self) -> None:
+        """Let everything happen that is to happen."""
+        while self._step():
+            pass
+
+    def _step(self, until: float = math.inf) -> bool:
+        """Let the next event happen, or a fault first; return ``False`` if there is none until then."""
+        if self.events.next() > until:
+            self.events.pass_until(until)
+            return False
+        for fault in self.faults.at("event"):
+            if fault.kind == "kill":
+                self.faults.kill()
+            elif fault.kind == "jump":
+                self.events.jump(fault.seconds)
+        return self.events.step()
+
+    def _wait(self, futures: Sequence[Future[StoredValue]], timeout: float) -> bool:
+        until = self.events.clock() + timeout
+        while not _settled(futures):
+            if not self._step(until):
+                return _settled(futures)
+        return True
+
+    def _add(self, task: Task) -> None:
+        self._graph.add(task)
+        self._processes.start_ready()
+        if self.events.draw.random() < SLOW_SHARE:
+            until = self.events.clock() + SLOW_SECONDS
+            while self._step(until):
+                pass
+
+    def _read(self, ref: Ref) -> Value:
+        """Return the value that readers get from now on: after all updates submitted so far."""
+        simulated = _simulated(ref)
+        if simulated.updates is not None:
+            updates, simulated.updates = simulated.updates, None
+            self._graph.delete(simulated.value)
+            simulated.value = updates.result
+            self._graph.close(updates)
+        return simulated.value
+
+    def _check_open(self) -> None:
+        self.faults.check_alive()
+        if not self._open:
+            raise EngineClosedError("this simulated engine was shut down; make a new one")
+
+
+def _simulated(ref: Ref) -> _SimulatedRef:
+    if not isinstance(ref, _SimulatedRef):
+        raise TypeError(f"{ref!r} is not a reference of the simulated engine")
+    return ref
+
+
+def _settled(futures: Sequence[Future[StoredValue]]) -> bool:
+    done = [future for future in futures if future.done()]
+    return len(done) == len(futures) or any(future.exception() is not None for future in done)
+
+
+def _raise_first(futures: Sequence[Future[StoredValue]]) -> None:
+    for future in futures:
+        if future.done() and (error := future.exception()) is not None:
+            raise error

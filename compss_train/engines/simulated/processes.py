@@ -1,0 +1,118 @@
+"""The processes of a simulated engine: they run ready tasks in virtual time, and die when they are to."""
+
+from functools import partial
+from typing import Any, TypeAlias
+
+from compss_train.engines.base import Failure
+from compss_train.engines.local.store import StoredValue
+from compss_train.engines.local.task_graph import Task, TaskGraph
+from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.simulated.events import Events
+from compss_train.engines.simulated.faults import CoordinatorKilled, FaultPlan
+from compss_train.engines.simulated.values import HeldValue, Values
+from compss_train.exceptions import WorkerLostError
+
+Answer: TypeAlias = list[HeldValue] | Failure
+
+MAX_RUNS = 4
+"""How often a task is run if its process dies each time, as in the local engine."""
+
+TASK_SECONDS = (20.0, 40.0, 60.0, 300.0)
+"""How long tasks take; few values, so that many end at the same time."""
+
+RESTART_SECONDS = 10.0
+"""How long a process takes to start again."""
+
+_ANY_CPUS = 10**9
+"""Processes have as many as a task asks for."""
+
+
+class Processes:
+    """``count`` processes that run the tasks of a graph, each when it ends, in the thread that lets time pass."""
+
+    def __init__(self, count: int, graph: TaskGraph, values: Values, events: Events, faults: FaultPlan) -> None:
+        self.count = count
+        self._graph, self._values, self._events, self._faults = graph, values, events, faults
+        self._idle = list(range(count))
+
+    def start_ready(self) -> None:
+        """Start tasks whose inputs are available on idle processes."""
+        self._graph.wake()
+        while self._idle and (task := self._graph.next_ready(_ANY_CPUS)) is not None:
+            self._start(task, self._idle.pop(self._events.draw.randrange(len(self._idle))))
+
+    def _start(self, task: Task, process: int) -> None:
+        seconds = self._events.draw.choice(TASK_SECONDS)
+        late, repeated = 0.0, False
+        for fault in self._faults.at("task"):
+            if fault.kind in ("die", "mute", "vanish"):
+                self._events.after(seconds / 2, partial(self._die, task, process, fault.kind))
+                return
+            seconds += fault.seconds * (fault.kind == "slow")
+            late += fault.seconds * (fault.kind == "late")
+            repeated |= fault.kind == "twice"
+        self._events.after(seconds, partial(self._end, task, process, late, repeated))
+
+    def _end(self, task: Task, process: int, late: float, repeated: bool) -> None:
+        answer = self._run(task, process)
+        if repeated:  # either answer may be the first one
+            another = self._run(task, process)
+            answer, another = (answer, another) if self._events.draw.random() < 0.5 else (another, answer)
+            self._values.forget(another)
+        self._idle.append(process)
+        self._events.after(late, partial(self._finish, task, answer))
+        self.start_ready()
+
+    def _finish(self, task: Task, answer: Answer) -> None:
+        if isinstance(answer, Failure):
+            self._graph.fail(task, answer.exception())
+        else:
+            self._graph.complete(task, answer)
+        self.start_ready()
+
+    def _run(self, task: Task, process: int) -> Answer:
+        """Run a task on new copies of its arguments, and store its results."""
+        results: list[HeldValue] = []
+        try:
+            with intra_op_threads(task.cpus):
+                result = task.function(*map(_load, task.stored_args()))
+            items = (result,) if len(task.outputs) == 1 else result
+            for item, _ in zip(items, task.outputs, strict=True):
+                results.append(self._values.store(item, f"result of {_name(task)}", process))
+            return results
+        except CoordinatorKilled:
+            raise
+        except BaseException as error:
+            self._values.forget(results)
+            return Failure.of(error)
+
+    def _die(self, task: Task, process: int, kind: str) -> None:
+        """End a task's process, and with ``vanish`` what it has made, and run the task again."""
+        if kind == "mute":
+            self._values.forget(self._run(task, process))
+        if kind == "vanish":
+            self._values.lose(process)
+        self._events.after(RESTART_SECONDS, partial(self._restart, process))
+        task.deaths += 1
+        if task.deaths < MAX_RUNS:
+            self._graph.requeue(task)
+        else:
+            lost = f"task {_name(task)!r} was running {MAX_RUNS} times when a process died"
+            self._graph.fail(task, WorkerLostError(lost))
+        self.start_ready()
+
+    def _restart(self, process: int) -> None:
+        self._idle.append(process)
+        self.start_ready()
+
+
+def _name(task: Task) -> str:
+    return getattr(task.function, "__name__", repr(task.function))
+
+
+def _load(argument: Any) -> Any:
+    if isinstance(argument, StoredValue):
+        return argument.load()
+    if isinstance(argument, list):
+        return [_load(item) for item in argument]
+    return argument

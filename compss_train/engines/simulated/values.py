@@ -1,0 +1,65 @@
+"""The values of a simulated engine: encoded, in memory, and lost with the process that made them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from compss_train.engines.base import Failure
+from compss_train.engines.codec import Bytes, decode, encode
+from compss_train.engines.local.store import StoredValue
+from compss_train.exceptions import WorkerLostError
+
+
+class HeldValue(StoredValue):
+    """A value in the memory of a simulated process."""
+
+    __slots__ = ("held",)
+    held: dict[str, Bytes | None]
+
+    def __init__(self, name: str, held: dict[str, Bytes | None]) -> None:
+        super().__init__(name)
+        object.__setattr__(self, "held", held)
+
+    def load(self) -> Any:
+        """Return a new copy of the value; raise ``WorkerLostError`` if its process has vanished."""
+        name = str(self.path)
+        encoded = self.held[name]  # a KeyError would be a value that is used after it was freed
+        if encoded is None:
+            raise WorkerLostError(f"{name} was held by a process that died, and cannot be made again")
+        return decode(encoded.copy())
+
+
+class Values:
+    """All values that have been stored and not been freed, by a name that says where each came from."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Bytes | None] = {}
+        """Encoded values, ``None`` for those that are lost."""
+        self._stored = 0
+        self._holders: dict[str, int] = {}
+
+    def store(self, value: object, source: str, process: int | None = None) -> HeldValue:
+        """Store a value in the memory of a process, or where none can lose it."""
+        name = f"{source} {self._stored}"
+        self._stored += 1
+        self.held[name] = np.frombuffer(b"".join(encode(value)), np.uint8)
+        if process is not None:
+            self._holders[name] = process
+        return HeldValue(name, self.held)
+
+    def free(self, name: str) -> None:
+        """Free a value."""
+        del self.held[name]
+        self._holders.pop(name, None)
+
+    def forget(self, answer: Sequence[HeldValue] | Failure) -> None:
+        """Free what a task has returned, if it has not failed."""
+        for value in answer if not isinstance(answer, Failure) else ():
+            self.free(str(value.path))
+
+    def lose(self, process: int) -> None:
+        """Lose the values that a process has made."""
+        for name, holder in self._holders.items():
+            if holder == process:
+                self.held[name] = None

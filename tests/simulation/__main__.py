@@ -1,0 +1,51 @@
+"""Simulate so many fits, and print what each seed that fails does: ``python -m tests.simulation SEEDS [FIRST]``."""
+
+import sys
+import time
+
+import torch
+
+from compss_train.engines.simulated import Fault
+from tests.simulation.shrinking import pasted, shrunk
+from tests.simulation.simulate import faults_of, simulate
+
+
+def failure(seed: int, faults: list[Fault] | None = None) -> Exception | None:
+    """Return why the simulation fails, ``None`` if it does not."""
+    try:
+        simulate(seed, faults)
+    except Exception as error:
+        return error
+    return None
+
+
+def report(seed: int) -> None:
+    """Print a failing seed as a test."""
+    faults = shrunk(faults_of(seed), lambda kept: failure(seed, list(kept)) is not None)
+    error = failure(seed, faults)
+    print(pasted(seed, faults, error or RuntimeError("it fails with more faults only")), flush=True)
+
+
+def main(count: int, first: int = 0) -> int:
+    """Simulate the seeds; return how many failed."""
+    torch.set_num_threads(1)
+    began, fits, hours, failed = time.process_time(), 0, 0.0, 0
+    for seed in range(first, first + count):
+        try:
+            outcome = simulate(seed)
+        except Exception:
+            failed += 1
+            report(seed)
+        else:
+            fits += outcome.fits
+            hours += outcome.seconds / 3600
+    seconds = time.process_time() - began
+    print(
+        f"{count} seeds from {first}, {fits} fits, {failed} failed; "
+        f"{60 * fits / seconds:.0f} fits a minute of a core, {hours / seconds:.1f} virtual hours a second"
+    )
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(*map(int, sys.argv[1:]))))

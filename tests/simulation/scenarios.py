@@ -1,0 +1,176 @@
+"""What is simulated: small fits of all kinds, drawn from a number, and what they should end with."""
+
+import random
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer
+from compss_train.callbacks import EarlyStopping
+from compss_train.engines import Engine
+from compss_train.training.callback import Callback
+from tests.helpers.models import awkward_net, classification
+
+SCENARIOS = 97
+"""How many different fits there are; a seed simulates one of them."""
+
+SAMPLES = 32
+
+
+def ledger() -> nn.Module:
+    """A network that counts how often each sample is trained: its weights, with the loss and optimizer below."""
+    net = nn.Linear(SAMPLES, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    return net
+
+
+def negative_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -output.mean() + 0 * target.float().mean()
+
+
+def half_each_epoch(epoch: float) -> float:
+    return 0.5**epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A fit, and the checkpoints that it writes."""
+
+    net: Literal["ledger", "awkward"]
+    workers: int
+    processes: int
+    shares_memory: bool
+    blocks: int
+    batch_size: int
+    epochs: int
+    options: dict[str, Any] = field(default_factory=dict)
+    validated: bool = False
+    patience: int | None = None
+    scheduled: bool = False
+    optimizer: str = "adam"
+    every: int = 1
+    keep: int = 2
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the docs promise the same bits on every engine, after any fault."""
+        return bool(self.options["merge"] == "synchronous")
+
+    def trainer(self, engine: Engine) -> DistributedTrainer:
+        trainer = DistributedTrainer(self.workers, engine=engine, seed=5, threads=1)
+        schedule = {"schedule": half_each_epoch} if self.scheduled else {}
+        if self.net == "ledger":
+            trainer.build(ledger(), {"optimizer": "sgd", "lr": float(self.batch_size)}, negative_mean)
+        else:
+            trainer.build(
+                awkward_net(), {"optimizer": self.optimizer, "lr": 0.01}, "cross_entropy", "accuracy", **schedule
+            )
+        return trainer
+
+    def fit(self, trainer: DistributedTrainer, callbacks: list[Callback], **more: Any) -> None:
+        x, y = data_of(self.net)
+        shape = self.blocks, 1
+        stopping = [] if self.patience is None else [EarlyStopping("val_loss", patience=self.patience)]
+        trainer.fit(
+            BlockedTensor.from_array(x, shape),
+            BlockedTensor.from_array(y, shape),
+            num_epochs=self.epochs,
+            batch_size=self.batch_size,
+            callbacks=[*stopping, *callbacks],
+            validation_data=(x[:8], y[:8]) if self.validated else None,
+            progress=False,
+            **self.options,
+            **more,
+        )
+
+
+@cache
+def data_of(net: str) -> tuple[Any, Any]:
+    if net == "ledger":
+        return np.eye(SAMPLES, dtype=np.float32), np.zeros((SAMPLES, 1), np.float32)
+    return classification(samples=30)
+
+
+@cache
+def scenario_of(number: int) -> Scenario:
+    draw = random.Random(f"scenario {number}")
+    return _ledger_scenario(draw) if draw.random() < 0.5 else _awkward_scenario(draw)
+
+
+def _ledger_scenario(draw: random.Random) -> Scenario:
+    """All workers have as many samples in each round, so that their votes are exact."""
+    workers = draw.choice([1, 2, 4])
+    merge: dict[str, Any] = draw.choice(
+        [
+            {"merge": "synchronous"},
+            {"merge": "synchronous", "merge_every": 2},
+            {"merge": "synchronous", "merge_unit": "blocks"},
+            {"merge": "commutative"},
+            {"merge": "commutative"},
+            {"merge": "commutative", "merge_unit": "blocks"},
+        ]
+    )
+    return Scenario(
+        net="ledger",
+        workers=workers,
+        blocks=workers * draw.choice([1, 2]),
+        batch_size=draw.choice([4, 8]),
+        options={**merge, "shuffle": draw.choice([None, "blocks", "total"])},
+        **_common(draw),
+    )
+
+
+def _awkward_scenario(draw: random.Random) -> Scenario:
+    options: dict[str, Any] = {"shuffle": draw.choice([None, "blocks", "total"])}
+    if draw.random() < 0.2:
+        options |= {"merge": "commutative", "rule": draw.choice(["weighted", "halving"])}
+    else:
+        options |= {"merge": "synchronous", **_merging(draw), **_refinement(draw)}
+    validated = draw.random() < 0.3
+    return Scenario(
+        net="awkward",
+        workers=draw.randint(1, 4),
+        blocks=draw.randint(4, 6),
+        batch_size=draw.randint(4, 9),
+        options=options,
+        validated=validated,
+        patience=draw.choice([1, 2]) if validated and draw.random() < 0.5 else None,
+        scheduled=draw.random() < 0.3,
+        optimizer=draw.choice(["adam", "sgd", "rmsprop"]),
+        **_common(draw),
+    )
+
+
+def _merging(draw: random.Random) -> dict[str, Any]:
+    every = draw.choice([0, 1, 1, 2])
+    unit = "epochs" if every == 0 else draw.choice(["epochs", "epochs", "blocks", "batches"])
+    return {"merge_every": every, "merge_unit": unit}
+
+
+def _refinement(draw: random.Random) -> dict[str, Any]:
+    outer = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+    return draw.choice(
+        [
+            {},
+            {},
+            {"outer_optimizer": outer},
+            {"weight_averaging": "ema"},
+            {"optimizer_state": "average"},
+            {"optimizer_state": "reset"},
+            {"merge_dtype": "bf16"},
+        ]
+    )
+
+
+def _common(draw: random.Random) -> dict[str, Any]:
+    return {
+        "processes": draw.randint(1, 3),
+        "shares_memory": draw.random() < 0.5,
+        "epochs": draw.randint(1, 3),
+        "every": draw.choice([1, 1, 2]),
+        "keep": draw.choice([1, 2]),
+    }

@@ -1,0 +1,108 @@
+"""Run a fit with faults as a user would, starting it again until it is complete, and check what must be so."""
+
+import random
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import JsonLines
+from compss_train.engines.simulated import CoordinatorKilled, Fault
+from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error
+from tests.simulation.scenarios import SCENARIOS, scenario_of
+from tests.simulation.virtual_time import virtual_time
+from tests.simulation.world import World
+
+KINDS = {
+    "task": ("die", "mute", "vanish", "slow", "late", "twice"),
+    "disk": ("full", "cut", "kill"),
+    "event": ("kill", "kill", "jump"),
+}
+"""Faults of each place; the most important one is drawn more often."""
+
+LONG = 1800.0
+"""Seconds by which a task is late or a clock jumps: longer than tasks take."""
+
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation came to."""
+
+    fits: int
+    """How many programs were started."""
+    seconds: float
+    """Virtual seconds."""
+    fired: int
+    """Faults that happened."""
+
+
+def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
+    """Run the fit that a seed stands for, with its faults or these, until it is complete.
+
+    Raises ``Violation`` if something went wrong that must not, and what the harness itself raises.
+    """
+    return _simulate(seed, faults_of(seed) if faults is None else faults)[0]
+
+
+def _simulate(seed: int, faults: Sequence[Fault]) -> tuple[Outcome, World]:
+    with World(seed, faults) as world, virtual_time(world.events.clock), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fits = _run_until_complete(world, seed % SCENARIOS, most=3 + 2 * len(faults))
+        return Outcome(fits, world.events.clock(), len(world.plan.fired)), world
+
+
+def faults_of(seed: int) -> list[Fault]:
+    """Draw faults: none in one of eight simulations, and else a few."""
+    draw = random.Random(f"faults {seed}")
+    count = 0 if draw.random() < 0.125 else 1 + int(draw.expovariate(0.5))
+    return [_fault(draw, _occasions(seed % SCENARIOS)) for _ in range(count)]
+
+
+def _fault(draw: random.Random, occasions: dict[str, int]) -> Fault:
+    place = draw.choice(list(KINDS))
+    kind = draw.choice(KINDS[place])
+    seconds = LONG * draw.randint(1, 9) if kind in ("slow", "late", "jump") else 0.0
+    return Fault(kind, place, draw.randrange(1 + 3 * occasions[place] // 2), seconds)
+
+
+@cache
+def _occasions(number: int) -> dict[str, int]:
+    """Return how many occasions for faults a fit has."""
+    return dict(_simulate(number, ())[1].plan.occasions)
+
+
+def _run_until_complete(world: World, number: int, most: int) -> int:
+    """Start the program of a scenario until it is complete; return how often."""
+    for fits in range(1, most + 1):
+        trainer = _run(world, number)
+        if trainer is not None and trainer.stopped != "max_time":
+            return fits
+    raise Violation(f"{most} starts were not enough")
+
+
+def _run(world: World, number: int) -> DistributedTrainer | None:
+    """Start the program; return its trainer unless it was killed or failed."""
+    scenario = scenario_of(number)
+    before = len(world.plan.fired)
+    checkpoint, engine = world.checkpoint(scenario), world.engine(scenario)
+    trainer = scenario.trainer(engine)
+    trainer._clock = world.events.clock
+    try:
+        scenario.fit(trainer, [JsonLines(world.log), checkpoint], resume=True, max_time=DAY)
+        trainer.close()
+        engine.drain()
+    except CoordinatorKilled:
+        world.restart(checkpoint)
+        check_checkpoints(world, checkpoint)
+        return None
+    except Exception as error:
+        check_error(world, error, since=before)
+        world.restart(checkpoint)
+        return None
+    check_engine(engine)
+    if trainer.stopped != "max_time":
+        check_end(world, number, trainer, checkpoint)
+    return trainer

@@ -1,0 +1,78 @@
+"""A simulated machine: its clock, disk and folder, and the programs that run on it one after another."""
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from compss_train._utils.files import SHARED_MEMORY
+from compss_train.callbacks import Checkpoint
+from compss_train.engines.simulated import Events, Fault, FaultPlan, SimulatedEngine
+from compss_train.training.checkpoints.storage import list_checkpoints
+from tests.simulation.disk import FaultyDisk
+from tests.simulation.scenarios import Scenario
+
+NO_PROCESS = 2**22
+"""No process has this id, or a higher one."""
+
+
+class World:
+    """Everything that outlives the programs of a simulation."""
+
+    def __init__(self, seed: int, faults: Iterable[Fault]) -> None:
+        self.plan = FaultPlan(faults)
+        self.events = Events(seed)
+        self.root = Path(
+            tempfile.mkdtemp(prefix="simulation", dir=SHARED_MEMORY if SHARED_MEMORY.exists() else None)
+        )
+        self.folder = self.root / "run" / "checkpoints"
+        self.log = self.root / "log.jsonl"
+        self._dead = 0
+        self._disk = FaultyDisk(self.plan, random.Random(seed), self.root / "trash")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.root)
+
+    def engine(self, scenario: Scenario) -> SimulatedEngine:
+        return SimulatedEngine(
+            scenario.processes, events=self.events, faults=self.plan, shares_memory=scenario.shares_memory
+        )
+
+    def checkpoint(self, scenario: Scenario) -> Checkpoint:
+        best = "val_loss" if scenario.validated else None
+        checkpoint = Checkpoint(self.folder, every=scenario.every, keep=scenario.keep, best=best)
+        checkpoint._disk = self._disk
+        return checkpoint
+
+    def restart(self, checkpoint: Checkpoint) -> None:
+        """Do what the system does when a process has died, of whatever it died."""
+        if self.plan.killed and self.events.draw.random() < 0.5:
+            self._disk.lose_power()
+        self.plan.killed = False
+        self.events.clear()
+        if (lock := checkpoint._lock._lock) is not None:
+            lock.release(force=True)
+        self._rename_leftovers()
+
+    def _rename_leftovers(self) -> None:
+        """Give what the dead process has left an id that no process has: this process goes on."""
+        self._dead += 1
+        for path in self.folder.glob(f".round-*.{os.getpid()}.*"):
+            name, _, suffix = path.name.rpartition(f".{os.getpid()}.")
+            path.rename(path.with_name(f"{name}.{NO_PROCESS + self._dead}.{suffix}"))
+
+    def checkpoints(self) -> list[int]:
+        return list(list_checkpoints(self.folder))
+
+    def leftovers(self) -> list[str]:
+        """Return the names of files that are no checkpoints."""
+        if not self.folder.exists():
+            return []
+        names = {path.name for path in list_checkpoints(self.folder).values()}
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in names)
