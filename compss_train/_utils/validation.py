@@ -63,6 +63,23 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_dense(name: str, tensor: Any) -> None:
+    """Raise ``TypeError`` for a torch tensor that is no array of numbers in memory, and say what to give."""
+    if tensor.is_nested:
+        reason = (
+            "is a nested tensor, whose parts may differ in shape; give torch.nested.to_padded_tensor(tensor, 0.0)"
+        )
+    elif tensor.is_meta:
+        reason = "is on the meta device and holds no numbers; make it on the CPU or a GPU"
+    elif tensor.is_quantized:
+        reason = "is quantized; give tensor.dequantize()"
+    elif str(tensor.layout) != "torch.strided":
+        reason = f"is a sparse tensor ({tensor.layout}); give tensor.to_dense()"
+    else:
+        return
+    raise TypeError(f"{name} {reason}")
+
+
 def suggestion(name: str, accepted: Collection[str]) -> str:
     """Return "; did you mean ...?" with the accepted name most similar to ``name``, "" if none is similar."""
     by_lower = {key.lower(): key for key in accepted}

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_dense
+
 Block: TypeAlias = NDArray[Any] | torch.Tensor
 DType: TypeAlias = np.dtype[Any] | torch.dtype
 
@@ -16,14 +18,36 @@ DType: TypeAlias = np.dtype[Any] | torch.dtype
 def as_block(value: object) -> Block:
     """Return ``value`` as a block: a detached tensor on the CPU, or a numpy array for anything else.
 
-    Raises ``TypeError`` for a dtype that torch does not support and ``ValueError`` for a scalar.
+    Raises ``TypeError`` for a dtype that torch does not support, for masked arrays, and for tensors that are
+    sparse, nested, quantized or on the meta device; ``ValueError`` for a scalar and for samples of several shapes.
     """
-    block = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asanyarray(value)
+    if isinstance(value, torch.Tensor):
+        check_dense("a block", value)
+        block: Block = value.detach().cpu()
+    else:
+        block = _as_array(value)
     if block.ndim == 0:
         raise ValueError(f"a block needs a first dimension of samples, but this value is a scalar: {value!r}")
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)
     return block
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    if hasattr(value, "nnz") and hasattr(value, "toarray"):
+        raise TypeError(f"a block is a {type(value).__name__}, which is sparse; give array.toarray()")
+    if any(np.ma.is_masked(part) for part in (value if isinstance(value, list | tuple) else [value])):
+        raise TypeError(
+            "a block is a masked array, whose masked values would be trained on; give array.filled(value), or "
+            "leave these samples out, or give them a sample_weight of 0"
+        )
+    try:
+        return np.asarray(value) if isinstance(value, np.ma.MaskedArray) else np.asanyarray(value)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"cannot make an array of this {type(value).__name__}: {error}; all samples must have the same shape: "
+            "pad or cut them, and give an array or a tensor"
+        ) from error
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -44,9 +43,18 @@ class BlockPass:
             rest=self.rest + self.size - stop,
         )
 
+    def with_samples(self, samples: NDArray[Any]) -> "BlockPass":
+        """Return this pass over samples with other numbers."""
+        return BlockPass(self.block, self.epoch, self.size, samples, self.first, self.skip, self.rest)
+
 
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
 """The block passes of one worker in one round."""
+
+
+def blocks_of(block_passes: Iterable[BlockPass]) -> tuple[int, ...]:
+    """Return the numbers of the blocks that are passed over, each once, in that order."""
+    return tuple(dict.fromkeys([block_pass.block for block_pass in block_passes]))
 
 
 def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
@@ -179,25 +187,3 @@ class BufferedEpoch:
         if not draws.sizes:
             return (), draws
         return cut_assignment(self.assignment, draws.put_before, draws.puts[-1]), draws
-
-
-def unique_samples(assignment: WorkerAssignment) -> NDArray[Any]:
-    """Return the numbers of the samples in an assignment, each once and in ascending order."""
-    numbers = [block_pass.samples for block_pass in assignment if block_pass.samples is not None]
-    return np.unique(np.concatenate(numbers))
-
-
-def split_by_block(samples: NDArray[Any], starts: Sequence[int]) -> list[NDArray[Any]]:
-    """Split ascending sample numbers into row numbers of each block; ``starts`` are the blocks' first samples."""
-    bounds = [*np.searchsorted(samples, starts).tolist(), len(samples)]
-    return [samples[low:high] - start for start, (low, high) in zip(starts, pairwise(bounds), strict=True)]
-
-
-def renumber_samples(assignment: WorkerAssignment, samples: NDArray[Any]) -> WorkerAssignment:
-    """Return the assignment with each sample number replaced by its index in the ascending ``samples``."""
-    return tuple(
-        replace(block_pass, samples=np.searchsorted(samples, block_pass.samples))
-        if block_pass.samples is not None
-        else block_pass
-        for block_pass in assignment
-    )

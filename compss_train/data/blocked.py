@@ -238,8 +238,8 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     """Return the weights of the samples ``x`` as a blocked tensor with the blocks of ``x``.
 
     ``value`` is such a blocked tensor, or an array that is split here: one finite number of at least 0 for each
-    sample. Remote and memory-mapped blocks are checked when they are used. Raises ``ValueError`` for weights that
-    do not match these samples.
+    sample, and not 0 for all of them. Numbers in remote and memory-mapped blocks are checked when they are used.
+    Raises ``ValueError`` for weights that do not match these samples.
     """
     weights = as_blocked_like(value, x, "sample_weight")
     check_paired(x, weights, "sample_weight")
@@ -247,6 +247,8 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     for number, block in enumerate(weights.blocks()):
         if not isinstance(block, RemoteBlock | np.memmap):
             _check_weight_values(number, block)
+    if not any(isinstance(block, RemoteBlock) or as_tensor(block).any() for block in weights.blocks()):
+        raise ValueError("sample_weight is 0 for every sample, so that nothing would be learnt; give some above 0")
     return weights
 
 

@@ -64,6 +64,11 @@ class Heartbeat:
         self._text[_COUNTS:] = text.ljust(_SIZE - _COUNTS, b"\0")
         self.beat()
 
+    @property
+    def samples(self) -> int:
+        """Samples that were reported so far."""
+        return int(self._counts[1])
+
     def read(self) -> Report:
         """Return what has been reported so far."""
         text = bytes(self._text[_COUNTS:]).rstrip(b"\0").decode(errors="replace")

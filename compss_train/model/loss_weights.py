@@ -7,6 +7,7 @@ sample and the weight of its own class.
 
 import copy
 import inspect
+import reprlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -35,14 +36,14 @@ class TrainingLoss:
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1)."""
         if weight is None and self._class_weight is None:
-            return self._loss(output, target)
+            return _as_loss(self._loss(output, target))
         weights = [] if weight is None else [_check_sample_weight(weight, len(target))]
         if self._class_weight is not None:
             weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
         if self._elementwise is None:
             sample_weights = _multiply(weights, output, torch.Size([len(target)]))
-            return self._loss(output, target, weight=sample_weights)  # type: ignore[call-arg]
-        losses = self._elementwise(output, target)
+            return _as_loss(self._loss(output, target, weight=sample_weights))  # type: ignore[call-arg]
+        losses = _as_loss(self._elementwise(output, target))
         if losses.dim() == 0 or len(losses) != len(target):
             raise ValueError(
                 f"the loss with reduction='none' has shape {tuple(losses.shape)} for {len(target)} samples; a "
@@ -61,6 +62,16 @@ class TrainingLoss:
     def _ignore_index(self) -> int | None:
         index = _option(self._loss, "ignore_index")
         return index if isinstance(index, int) else None
+
+
+def _as_loss(value: object) -> Tensor:
+    """Return the value of a loss; raise ``TypeError`` if it is no tensor."""
+    if isinstance(value, Tensor):
+        return value
+    raise TypeError(
+        f"the loss returned {reprlib.repr(value)} ({type(value).__name__}); it must return a tensor, whose "
+        "gradients train the network: leave out .item(), float() and numpy()"
+    )
 
 
 def _check_sample_weight(weight: Tensor, samples: int) -> Tensor:

@@ -115,12 +115,18 @@ def full_precision(output: Tensor) -> Tensor:
 
 
 def match_output(output: Tensor, target: Tensor) -> Tensor:
-    """Return the target in the output's shape and dtype; raise ``ValueError`` if the numbers of elements differ."""
-    if target.numel() != output.numel():
+    """Return the target in the output's shape and dtype; ``ValueError`` if more than dimensions of 1 differ."""
+    if _without_ones(target.shape) != _without_ones(output.shape):
         raise ValueError(
-            f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their shapes must match"
+            f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their shapes must match, "
+            "and only dimensions of 1 may differ: reshape or permute the targets, or end the network with a Flatten"
         )
     return target.reshape(output.shape).to(output.dtype)
+
+
+def _without_ones(shape: torch.Size) -> tuple[int, ...]:
+    """Return the number of samples, and the other dimensions that are not 1."""
+    return *shape[:1], *(size for size in shape[1:] if size != 1)
 
 
 def takes_logits(loss: BatchFunction) -> bool:

@@ -20,6 +20,7 @@ from safetensors.numpy import save as serialize
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from compss_train._utils.validation import check_dense
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.compression import CompressedChange, Contribution
 
@@ -49,6 +50,7 @@ def to_array(name: str, tensor: object) -> NDArray[Any]:
         )
     if is_lazy(tensor):
         raise ValueError(f"{name!r} is lazy and has no shape yet; run one batch through the network first")
+    check_dense(f"state_dict entry {name!r}", tensor)
     if tensor.dtype in _WITHOUT_NUMPY_TYPE:
         tensor = tensor.float()
     array: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
@@ -58,7 +60,7 @@ def to_array(name: str, tensor: object) -> NDArray[Any]:
 def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None:
     """Copy the arrays into the tensors of the module, keeping their device and layout.
 
-    Raises ``ValueError`` if names or shapes differ, naming them.
+    Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them.
     """
     tensors = module.state_dict()
     if missing := [name for name in tensors if name not in parameters]:
@@ -73,7 +75,30 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
     if tuple(tensor.shape) != array.shape:
         raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
+    if array.dtype.kind not in _kinds(tensor.dtype):
+        own = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
+        )
     tensor.copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))
+
+
+def _kinds(dtype: torch.dtype) -> str:
+    """Return the kinds of numpy dtypes, as letters, whose values a tensor can hold up to rounding."""
+    if dtype.is_complex or dtype.is_floating_point:
+        return "biufc" if dtype.is_complex else "biuf"
+    return "b" if dtype == torch.bool else "biu"
+
+
+def as_parameters(values: Mapping[str, Any]) -> Parameters:
+    """Return arrays, tensors or lists by name as arrays; raise ``ValueError`` for a masked array."""
+    arrays = {
+        name: to_array(name, value) if isinstance(value, torch.Tensor) else np.asanyarray(value)
+        for name, value in values.items()
+    }
+    if masked := [name for name, array in arrays.items() if np.ma.is_masked(array)]:
+        raise ValueError(f"{masked[0]!r} is a masked array, and a network has no masks; give array.filled(value)")
+    return arrays
 
 
 def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:

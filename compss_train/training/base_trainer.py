@@ -23,6 +23,7 @@ from compss_train.model.loss_weights import ClassWeight
 from compss_train.model.losses import BatchFunction
 from compss_train.model.lr_schedules import ScheduleSpec
 from compss_train.model.metrics import MetricSpec
+from compss_train.model.network_copies import copy_network
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.train_transform import TrainTransform
@@ -236,7 +237,7 @@ class BaseTrainer:
         With ``averaged=True`` these are the average that a fit with ``weight_averaging`` keeps; ``ValueError`` if
         the last fit kept none.
         """
-        net = copy.deepcopy(self._require_built().training_spec.net)
+        net = copy_network(self._require_built().training_spec.net)
         params.load_into(net, self._current_average() if averaged else self._current())
         return net
 
@@ -253,13 +254,13 @@ class BaseTrainer:
         return params.copy_of(self._current_average() if averaged else self._current())
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the global parameters; raise ``ValueError`` if names or shapes differ."""
+        """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers differ."""
         net = copy.deepcopy(self._require_built().training_spec.net)
         if self._active is not None and self._active.running is not None:
             raise RuntimeError(
                 "set_parameters was called during a fit, between rounds; call it at the start or end"
             )
-        params.load_into(net, parameters)
+        params.load_into(net, params.as_parameters(parameters))
         self._parameters = params.from_module(net)
 
     @property

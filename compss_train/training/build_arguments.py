@@ -1,6 +1,5 @@
 """``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,12 +8,14 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils.validation import check_choice, check_count, check_dense
 from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.model.losses import BatchFunction, resolve_loss
 from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
+from compss_train.model.network_copies import copy_network
 from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_spec import (
@@ -69,15 +70,15 @@ def build_arguments(
     if transform is not None and not callable(transform):
         raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
     augment = as_train_transform(train_transform)
+    own = _own_copy(net)
     check_picklable(
-        net=net,
+        net=own,
         optimizer=factory,
         loss=loss_function,
         metric=measures.metrics,
         transform=transform,
         train_transform=augment and augment.function,
     )
-    own = copy.deepcopy(net).cpu()
     check_optimizer(own, factory)
     lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
     training_spec = TrainingSpec(
@@ -95,8 +96,17 @@ def build_arguments(
     return BuildArguments(training_spec, num_gpu, schedule, schedule_steps, lr_schedule)
 
 
+def _own_copy(net: nn.Module) -> nn.Module:
+    """Return a copy on the CPU; raise ``TypeError`` for a network that cannot be copied or pickled."""
+    try:
+        return copy_network(net).cpu()
+    except Exception:
+        check_picklable(net=net)  # names the attribute
+        raise
+
+
 def check_network(net: object) -> None:
-    """Raise ``TypeError`` unless ``net`` is a module, ``ValueError`` if it has no trainable parameters."""
+    """Raise ``TypeError`` unless ``net`` is a module of dense tensors, ``ValueError`` if it has none to train."""
     if not isinstance(net, nn.Module):
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
@@ -104,6 +114,9 @@ def check_network(net: object) -> None:
         raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
+            check_dense(f"{name!r} of the network", tensor)
 
 
 def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:

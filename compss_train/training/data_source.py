@@ -35,6 +35,8 @@ class DataHandles(ABC):
     """Whether a task that is given a block reads only the rows that it uses."""
     may_skip = False
     """Whether tasks may skip files, and then have fewer samples than planned."""
+    reads_ahead = False
+    """Whether tasks read the files of the next round ahead."""
     weighted: bool
     """Whether samples have weights."""
 
@@ -102,6 +104,7 @@ class FileHandles(DataHandles):
         self._dataset = dataset
         self._keys = keys
         self.may_skip = dataset.on_bad_file == "skip"
+        self.reads_ahead = dataset.cache is not None
 
     def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[FilePart, list[Ref]]:
         """Return the part of the data set with these files, which holds all columns."""

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import warn_user
-from compss_train.data.block_passes import WorkerAssignment, renumber_samples, split_by_block, unique_samples
+from compss_train.data.block_passes import WorkerAssignment, blocks_of
 from compss_train.data.order import split_points
 from compss_train.data.partitioning import Round
 from compss_train.data.reading import FilePart
@@ -19,41 +19,23 @@ from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
 from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.task_inputs import RoundInputs
 from compss_train.training.worker import (
     GroupState,
+    GroupWork,
     Member,
-    Shard,
+    RoundSettings,
     WorkerState,
     evaluate,
     predict,
-    split_rows,
     train_group,
 )
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
 
-Rows: TypeAlias = NDArray[Any]
-"""Numbers of samples, or of rows within a block."""
-
 States: TypeAlias = Sequence[GroupState | Ref]
 """The states of the workers of each group."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskInputs:
-    """The samples of a worker's task in one round: its passes, and references to the blocks or pieces of them."""
-
-    assignment: WorkerAssignment
-    blocks: tuple[int, ...]
-    """Numbers of the blocks."""
-    starts: tuple[int, ...]
-    """Number of the first sample of each block."""
-    x: list[Ref] | FilePart
-    others: list[Ref]
-    """Blocks of y and of weights."""
-    pieces: bool = False
-    """Whether ``x`` holds pieces, which include their rows of the other columns and are used in one round only."""
 
 
 @dataclass(kw_only=True)
@@ -76,10 +58,8 @@ class WorkerGroup:
     schedule: LrSchedule | None = None
     next_round: Round | None = None
     """The round after the one whose tasks are submitted."""
-    _first: Round | None = field(default=None, repr=False)
-    """The first round of the fit, in which tasks check the outputs of the network."""
-    _cut: tuple[Round | None, dict[int, TaskInputs]] = field(default=(None, {}), repr=False)
-    """The round whose blocks have been cut into pieces, and the inputs of each worker."""
+    _tasks: "_RoundTasks | None" = field(default=None, repr=False)
+    """The tasks of the round that is submitted."""
 
     def train(
         self,
@@ -95,21 +75,24 @@ class WorkerGroup:
         ``moments`` are those that a worker without a state of its own starts from. ``task`` is ``train_group``, or
         a function that calls it; ``more`` are further arguments.
         """
-        values = _Values()
-        members = [self._member(worker, group, round_, values) for worker in self.active(group, round_)]
+        if self._tasks is None or self._tasks.round is not round_:
+            # Tasks check the outputs of the network in the first round of the fit.
+            self._tasks = _RoundTasks(self, round_, check_outputs=self._tasks is None)
+        values, work = self._tasks.of(group)
         result, state, measured = self.engine.submit(
             task,
             self.training_spec,
             parameters,
             self.states[group],
-            values.refs,
-            members,
+            values,
+            work,
             moments,
             *more,
             returns=3,
             resources=self.resources,
         )
-        self.engine.delete(values.pieces)
+        if work.pieces:
+            self.engine.delete(values)
         self.states[group] = state
         return result, measured
 
@@ -117,149 +100,78 @@ class WorkerGroup:
         """Return the workers of a group that have samples in a round."""
         return [worker for worker in self.groups[group] if round_.counts[worker]]
 
-    def _member(self, worker: int, group: int, round_: Round, values: "_Values") -> Member:
-        inputs = self._inputs(worker, round_)
-        return Member(
-            worker=worker,
-            position=worker - self.groups[group].start,
-            shard=self._shard(inputs, worker, round_),
-            device=self.devices[worker],
-            x=inputs.x if isinstance(inputs.x, FilePart) else values.add(inputs.x, pieces=inputs.pieces),
-            others=values.add(inputs.others),
-            count=None if self.data.may_skip else round_.counts[worker],
-        )
-
     def free_states(self, before: States, after: States) -> None:
         """Free the states that are no longer used."""
         kept = {id(state) for state in after}
         self.engine.delete([state for state in before if isinstance(state, Ref) and id(state) not in kept])
 
-    def _shard(self, inputs: TaskInputs, worker: int, round_: Round) -> Shard:
-        if self._first is None:
-            self._first = round_
-        return Shard(
-            options=self.options,
-            assignment=inputs.assignment,
-            blocks=inputs.blocks,
-            starts=inputs.starts,
-            seed=self.seed,
-            name=f"round {round_.number} on worker {worker}",
-            pieces=inputs.pieces,
-            weighted=self.data.weighted,
-            hyperparameters=self._hyperparameters(inputs, worker, round_),
-            draws=round_.draws[worker] if round_.draws else None,
-            check_outputs=round_ is self._first,
+
+class _RoundTasks:
+    """What the tasks of a round receive, group by group."""
+
+    def __init__(self, workers: WorkerGroup, round_: Round, *, check_outputs: bool) -> None:
+        self.round = round_
+        self._workers = workers
+        self._inputs = RoundInputs(workers.engine, workers.data, workers.groups, round_)
+        self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
+        self._settings = RoundSettings(
+            number=round_.number,
+            options=workers.options,
+            seed=workers.seed,
+            weighted=workers.data.weighted,
+            check_outputs=check_outputs,
+            may_skip=workers.data.may_skip,
         )
 
-    def _hyperparameters(self, inputs: TaskInputs, worker: int, round_: Round) -> dict[int, TimedHyperparameters]:
-        if self.schedule is None:
-            return {}
-        epochs = {block_pass.epoch for block_pass in inputs.assignment} or {round_.epoch - 1}
-        return {epoch: self.schedule.during(epoch, *round_.span(worker)) for epoch in sorted(epochs)}
+    def of(self, group: int) -> tuple[list[Ref], GroupWork]:
+        """Return the values that the task of a group receives, and what its workers train on."""
+        active = self._workers.active(group, self.round)
+        upcoming = [self._upcoming(worker) for worker in active]
+        inputs = self._inputs.of(group, upcoming)
+        first = self._workers.groups[group].start
+        members = [
+            self._member(worker, worker - first, inputs.assignments[worker - first], ahead)
+            for worker, ahead in zip(active, upcoming, strict=True)
+        ]
+        return inputs.values, GroupWork(
+            settings=self._settings,
+            members=members,
+            blocks=inputs.blocks,
+            starts=inputs.starts,
+            pieces=inputs.pieces,
+            files=inputs.files,
+        )
 
-    def _inputs(self, worker: int, round_: Round) -> TaskInputs:
-        assignment = round_.assignments[worker]
-        if all(block_pass.samples is None for block_pass in assignment):
-            return self._whole_blocks(assignment, _blocks_of(assignment), self._upcoming(worker))
-        if self.data.mapped:
-            return self._all_blocks(assignment)
-        if self._cut[0] is not round_:
-            self._cut = round_, self._cut_into_pieces(round_)
-        return self._cut[1].pop(worker, None) or self._all_blocks(assignment)
+    def _member(
+        self, worker: int, position: int, assignment: WorkerAssignment, upcoming: tuple[int, ...]
+    ) -> Member:
+        draws = self.round.draws[worker] if self.round.draws else None
+        timed = None if self._workers.schedule is None else self._timed(self._workers.schedule, worker, assignment)
+        return Member(worker, position, self._workers.devices[worker], assignment, draws, timed, upcoming)
 
-    def _upcoming(self, worker: int) -> Sequence[int]:
-        """Return the first blocks that a worker needs in the next round, as many as it may read ahead."""
-        blocks = _blocks_of(self.next_round.assignments[worker]) if self.next_round else ()
-        return blocks[: self.options.read_ahead]
+    def _upcoming(self, worker: int) -> tuple[int, ...]:
+        """Return the first files that a worker needs in the next round, as many as it may read ahead."""
+        next_round = self._workers.next_round
+        if next_round is None or not self._workers.data.reads_ahead:
+            return ()
+        return blocks_of(next_round.assignments[worker])[: self._workers.options.read_ahead]
 
-    def _whole_blocks(
-        self, assignment: WorkerAssignment, numbers: tuple[int, ...], upcoming: Sequence[int]
-    ) -> TaskInputs:
-        starts = tuple(self.data.starts[number] for number in numbers)
-        x, others = self.data.select(numbers, upcoming)
-        return TaskInputs(assignment=assignment, blocks=numbers, starts=starts, x=x, others=others)
-
-    def _all_blocks(self, assignment: WorkerAssignment) -> TaskInputs:
-        numbers, x, others = self._every_block
-        return TaskInputs(assignment=assignment, blocks=numbers, starts=self.data.starts, x=x, others=others)
-
-    @cached_property
-    def _every_block(self) -> tuple[tuple[int, ...], Any, Any]:
-        numbers = tuple(range(len(self.data.sizes)))
-        return numbers, *self.data.select(numbers)
-
-    def _cut_into_pieces(self, round_: Round) -> dict[int, TaskInputs]:
-        """Submit one task a block, which cuts it into a piece for each worker that trains on some of its rows.
-
-        Nothing is cut if the workers need more than half of all samples, as in a round of several epochs: the
-        pieces would be many copies of the data.
-        """
-        samples = {worker: unique_samples(share) for worker, share in enumerate(round_.assignments) if share}
-        if 2 * sum(map(len, samples.values())) > len(samples) * sum(self.data.sizes):
-            return {}
-        rows = {worker: split_by_block(needed, self.data.starts) for worker, needed in samples.items()}
-        pieces: dict[int, list[Ref]] = {worker: [] for worker in samples}
-        for block in range(len(self.data.sizes)):
-            parts = {worker: cut[block] for worker, cut in rows.items() if len(cut[block])}
-            for worker, piece in zip(parts, self._split(block, list(parts.values())), strict=True):
-                pieces[worker].append(piece)
-        return {
-            worker: _piece_inputs(round_.assignments[worker], samples[worker], rows[worker], pieces[worker])
-            for worker in samples
-        }
-
-    def _split(self, block: int, parts: list[Rows]) -> list[Ref]:
-        if not parts:
-            return []
-        x, others = self.data.select([block])
-        made = self.engine.submit(split_rows, [*x, *others], parts, returns=len(parts))
-        return list(made) if len(parts) > 1 else [made]
-
-
-def _blocks_of(assignment: WorkerAssignment) -> tuple[int, ...]:
-    """Return the numbers of the blocks that a worker passes over, in that order."""
-    return tuple(dict.fromkeys(block_pass.block for block_pass in assignment))
-
-
-class _Values:
-    """The values that a task receives, each once, however many workers use it."""
-
-    def __init__(self) -> None:
-        self.refs: list[Ref] = []
-        self.pieces: list[Ref] = []
-        """Those that are used in one task only."""
-        self._index: dict[int, int] = {}
-
-    def add(self, refs: Sequence[Ref], *, pieces: bool = False) -> tuple[int, ...]:
-        """Add the values that are new; return where each is."""
-        if pieces:
-            self.pieces += refs
-        return tuple(self._add(ref) for ref in refs)
-
-    def _add(self, ref: Ref) -> int:
-        if id(ref) not in self._index:
-            self._index[id(ref)] = len(self.refs)
-            self.refs.append(ref)
-        return self._index[id(ref)]
+    def _timed(
+        self, schedule: LrSchedule, worker: int, assignment: WorkerAssignment
+    ) -> dict[int, TimedHyperparameters]:
+        """Return the hyperparameters of a worker by epoch; many workers have the same."""
+        epochs = {block_pass.epoch for block_pass in assignment} or {self.round.epoch - 1}
+        span = self.round.span(worker)
+        key = frozenset(epochs), span
+        if key not in self._hyperparameters:
+            self._hyperparameters[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
+        return self._hyperparameters[key]
 
 
 def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
     """Return the state of each worker, waiting for the tasks that compute them."""
     fetched = iter(engine.fetch([state for state in states if isinstance(state, Ref)]))
     return [*chain.from_iterable(next(fetched) if isinstance(state, Ref) else state for state in states)]
-
-
-def _piece_inputs(assignment: WorkerAssignment, samples: Rows, rows: list[Rows], pieces: list[Ref]) -> TaskInputs:
-    """Return the inputs of a worker that receives pieces, with its samples renumbered across them."""
-    sizes = [len(part) for part in rows if len(part)]
-    return TaskInputs(
-        assignment=renumber_samples(assignment, samples),
-        blocks=tuple(range(len(pieces))),
-        starts=tuple(accumulate(sizes[:-1], initial=0)),
-        x=pieces,
-        others=[],
-        pieces=True,
-    )
 
 
 @dataclass(kw_only=True)

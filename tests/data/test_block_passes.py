@@ -1,4 +1,4 @@
-"""Parts of passes over blocks, and the rows that they need."""
+"""Parts of passes over blocks."""
 
 from itertools import pairwise
 
@@ -6,32 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.block_passes import (
-    BlockPass,
-    cut_assignment,
-    join_parts,
-    renumber_samples,
-    split_by_block,
-    unique_samples,
-)
-from compss_train.data.partitioning import RoundPlan
+from compss_train.data.block_passes import BlockPass, cut_assignment, join_parts
 
 BLOCK_SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
-
-
-@given(BLOCK_SIZES, st.integers(1, 4), st.integers(0, 5), st.integers(0, 2))
-def test_gathered_rows_hold_each_workers_samples_and_renumbered_passes_find_them(sizes, workers, seed, merge_every):
-    starts = np.cumsum([0, *sizes[:-1]])
-    values = [np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-    plan = RoundPlan(sizes, workers, 3, seed, shuffle="total", merge_every=merge_every)
-    for assignment in (assignment for round_ in plan.rounds() for assignment in round_.assignments if assignment):
-        samples = unique_samples(assignment)
-        rows = split_by_block(samples, starts)
-        gathered = np.concatenate([block[part] for block, part in zip(values, rows, strict=True)])
-        np.testing.assert_array_equal(gathered, samples)
-        for before, after in zip(assignment, renumber_samples(assignment, samples), strict=True):
-            np.testing.assert_array_equal(gathered[after.samples], before.samples)
-            assert (after.block, after.epoch, after.size) == (before.block, before.epoch, before.size)
 
 
 @given(BLOCK_SIZES, st.booleans(), st.lists(st.integers(0, 54), max_size=8))

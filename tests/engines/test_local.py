@@ -261,6 +261,44 @@ def test_an_engine_that_is_large_enough_stays_as_it_is(local):
     assert (local.processes, local.cpus, workers(local)) == (2, 2, before)
 
 
+def test_an_engine_grows_and_shrinks_while_tasks_run(tmp_path, forked_processes):
+    with LocalEngine(processes=1) as engine:
+        gate = tmp_path / "gate"
+        running = engine.submit(tasks.wait_for, gate, "undisturbed")
+        engine.resize(3)
+        assert engine.fetch(_meeting(engine, tmp_path / "two", 2)) == [0, 1]
+        engine.resize(1)
+        assert (engine.processes, engine.cpus) == (1, 1)
+        wait_until(lambda: len(alive(engine)) == 1)  # idle ones end, not the one that runs a task
+        gate.touch()
+        assert engine.fetch([running]) == ["undisturbed"]
+        assert engine.fetch([engine.submit(tasks.add, n) for n in range(4)]) == [0, 1, 2, 3]
+        engine.resize(2)
+        engine.submit(tasks.add, 1, resources=Resources(cpus=2))
+        with pytest.raises(ValueError, match="processes=1 have 1 CPUs, and a task needs 2"):
+            engine.resize(1)
+        with pytest.raises(ValueError, match="processes=0: give an integer of at least 1"):
+            engine.resize(0)
+
+
+def alive(engine):
+    return [pid for pid in workers(engine) if not is_gone(pid)]
+
+
+def test_the_process_that_was_fastest_gets_the_next_task(shared_local, tmp_path):
+    scheduler, processes = shared_local._scheduler, shared_local._pool.processes
+    for fast in processes:
+        for process in processes:
+            process.speed = float(process is fast)
+        pid = shared_local.fetch([shared_local.submit(_own_pid)])[0]
+        assert pid == fast.pid
+        wait_until(lambda: len(scheduler._idle) == len(processes))
+
+
+def _own_pid():
+    return os.getpid()
+
+
 def test_an_update_whose_process_dies_is_made_once(shared_local, tmp_path):
     target = shared_local.publish(0)
     made = [shared_local.commute(target, _plus_but_die_once, n, tmp_path / "flag") for n in range(4)]

@@ -163,13 +163,19 @@ def test_the_loss_in_the_history_is_that_of_batches_and_evaluation_has_no_weight
 
 
 def test_batches_of_zero_weight_change_nothing():
-    trainer = DistributedTrainer(2, engine="serial", seed=0)
-    trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
-    before = trainer.get_parameters()
-    after = trainer.fit(X, Y, num_epochs=1, batch_size=5, sample_weight=np.zeros(SAMPLES), progress=False)
-    assert_same_bits(after, before)
-    assert trainer.history[0]["loss"] == 0
-    assert trainer.history[0]["samples"] == SAMPLES
+    def fitted(*weights, start=0):
+        trainer = DistributedTrainer(1, engine="serial", seed=0)
+        trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
+        given = {"num_epochs": 1, "batch_size": 5, "shuffle": None, "shuffle_block_data": False}
+        data = (BlockedTensor([[part[n * 20 : n * 20 + 20]] for n in range(start, 2)]) for part in (X, Y))
+        blocks = BlockedTensor([[np.full(20, weight)] for weight in weights])
+        return trainer.fit(*data, **given, sample_weight=blocks, progress=False), trainer.history[0]
+
+    ours, record = fitted(0, 1)
+    theirs, expected = fitted(1, start=1)
+    assert_same_bits(ours, theirs)
+    assert record["loss"] == expected["loss"] / 2
+    assert record["samples"] == 40
 
 
 def only_a_mean(output, target):

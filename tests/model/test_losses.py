@@ -85,6 +85,19 @@ def test_targets_of_other_shapes_are_errors():
         LOSSES["mse"](LOGITS, INDICES)
 
 
+@pytest.mark.parametrize("name", ["mse", "bce", "dice"])
+def test_only_dimensions_of_1_may_differ(name):
+    """Reshaped to (n, 3, 4, 4), targets (n, 4, 4, 3) would have their channels and pixels mixed."""
+    output = torch.rand(5, 3, 4, 4)
+    for shape in [(5, 4, 4, 3), (5, 48), (240,), (15, 1, 4, 4), (5, 3, 16)]:
+        with pytest.raises(ValueError, match=rf"targets have shape \({shape[0]}.* only dimensions of 1 may differ"):
+            LOSSES[name](output, torch.ones(shape))
+    expected = LOSSES[name](output, torch.ones(5, 3, 4, 4))
+    for shape in [(5, 1, 3, 4, 4), (5, 3, 4, 4, 1), (5, 3, 1, 4, 1, 4)]:
+        assert torch.equal(LOSSES[name](output, torch.ones(shape)), expected)
+        assert torch.equal(LOSSES[name](output.reshape(shape), torch.ones(5, 3, 4, 4)), expected)
+
+
 def test_names_classes_and_callables():
     def own(output, target):
         return output.sum()

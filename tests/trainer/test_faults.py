@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, DivergedError, EngineClosedError, LocalEngine, WorkerLostError
+from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children, leftovers, session, wait_until
@@ -45,6 +46,30 @@ def test_after_a_kill_in_a_round_training_goes_on_with_the_same_bits(shared_loca
         trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(tmp_path / flag, at=3))
         results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, merge_unit=merge_unit))
     assert (tmp_path / "killed").exists()
+    assert_same_bits(*results)
+
+
+class Resize(Callback):
+    """Changes the number of processes after every round."""
+
+    def __init__(self, engine, sizes):
+        self.engine, self.sizes = engine, sizes
+
+    def on_round_end(self, trainer, record):
+        self.engine.resize(self.sizes[record["round"] % len(self.sizes)])
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_places_that_join_and_leave_change_no_bit():
+    x, y = classification()
+    results = []
+    with LocalEngine(1) as engine:
+        for used, callbacks in (("serial", []), (engine, [Resize(engine, [3, 1, 2])])):
+            trainer = DistributedTrainer(9, engine=used, seed=1, threads=1)
+            trainer.build(awkward_net(), SGD, "cross_entropy")
+            options = {"num_epochs": 6, "batch_size": 4, "progress": False}
+            results.append(trainer.fit(*blocked(x, y, 9), callbacks=callbacks, **options))
+        assert engine.processes == 2
     assert_same_bits(*results)
 
 

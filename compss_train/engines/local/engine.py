@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
+from compss_train._utils.validation import check_count
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
 from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.store import StoreFolders, store
@@ -53,6 +54,8 @@ class LocalEngine(SingleMachineEngine):
         self.processes = 0
         self.threads = threads
         self.cpus = 0
+        self._widest = 1
+        """The most CPUs that a task has asked for."""
         self._numbers = itertools.count()
         with contextlib.ExitStack() as undo:  # if the start is interrupted
             self._folders = StoreFolders()
@@ -77,9 +80,28 @@ class LocalEngine(SingleMachineEngine):
         return min(self.processes, self.cpus // resources.cpus)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Start the processes that are missing. They stay: an engine never shrinks."""
+        """Start the processes that are missing. They stay until ``resize``."""
         self._check_open()
         self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
+
+    def resize(self, processes: int) -> None:
+        """Run tasks on so many processes from now on; also during a fit, in a callback. The bits stay the same.
+
+        New processes take tasks as soon as they have started. Processes that are too many end after their present
+        tasks, the slowest of the idle ones first. Raises ``ValueError`` for fewer than one process, and for fewer
+        CPUs than a task has asked for.
+        """
+        self._check_open()
+        added = check_count("processes", processes) - self.processes
+        cpus = added * (self.threads or 1)
+        if self.cpus + cpus < self._widest:
+            raise ValueError(f"processes={processes} have {self.cpus + cpus} CPUs, and a task needs {self._widest}")
+        if added > 0:
+            self._grow(added, cpus)
+        elif added < 0:
+            self.processes += added
+            self.cpus += cpus
+            self._post(self._scheduler.remove_workers, -added, -cpus)
 
     def host(self) -> str:
         """Return the loopback address: tasks run on this machine."""
@@ -110,6 +132,7 @@ class LocalEngine(SingleMachineEngine):
         self._check_open()
         if resources.cpus > self.cpus:
             raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
+        self._widest = max(self._widest, resources.cpus)
         task = Task(
             number=next(self._numbers),
             function=function,

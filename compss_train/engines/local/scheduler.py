@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, wait
 from functools import partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -36,6 +37,8 @@ class Scheduler:
         self._folders = folders
         self._free_cpus = 0
         self._idle: list[WorkerProcess] = []
+        self._surplus = 0
+        """How many processes end as soon as they are idle."""
         self._running: dict[Task, Future[list[StoredValue] | Failure]] = {}
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = False
@@ -56,6 +59,12 @@ class Scheduler:
         self._free_cpus += cpus
         for process in processes:
             self._use_when_ready(process)
+
+    def remove_workers(self, count: int, cpus: int) -> None:
+        """Run fewer tasks at a time, from the scheduler's thread; processes end after their present tasks."""
+        self._free_cpus -= cpus
+        self._surplus += count
+        self._end_surplus()
 
     def finish_running(self) -> None:
         """Start no more tasks and wait for those that run."""
@@ -90,7 +99,23 @@ class Scheduler:
 
     def _start_ready(self) -> None:
         while self._idle and (task := self.graph.next_ready(self._free_cpus)) is not None:
-            self._start(task, self._idle.pop())
+            self._start(task, self._take_fastest())
+
+    def _take_fastest(self) -> WorkerProcess:
+        """Remove and return the idle process that was the fastest in its last task: it gets the longest task.
+
+        Places that are shared with other programs, or hotter than others, then hold up fewer samples of a round.
+        """
+        fastest = max(reversed(self._idle), key=attrgetter("speed"))
+        self._idle.remove(fastest)
+        return fastest
+
+    def _end_surplus(self) -> None:
+        while self._surplus and self._idle:
+            slowest = min(self._idle, key=attrgetter("speed"))
+            self._idle.remove(slowest)
+            self._surplus -= 1
+            slowest.stop()
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
         call = Call(task.function, task.stored_args(), _file_names(task), task.cpus)
@@ -117,14 +142,19 @@ class Scheduler:
 
     def _release(self, process: WorkerProcess, error: BaseException | None) -> None:
         if not isinstance(error, BrokenExecutor):
-            self._idle.append(process)
+            process.measure_speed()
+            self._use(process)
         elif not self._stopping:
             process.restart()
             self._use_when_ready(process)
 
     def _use_when_ready(self, process: WorkerProcess) -> None:
         """Use a process once it has started: until then tasks wait for any other idle process."""
-        process.ready.add_done_callback(lambda _: self.post(self._idle.append, process))
+        process.ready.add_done_callback(lambda _: self.post(self._use, process))
+
+    def _use(self, process: WorkerProcess) -> None:
+        self._idle.append(process)
+        self._end_surplus()
 
     def _run_again(self, task: Task, error: BaseException) -> None:
         discard_all(_file_names(task), self._folders)

@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager, suppress
@@ -34,6 +35,10 @@ class WorkerProcess:
         self._preload = preload
         self.heartbeat = Heartbeat.create(f"{secrets.token_hex(4)}-heartbeat", folders)
         """What its tasks report."""
+        self.speed = 0.0
+        """Samples a second of its last task that trained; 0 before the first."""
+        self._task_start = (0.0, 0)
+        """When its task began, and the samples that it had reported before."""
         self._executor = self._new_executor()
         self._manager: threading.Thread | None = None
         self.ready: Future[int] = Future()
@@ -60,6 +65,7 @@ class WorkerProcess:
 
     def submit(self, call: Call) -> Future[list[StoredValue] | Failure]:
         """Submit a call to the process, or to a new one if it died while it was idle."""
+        self._task_start = time.monotonic(), self.heartbeat.samples
         while True:
             try:
                 future: Future[list[StoredValue] | Failure] = self._executor.submit(
@@ -69,6 +75,12 @@ class WorkerProcess:
                 self.restart()
             else:
                 return future
+
+    def measure_speed(self) -> None:
+        """Measure the speed of the task that has just ended, if it has trained anything."""
+        began, before = self._task_start
+        if trained := self.heartbeat.samples - before:
+            self.speed = trained / (time.monotonic() - began)
 
     @property
     def pid(self) -> int:

@@ -1,7 +1,7 @@
 """The worker's side of training: plain functions that engines run as tasks. Independent of engine and trainer."""
 
 from compss_train.training.worker.batches import split_rows
-from compss_train.training.worker.group import GroupState, Member, train_group
+from compss_train.training.worker.group import GroupState, GroupWork, Member, RoundSettings, train_group
 from compss_train.training.worker.inference import evaluate, predict
 from compss_train.training.worker.merge import MergeRule, finish
 from compss_train.training.worker.source import Shard
@@ -9,8 +9,10 @@ from compss_train.training.worker.train import WorkerState, train
 
 __all__ = [
     "GroupState",
+    "GroupWork",
     "Member",
     "MergeRule",
+    "RoundSettings",
     "Shard",
     "WorkerState",
     "evaluate",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
@@ -16,7 +16,7 @@ from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.training.worker.buffered import CarriedBuffer, buffered_batches
 from compss_train.training.worker.device_copies import pieces, to_device
-from compss_train.training.worker.source import Columns, Place, PlacedColumns, Shard, Source, take, training_order
+from compss_train.training.worker.source import Columns, Place, PlacedColumns, Shard, Source, gather, training_order
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
@@ -46,13 +46,17 @@ class Batch(NamedTuple):
 PlacedBatch: TypeAlias = tuple[Place, Batch]
 
 
-def split_rows(columns: Sequence[Block], parts: Sequence[NDArray[Any]]) -> tuple[Piece, ...] | Piece:
-    """Return a piece of a block for each array of row numbers; the task of a total shuffle of unmapped blocks.
+def split_rows(
+    columns: Sequence[Block], starts: Sequence[int], rows: NDArray[Any], bounds: NDArray[Any]
+) -> tuple[Piece, ...] | Piece:
+    """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total shuffle.
 
-    ``columns`` are the block of x and the matching blocks of y and weights. Returns a tuple of pieces, or the piece
-    itself if there is only one.
+    ``columns`` are the blocks of x, which begin at ``starts``, then those of y and of the weights. Returns a tuple
+    of pieces, or the piece itself if there is only one.
     """
-    pieces = tuple(tuple(take(block, part) for block in columns) for part in parts)
+    number = len(starts)
+    gathered = [gather(rows, starts, columns[first : first + number]) for first in range(0, len(columns), number)]
+    pieces = tuple(tuple(column[start:stop] for column in gathered) for start, stop in pairwise(bounds.tolist()))
     return pieces if len(pieces) > 1 else pieces[0]
 
 

@@ -5,16 +5,19 @@ it would in a task of its own, from the same parameters and with its own state, 
 bits.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from compss_train.data.block import Block
+from compss_train.data.block_passes import Draws, WorkerAssignment, blocks_of
 from compss_train.data.reading import FilePart
 from compss_train.model.compression import Contribution
+from compss_train.model.lr_schedules import TimedHyperparameters
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
+from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.source import Shard
 from compss_train.training.worker.train import WorkerState, train
 
@@ -22,29 +25,97 @@ GroupState: TypeAlias = tuple[WorkerState, ...]
 """The states of the workers of a group."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Member:
-    """A worker of a group that trains in a round: everything but the values that the task receives."""
+class Member(NamedTuple):
+    """A worker of a group that trains in a round; a tuple, as the coordinator makes thousands of them."""
 
     worker: int
     position: int
     """In the group."""
-    shard: Shard
     device: str
-    x: tuple[int, ...] | FilePart
-    """Which of the task's values are its blocks of x, or its part of a ``FileDataset``."""
-    others: tuple[int, ...] = ()
-    """Which of them are its blocks of y and of weights."""
-    count: int | None = None
-    """Its samples in the merge; ``None`` for those that it will have trained, where files may be skipped."""
+    assignment: WorkerAssignment
+    draws: Draws | None = None
+    hyperparameters: Mapping[int, TimedHyperparameters] | None = None
+    upcoming: tuple[int, ...] = ()
+    """The files that the worker reads ahead for the next round."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RoundSettings:
+    """What the tasks of all groups have in common in a round."""
+
+    number: int
+    """Of the round."""
+    options: FitOptions
+    """As ``FitOptions.for_tasks`` returns them."""
+    seed: int
+    weighted: bool
+    check_outputs: bool
+    may_skip: bool
+    """Whether workers may skip files, and then have fewer samples than planned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GroupWork:
+    """What the workers of a task train on: everything but the values that the task receives.
+
+    The values are the blocks of x, then those of y and of weights in the same order; or pieces of blocks.
+    """
+
+    settings: RoundSettings
+    members: Sequence[Member]
+    blocks: tuple[int, ...] = ()
+    """The numbers of the blocks."""
+    starts: tuple[int, ...] = ()
+    """Number of the first sample of each block or piece, where passes name their samples; else empty."""
+    pieces: bool = False
+    """Whether the values are pieces, which include their rows of all columns."""
+    files: FilePart | None = None
+    """The files of all members, in place of values."""
+
+    def inputs_of(self, member: Member, values: Sequence[Any]) -> tuple[Any, Sequence[Block], Shard]:
+        """Return the samples of a member as the arguments of ``train``."""
+        if self.files is not None:
+            return (
+                replace(self.files, upcoming=member.upcoming),
+                [],
+                self._shard(member, blocks_of(member.assignment)),
+            )
+        if self.starts:
+            number = len(self.starts)
+            return values[:number], values[number:], self._shard(member, self.blocks)
+        numbers = blocks_of(member.assignment)
+        places = [self.blocks.index(number) for number in numbers]
+        columns = range(0, len(values), len(self.blocks) or 1)
+        xs, *others = ([values[start + place] for place in places] for start in columns) if values else ([],)
+        return xs, [block for column in others for block in column], self._shard(member, numbers)
+
+    def name_of(self, member: Member) -> str:
+        """Return the round and the worker, for messages."""
+        return f"round {self.settings.number} on worker {member.worker}"
+
+    def _shard(self, member: Member, blocks: tuple[int, ...]) -> Shard:
+        settings = self.settings
+        return Shard(
+            options=settings.options,
+            assignment=member.assignment,
+            blocks=blocks,
+            starts=self.starts,
+            seed=settings.seed,
+            name=self.name_of(member),
+            pieces=self.pieces,
+            weighted=settings.weighted,
+            hyperparameters=member.hyperparameters or {},
+            draws=member.draws,
+            check_outputs=settings.check_outputs,
+        )
 
 
 def train_group(
     training_spec: TrainingSpec,
     parameters: Parameters,
     states: GroupState,
-    values: Sequence[Block],
-    members: Sequence[Member],
+    values: Sequence[Any],
+    work: GroupWork,
     moments: Parameters | None = None,
     alone: bool = False,
 ) -> tuple[PartialSum | Contribution, GroupState, list[dict[str, Any]]]:
@@ -55,17 +126,15 @@ def train_group(
     """
     sums: list[PartialSum] = []
     after, measured = list(states), []
-    for member in members:
-        position = member.position
-        xs = member.x if isinstance(member.x, FilePart) else [values[index] for index in member.x]
-        others = [values[index] for index in member.others]
-        trained, after[position], own = train(
-            training_spec, parameters, states[position], xs, others, member.shard, member.device, moments
+    for member in work.members:
+        xs, others, shard = work.inputs_of(member, values)
+        trained, after[member.position], own = train(
+            training_spec, parameters, states[member.position], xs, others, shard, member.device, moments
         )
         measured.append(own)
         if alone:
             return trained, tuple(after), measured
-        count = own["given"] if member.count is None else member.count
+        count = own["given"] if work.settings.may_skip else shard.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, member.worker)], member.worker)
     return partial_sum(sums), tuple(after), measured
 

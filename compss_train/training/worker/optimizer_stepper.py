@@ -89,6 +89,11 @@ class OptimizerStepper:
             raise ValueError(
                 f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
             )
+        if not loss.requires_grad:
+            raise ValueError(
+                "the loss has no gradient: it does not depend on the parameters that are trained, or not in a way "
+                "that can be differentiated; leave out detach(), no_grad(), argmax and comparisons"
+            )
         scaled = loss if self._options.accumulate == 1 else loss * batch.samples
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss, output, target

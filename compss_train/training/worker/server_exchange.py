@@ -20,7 +20,7 @@ from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.training.worker.group import GroupState, Member, train_group
+from compss_train.training.worker.group import GroupState, GroupWork, train_group
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def train_and_exchange(
     parameters: Parameters,
     states: GroupState,
     values: Sequence[Block],
-    members: Sequence[Member],
+    work: GroupWork,
     moments: Parameters | None,
     server_address: ServerAddress,
     samples: int,
@@ -202,9 +202,9 @@ def train_and_exchange(
     ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
     died connects as the same client, so that changes that had arrived are not added twice.
     """
-    trained, after, measured = train_group(training_spec, parameters, states, values, members, moments, alone=True)
-    (member,) = members
-    with server_address.connect(member.shard.name) as server:
+    trained, after, measured = train_group(training_spec, parameters, states, values, work, moments, alone=True)
+    (member,) = work.members
+    with server_address.connect(work.name_of(member)) as server:
         share = measured[0]["given"] / samples
         server_address.exchange.push_change(server, member.worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured

@@ -78,6 +78,11 @@ class Shard:
     """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
 
     @property
+    def samples(self) -> int:
+        """Number of samples to train on."""
+        return self.draws.samples if self.draws else sum(block_pass.size for block_pass in self.assignment)
+
+    @property
     def shuffle_seed(self) -> int | None:
         """Seed of the order of rows within a block, ``None`` to keep their order."""
         return self.seed if self.options.shuffle_block_data else None

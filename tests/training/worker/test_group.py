@@ -144,8 +144,12 @@ def test_a_group_receives_each_block_once(tmp_path):
     engine = Places(1)
     trainer = trainer_with(engine)
     trainer.fit(*files, num_epochs=1, batch_size=5, shuffle="total")  # every worker may need every block
-    groups = [args for function, args in engine.submitted if function is train_group]
-    assert max(len(members) for _, _, _, _, members, *_ in groups) > 1
-    for _, _, _, values, members, *_ in groups:
-        assert len(values) == len({id(value) for value in values}) == 2 * WORKERS
-        assert all(isinstance(member, Member) and len(member.x) == WORKERS for member in members)
+    groups = [
+        (values, work) for function, (_, _, _, values, work, *_) in engine.submitted if function is train_group
+    ]
+    assert max(len(work.members) for _, work in groups) > 1
+    for values, work in groups:
+        assert len(values) == len({id(value) for value in values}) == 2 * len(work.blocks)
+        assert all(isinstance(member, Member) for member in work.members)
+        samples = np.concatenate([each.samples for member in work.members for each in member.assignment])
+        assert set(work.blocks) >= {*(samples // 10).tolist()}

@@ -1,0 +1,85 @@
+"""Samples/s of a fit on two places of which one is slowed down four times, against the sum of both alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from statistics import median
+
+from _common import Images, image_source, load_images, network, parser, print_table, ratios, spread
+
+from compss_train import BlockedTensor, DistributedTrainer, LocalEngine
+
+SLOWER = 4
+PERIOD = 0.04  # seconds: the slow process runs for a quarter of each
+TARGET = 0.9
+WORKERS = (2, 16, 64)
+
+Speeds = dict[str, list[float]]
+
+
+@contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """Stop a process for three quarters of the time."""
+    over = threading.Event()
+
+    def alternate() -> None:
+        with suppress(ProcessLookupError):
+            while not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(PERIOD * (SLOWER - 1) / SLOWER)
+                os.kill(pid, signal.SIGCONT)
+                over.wait(PERIOD / SLOWER)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def samples_per_second(images: Images, workers: int, places: int, rounds: int, *, slow: bool) -> float:
+    """Return the median speed of the rounds of a fit after the first, in which the speeds of places are unknown."""
+    x = BlockedTensor.from_array(images.x, (workers, 1))
+    y = BlockedTensor.from_array(images.y, (workers, 1))
+    with LocalEngine(places) as engine, DistributedTrainer(workers, engine=engine, seed=0) as trainer:
+        trainer.build(network("MLP", 0), {"optimizer": "sgd", "lr": 0.05}, "cross_entropy")
+        trainer.fit(x, y, num_epochs=1, batch_size=100, progress=False)
+        with slowed(engine._pool.processes[0].pid) if slow else nullcontext():
+            trainer.fit(x, y, num_epochs=rounds + 1, batch_size=100, progress=False)
+        return median(record["samples_per_second"] for record in trainer.history[2:])
+
+
+def main() -> None:
+    options_parser = parser(__doc__, repetitions=3, epochs=2)
+    options_parser.add_argument("--samples", type=int, default=16_000)
+    options_parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="workers on the two places")
+    options = options_parser.parse_args()
+    if options.quick:
+        options.repetitions, options.epochs, options.samples, options.workers = 1, 1, 12_000, (2, 16)
+    images = load_images(options.samples)
+    print(f"{image_source()}; MLP, {options.samples:,} samples, one thread a process, merged every epoch")
+    rows = []
+    for workers in options.workers:
+        speeds: Speeds = {"fast": [], "slow": [], "both": []}
+        for _ in range(options.repetitions):
+            for name, places in (("fast", 1), ("slow", 1), ("both", 2)):
+                slow = name != "fast"
+                speeds[name].append(samples_per_second(images, workers, places, options.epochs, slow=slow))
+        summed = [fast + slow for fast, slow in zip(speeds["fast"], speeds["slow"], strict=True)]
+        rows.append(
+            [str(workers), *(spread(speeds[n], ",.0f") for n in speeds), spread(ratios(speeds["both"], summed))]
+        )
+    headers = ["workers", "one fast", "one slow", "both", f"of the sum (target {TARGET})"]
+    print_table(f"Samples/s with one of two processes slowed down {SLOWER} times", headers, rows)
+
+
+if __name__ == "__main__":
+    main()

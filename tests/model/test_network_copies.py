@@ -1,0 +1,107 @@
+"""Parametrized networks are copied, pickled and trained as any other."""
+
+import copy
+import pickle
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+
+from compss_train import DistributedTrainer
+from compss_train.model.network_copies import copy_network
+from tests.helpers.models import ADAM, assert_same_bits, blocked, classification, state_arrays
+from tests.helpers.plain_loop import plain_loop
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+X, Y = classification(samples=57)
+
+
+class Doubled(nn.Module):
+    """A parametrization of one's own."""
+
+    def forward(self, weight):
+        return 2 * weight
+
+    def right_inverse(self, weight):
+        return weight / 2
+
+
+def own(layer):
+    parametrize.register_parametrization(layer, "weight", Doubled())
+    parametrize.register_parametrization(layer, "bias", Doubled())
+    return parametrize.register_parametrization(layer, "weight", Doubled())
+
+
+KINDS = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "own": own,
+    "old weight_norm": weight_norm,
+    "old spectral_norm": spectral_norm,
+}
+
+
+def net_of(kind):
+    torch.manual_seed(7)
+    return nn.Sequential(KINDS[kind](nn.Linear(6, 6)), nn.BatchNorm1d(6), nn.ReLU(), KINDS[kind](nn.Linear(6, 3)))
+
+
+def outputs(net):
+    return net.eval()(torch.from_numpy(X)).detach().numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_is_pickled_and_is_the_same_network(kind):
+    net = net_of(kind)
+    net(torch.from_numpy(X))  # leaves computed tensors behind
+    copied = copy_network(net)
+    there = pickle.loads(cloudpickle.dumps(copy.deepcopy(copied)))
+    for other in (copied, there, copy_network(there)):
+        assert_same_bits(state_arrays(other), state_arrays(net))
+        assert outputs(other) == outputs(net)
+        assert [parametrize.is_parametrized(part) for part in other] == [
+            parametrize.is_parametrized(part) for part in net
+        ]
+    with torch.no_grad():
+        next(there.parameters()).add_(1)
+    assert outputs(there) != outputs(net) == outputs(copied)
+
+
+def test_parametrizations_of_a_copy_are_cached_and_removed_alone():
+    net = net_of("weight_norm")
+    there = pickle.loads(cloudpickle.dumps(copy_network(net)))
+    with parametrize.cached():
+        assert there[0].weight is there[0].weight
+    there[0].weight = torch.ones(6, 6)
+    np.testing.assert_allclose(there[0].weight.detach(), 1, rtol=1e-6)
+    expected = outputs(net)
+    for copied in (copy_network(net), there):
+        parametrize.remove_parametrizations(copied[0], "weight")
+        assert isinstance(copied[0].weight, nn.Parameter)
+    assert outputs(net) == outputs(copy_network(net)) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_worker_is_the_plain_loop(engine, kind):
+    net = net_of(kind)
+    trainer = DistributedTrainer(1, engine=engine, seed=5, threads=1)
+    trainer.build(net, ADAM, "cross_entropy")
+    still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    ours = trainer.fit(*blocked(X, Y, 3), num_batches_per_worker=4, num_epochs=3, **still)
+    plain = plain_loop(copy_network(net), lambda p: torch.optim.Adam(p, lr=0.01), X, Y, 3, 4, 3, seed=5)
+    assert_same_bits(ours, plain)
+    assert trainer.predict(X).tobytes() == outputs(trainer.model())
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_workers_learn(kind, merge):
+    trainer = DistributedTrainer(3, engine="serial", seed=5, threads=1)
+    trainer.build(net_of(kind), ADAM, "cross_entropy")
+    trainer.fit(*blocked(X, Y, 6), batch_size=5, num_epochs=5, merge=merge, progress=False)
+    first, last = trainer.history[0]["loss"], trainer.history[-1]["loss"]
+    assert last < 0.9 * first

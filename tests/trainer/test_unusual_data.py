@@ -1,0 +1,184 @@
+"""Arrays, tensors and networks that look right and are not: an error that says what to give, before any task."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer
+from tests.helpers.models import SGD, awkward_net, blocked, classification, mlp
+from tests.helpers.serial_engines import NoTasks
+
+X, Y = classification()
+TENSOR = torch.from_numpy(X)
+GOOD = {"num_epochs": 1, "batch_size": 5, "progress": False}
+
+
+@pytest.fixture
+def trainer():
+    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
+    trainer.build(awkward_net(), SGD, "cross_entropy")
+    return trainer
+
+
+def ragged(layout):
+    return torch.nested.nested_tensor([torch.zeros(length, 6) for length in (2, 3)], layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: np.ma.masked_greater(X, 1), r"is a masked array.*give array.filled\(value\).* sample_weight"),
+        (lambda: [np.ma.masked_greater(row, 1) for row in X], "is a masked array"),
+        (lambda: scipy.sparse.csr_array(X), r"a csr_array, which is sparse; give array.toarray\(\)"),
+        (lambda: scipy.sparse.coo_matrix(X), r"a coo_matrix, which is sparse; give array.toarray\(\)"),
+        (lambda: TENSOR.to_sparse(), r"is a sparse tensor \(torch.sparse_coo\); give tensor.to_dense\(\)"),
+        (lambda: TENSOR.to_sparse_csr(), r"is a sparse tensor \(torch.sparse_csr\); give tensor.to_dense\(\)"),
+        (lambda: ragged(torch.strided), r"is a nested tensor.*give torch.nested.to_padded_tensor\(tensor, 0.0\)"),
+        (lambda: ragged(torch.jagged), "is a nested tensor"),
+        (lambda: TENSOR.to("meta"), "is on the meta device and holds no numbers"),
+        (
+            lambda: torch.quantize_per_tensor(TENSOR, 0.1, 0, torch.qint8),
+            r"is quantized; give tensor.dequantize\(\)",
+        ),
+        (
+            lambda: [[1.0, 2.0], [3.0]],
+            "cannot make an array of this list: .*inhomogeneous.*samples must have the same shape",
+        ),
+        (
+            lambda: [torch.zeros(5), torch.zeros(6)],
+            "cannot make an array of this list: .*samples must have the same shape",
+        ),
+        (lambda: [torch.zeros(5, requires_grad=True)] * 2, "cannot make an array of this list: .*requires grad"),
+    ],
+)
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:torch.quantize_per_tensor",
+    "ignore:Sparse CSR tensor support",
+)
+def test_data_that_are_no_plain_array(trainer, make, message):
+    value = make()
+    for call in (
+        lambda: trainer.fit(value, Y, **GOOD),
+        lambda: trainer.fit(X, value, **GOOD),
+        lambda: trainer.fit(X, Y, **GOOD, sample_weight=value),
+        lambda: trainer.predict(value),
+        lambda: BlockedTensor([[value]]),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"(?s){message}"):
+            call()
+
+
+def test_a_masked_array_that_masks_nothing_is_an_array():
+    block = BlockedTensor.from_array(np.ma.masked_greater(X, np.inf), (2, 1)).collect()
+    assert type(block) is np.ndarray
+    assert block.tobytes() == X.tobytes()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda w: BlockedTensor.from_array(w, (2, 1))])
+def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
+    with pytest.raises(ValueError, match="sample_weight is 0 for every sample, so that nothing would be learnt"):
+        trainer.fit(X, Y, **GOOD, sample_weight=kind(np.zeros(60)))
+    np.save(tmp_path / "weights.npy", np.zeros(60))
+    mapped = BlockedTensor.from_array(np.load(tmp_path / "weights.npy", mmap_mode="r"), (2, 1))
+    with pytest.raises(ValueError, match="sample_weight is 0 for every sample"):
+        trainer.fit(X, Y, **GOOD, sample_weight=mapped)
+
+
+def test_one_weight_above_0_is_enough():
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer.fit(X, Y, **GOOD, sample_weight=np.arange(60) == 59)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda array: array + 1j, r"'0\.weight' has dtype complex\d+, but float32 in the network"),
+        (lambda array: array + 0.5, "'1.num_batches_tracked' has dtype float64, but int64 in the network"),
+        (lambda array: np.ma.masked_greater(array, 0), "'0.weight' is a masked array"),
+        (lambda array: array.astype(str), "'0.weight' has dtype <U"),
+        (lambda array: array.astype(object), "'0.weight' has dtype object"),
+    ],
+)
+def test_parameters_that_are_others(trainer, change, message):
+    before = trainer.get_parameters()
+    with pytest.raises(ValueError, match=message):
+        trainer.set_parameters({name: change(array) for name, array in before.items()})
+    after = trainer.get_parameters()
+    assert {name: after[name].tobytes() for name in before} == {name: before[name].tobytes() for name in before}
+
+
+def test_parameters_may_be_lists_tensors_and_of_other_precision(trainer):
+    before = trainer.get_parameters()
+    for kind in (np.ndarray.tolist, torch.tensor, lambda a: a.astype(np.float64) if a.dtype.kind == "f" else a):
+        trainer.set_parameters({name: kind(array) for name, array in before.items()})
+        after = trainer.get_parameters()
+        assert {name: (after[name].dtype, after[name].tobytes()) for name in before} == {
+            name: (before[name].dtype, before[name].tobytes()) for name in before
+        }
+
+
+def with_buffer(buffer):
+    net = mlp()
+    net.register_buffer("graph", buffer)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: mlp().to("meta"), "'0.weight' of the network is on the meta device and holds no numbers"),
+        (lambda: with_buffer(torch.eye(3).to_sparse()), "'graph' of the network is a sparse tensor"),
+    ],
+)
+def test_networks_without_plain_tensors(net, message):
+    with pytest.raises(TypeError, match=message):
+        DistributedTrainer(2, engine=NoTasks()).build(net(), SGD, "cross_entropy")
+
+
+class Loss:
+    """A loss by function of its value."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __call__(self, output, target):
+        return self.change(nn.functional.cross_entropy(output, target))
+
+
+NO_TENSOR = r"the loss returned .*; it must return a tensor.*leave out \.item\(\)"
+NO_GRADIENT = "the loss has no gradient"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (torch.Tensor.tolist, TypeError, NO_TENSOR),
+        (lambda loss: None, TypeError, "the loss returned None"),
+        (lambda loss: loss.detach().numpy(), TypeError, NO_TENSOR),
+        (lambda loss: (loss, loss), TypeError, NO_TENSOR),
+        (torch.Tensor.detach, ValueError, NO_GRADIENT),
+        (lambda loss: (loss > 0).sum(), ValueError, NO_GRADIENT),
+    ],
+)
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_losses_that_cannot_be_trained_on(change, error, message, method):
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(mlp(), SGD, Loss(change))
+    with pytest.raises(error, match=f"(?s){message}"):
+        getattr(trainer, method)(*blocked(X, Y, 2), **GOOD)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda output, target, weight: 0.5, lambda output, target, reduction="mean": 0.5],
+    ids=["weight", "reduction"],
+)
+def test_weighted_losses_that_return_floats(loss):
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(mlp(), SGD, loss)
+    with pytest.raises(TypeError, match=f"(?s){NO_TENSOR}"):
+        trainer.fit(X, Y, **GOOD, sample_weight=np.ones(60))
