@@ -100,6 +100,9 @@ class Engine(ABC):
     waiting_stops_threads: ClassVar[bool] = False
     """Whether waiting for tasks blocks all other threads of this process."""
 
+    task_seconds: ClassVar[float] = 0.001
+    """What a task costs beside its work, roughly."""
+
     threads: int | None = None
     """Default number of intra-op threads of a task; ``None`` for a share of the cores."""
 

@@ -20,6 +20,7 @@ class SerialEngine(SingleMachineEngine):
 
     name: ClassVar[str] = "serial"
     asynchronous: ClassVar[bool] = False
+    task_seconds: ClassVar[float] = 0.0
     shared_memory: ClassVar[bool] = True
 
     def __init__(self) -> None:

@@ -9,10 +9,12 @@ Floats are added up in double precision, and rounded to their own type once; int
 take the maximum. Workers may return compressed changes in place of some arrays (module ``compression``).
 """
 
+import heapq
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import ceil
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -43,12 +45,16 @@ class PartialSum:
     """The dtypes of the mean; ``None`` for one worker, whose values are not multiplied by ``count`` yet."""
     changes: frozenset[str] = field(default=frozenset())
     """The names of sums of changes."""
+    measured: tuple[Mapping[str, Any], ...] = ()
+    """The measurements of the workers, in their order: sums only pass them on."""
 
     @classmethod
-    def of_worker(cls, trained: Contribution, count: int, worker: int) -> Self:
+    def of_worker(
+        cls, trained: Contribution, count: int, worker: int, measured: Mapping[str, Any] | None = None
+    ) -> Self:
         """Return the parameters or changes of one worker, which trained ``count`` samples."""
         changes = frozenset(name for name, array in trained.items() if isinstance(array, CompressedChange))
-        return cls(trained, count, worker, None, changes)
+        return cls(trained, count, worker, None, changes, () if measured is None else (measured,))
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Return the dtype of the mean of this array."""
@@ -66,9 +72,10 @@ def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
     Items without samples do not count, not even in the maximum of integers; without any samples the sum is the
     first item. A name that an item lacks counts as zeros there (the momentum of a parameter without gradients).
     """
+    measured = tuple(chain.from_iterable(item.measured for item in items))
     voting = [item for item in items if item.count] or items[:1]
     if len(voting) == 1:
-        return voting[0]
+        return replace(voting[0], measured=measured)
     terms = {name: _Terms(voting, name) for name in _names(voting)}
     return PartialSum(
         values={name: each.total() for name, each in terms.items()},
@@ -76,6 +83,7 @@ def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
         first=items[0].first,
         dtypes={name: each.dtype for name, each in terms.items()},
         changes=frozenset[str]().union(*(item.changes for item in voting)),
+        measured=measured,
     )
 
 
@@ -160,10 +168,11 @@ def tree_of(firsts: Sequence[int]) -> Tree:
     return node(0, len(firsts), 0, 1 << firsts[-1].bit_length())
 
 
-def aligned_ranges(workers: int, places: int) -> list[range]:
+def aligned_ranges(workers: int, places: int, smallest: int = 1) -> list[range]:
     """Return ranges of workers, each a node of the tree, for tasks that ``places`` places share evenly.
 
-    Without any places, each range is one worker.
+    Without any places, each range is one worker. ``smallest`` is a power of two: how many workers a range has at
+    least, with the exception of the last one.
     The first tasks are the largest: each has about half of what would be a place's share of the workers that are
     left (guided self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A place that is
     slower than the others then runs fewer tasks.
@@ -171,7 +180,31 @@ def aligned_ranges(workers: int, places: int) -> list[range]:
     ranges, start = [], 0
     while start < workers:
         share = (workers - start) // (2 * places) if places else 1
-        size = 1 << (max(1, share).bit_length() - 1)
-        ranges.append(range(start, start + size))
+        size = max(smallest, 1 << (max(1, share).bit_length() - 1))
+        ranges.append(range(start, min(start + size, workers)))
         start += size
     return ranges
+
+
+SLACK = 1.05
+"""How much longer than with the best ranges a round may take, so that places which are slower run fewer tasks."""
+
+
+def ranges_for_costs(workers: int, places: int, worker_seconds: float, task_seconds: float) -> list[range]:
+    """Return aligned ranges for workers that take so many seconds each, in tasks that cost so much beside them.
+
+    They are the smallest with which a round takes at most ``SLACK`` times as long as with the best, if all places
+    are equally fast: one range a place where workers take less time than tasks cost.
+    """
+    largest = ceil(workers / max(1, places)) - 1
+    every = [aligned_ranges(workers, places, 1 << power) for power in range(largest.bit_length() + 1)]
+    times = [_seconds_of(ranges, places, worker_seconds, task_seconds) for ranges in every]
+    return next(ranges for ranges, seconds in zip(every, times, strict=True) if seconds <= SLACK * min(times))
+
+
+def _seconds_of(ranges: Sequence[range], places: int, worker_seconds: float, task_seconds: float) -> float:
+    """Return when the last range is done, if each place takes the next one as soon as it is idle."""
+    idle_at = [0.0] * max(1, places)
+    for each in ranges:
+        heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
+    return max(idle_at)

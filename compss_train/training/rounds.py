@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from statistics import median
 from typing import Any, ClassVar
 
 from compss_train.data.partitioning import Round
@@ -16,20 +17,18 @@ from compss_train.model.parameters import Parameters
 from compss_train.reports.records import per_second
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit_state import FitProgress
+from compss_train.training.group_states import GroupStates, States, fetch_states
 from compss_train.training.merging import Merge, SubmittedRound, agreement
 from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.task_submission import (
     Inference,
-    States,
     WorkerGroup,
-    fetch_states,
     skipped_batches,
     warn_of_probabilities,
     warn_of_random_transform,
     warn_of_skipped_files,
 )
 from compss_train.training.training_state import MergeState, TrainingState
-from compss_train.training.worker import GroupState
 
 Record = dict[str, Any]
 
@@ -47,7 +46,7 @@ class PendingRound:
 
     submitted: SubmittedRound
     groups: dict[str, list[Ref]]
-    """References to the measurements: of the ``workers``, of the ``merge``, and by prefix those of validation."""
+    """References to the measurements: of the ``workers`` and the merge, and by prefix those of validation."""
 
     @property
     def refs(self) -> list[Ref]:
@@ -55,10 +54,12 @@ class PendingRound:
         return [ref for refs in self.groups.values() for ref in refs]
 
     def fetch(self, engine: Engine) -> dict[str, list[dict[str, Any]]]:
-        """Return the measurements of each group, and free them."""
+        """Return the measurements of each group and of the ``merge``, and free them."""
         values = iter(engine.fetch(self.refs, small=True))
         engine.delete(self.refs)
-        return {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.groups.items()}
+        lists = {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.groups.items()}
+        merges = int(self.submitted.merge_measured)
+        return {**lists, "merge": lists["workers"][:merges], "workers": lists["workers"][merges:]}
 
 
 @dataclass(kw_only=True)
@@ -88,6 +89,10 @@ class RoundRunner:
     """Whether there was a warning of a transform that draws in evaluation."""
     _warm: bool = False
     """Whether a round has ended, and so the processes have started."""
+    _to_consider: int = 3
+    """After how many more rounds better groups are looked for."""
+    _better_groups: list[range] | None = None
+    """Groups that the workers are to train in, once no round is pending."""
     _began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
@@ -108,6 +113,7 @@ class RoundRunner:
             if (reason := self.stopping.reason) is not None:
                 self.stopped = reason
                 break
+            self._join_groups()
             while left and self._may_submit():
                 left.extend(islice(upcoming, 1))  # the next round is known before the current one is submitted
                 self._submit(left.popleft(), left[0] if left else None)
@@ -160,9 +166,17 @@ class RoundRunner:
             return value
         return None
 
+    def _join_groups(self) -> None:
+        """Let workers train in larger groups, if these were found better, once no round is pending."""
+        if self._better_groups is not None and not self._pending:
+            self.workers.join(self._better_groups)
+            self._states, self._better_groups = tuple(self.workers.states), None
+
     def _may_submit(self) -> bool:
         if not self._pending:
             return True
+        if self._better_groups is not None:
+            return False
         last = self._pending[-1].submitted.round.number
         if self.workers.schedule is not None and self.workers.schedule.waits:
             return False
@@ -178,8 +192,7 @@ class RoundRunner:
             prefix: self.validation.evaluate(parameters) if self.validation and parameters is not None else []
             for prefix, parameters in evaluated.items()
         }
-        merge = [] if submitted.merge_measured is None else [submitted.merge_measured]
-        groups |= {"workers": [*submitted.measured.values()], "merge": merge}
+        groups["workers"] = submitted.measured
         self._pending.append(PendingRound(submitted, groups))
 
     def _end_early(self) -> None:
@@ -188,7 +201,7 @@ class RoundRunner:
             while self._pending and not self.stopping.urgent:
                 self._collect()
         self.merge.go_back(self._complete[-1] if self._complete else None)
-        cancelled: dict[int, GroupState | Ref] = {}
+        cancelled: dict[int, GroupStates] = {}
         for pending in self._pending:
             self.engine.delete(pending.refs)
             self.merge.retire(pending.submitted)
@@ -224,14 +237,21 @@ class RoundRunner:
             self.workers.schedule.observe(record)
         self.stopping.after_round(self._seconds_of(record, pending.submitted))
         self._warm = True
+        self._consider_groups(record)
         self.on_record(record)
+
+    def _consider_groups(self, record: Record) -> None:
+        """Look for better groups after each of the first rounds, as the first one takes longer than the others."""
+        if self._to_consider and record["workers"]:
+            self._to_consider -= 1
+            self._better_groups = self.workers.groups_for(median(each["seconds"] for each in record["workers"]))
 
     def _seconds_of(self, record: Record, submitted: SubmittedRound) -> float:
         """Return the seconds that another round will take; the first one also waited for processes to start."""
         if self._warm:
             return float(record["seconds"])
         seconds = {each["worker"]: each["seconds"] for each in record["workers"]}
-        return max((sum(seconds[worker] for worker in task) for task in submitted.measured), default=0.0)
+        return max((sum(seconds[worker] for worker in task) for task in submitted.tasks), default=0.0)
 
     def _complete_round(self, submitted: SubmittedRound) -> None:
         self._complete.append(submitted)
@@ -274,7 +294,7 @@ class RoundRunner:
                 {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
                 | self.measures.values([sums])
                 | {name: sums[name] for name in ("started", "files", "skipped_batches") if name in sums}
-                for worker, sums in zip(chain.from_iterable(submitted.measured), measured, strict=True)
+                for worker, sums in zip(chain.from_iterable(submitted.tasks), measured, strict=True)
             ],
             **self._validated(values),
         }

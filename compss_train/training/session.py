@@ -12,9 +12,10 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.task_submission import Inference, WorkerGroup, fetch_states
+from compss_train.training.group_states import GroupStates, fetch_states, state_refs
+from compss_train.training.task_submission import Inference, WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
-from compss_train.training.worker import GroupState, WorkerState
+from compss_train.training.worker import WorkerState
 
 
 class Session:
@@ -35,9 +36,9 @@ class Session:
         self.training_spec = engine.publish(training_spec)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
-        self.groups: Sequence[range] = aligned_ranges(len(devices), places=0)
+        self.groups: list[range] = aligned_ranges(len(devices), places=0)
         """The workers whose states are one value of the engine."""
-        self.states: list[GroupState | Ref] = [(state,) for state in _new_states(seed, len(devices))]
+        self.states: list[GroupStates] = [(state,) for state in _new_states(seed, len(devices))]
         self.merge_state = NOTHING_KEPT
 
     def set_state(self, state: TrainingState, seed: int) -> None:
@@ -56,8 +57,8 @@ class Session:
         """Make the states of these workers one value each; waits for the states if they were grouped otherwise."""
         if list(groups) != list(self.groups):
             states = fetch_states(self.engine, self.states)
-            self.engine.delete([state for state in self.states if isinstance(state, Ref)])
-            self.groups = groups
+            self.engine.delete(state_refs(self.states))
+            self.groups[:] = groups
             self._set_states(states)
 
     def state(self) -> TrainingState:
@@ -70,14 +71,18 @@ class Session:
         self.merge_state = NOTHING_KEPT
 
     def _state_refs(self) -> Iterator[Ref]:
-        yield from (state for state in self.states if isinstance(state, Ref))
+        yield from state_refs(self.states)
         yield from self.merge_state.refs()
 
     def worker_group(
         self, data: DataSource, options: FitOptions, seed: int, schedule: LrSchedule | None = None
     ) -> WorkerGroup:
         """Publish the samples and return the workers that train on them."""
-        self.regroup(self._groups_for(options, data.shares(options.shuffle)))
+        sharing = min(data.shares(options.shuffle), len(self.devices))
+        places = self.engine.places(self.resources) if self._may_share(options) else 0
+        self.regroup(
+            [*aligned_ranges(sharing, places), *(range(n, n + 1) for n in range(sharing, len(self.devices)))]
+        )
         return WorkerGroup(
             engine=self.engine,
             training_spec=self.training_spec,
@@ -87,20 +92,19 @@ class Session:
             resources=self.resources,
             devices=self.devices,
             groups=self.groups,
+            places=places,
+            sharing=sharing,
             states=self.states,
             schedule=schedule,
         )
 
-    def _groups_for(self, options: FitOptions, active: int) -> Sequence[range]:
-        """Return the workers that train in one task, one after another; the first ``active`` of them have samples.
+    def _may_share(self, options: FitOptions) -> bool:
+        """Return whether workers may train in one task, one after another.
 
-        Workers are alone where each merges by itself, where sums would have more bytes than compressed changes, and
-        on GPUs, which they share in another order.
+        Each has its own where it merges by itself, where sums would have more bytes than compressed changes, and on
+        GPUs, which they share in another order.
         """
-        alone = aligned_ranges(len(self.devices), places=0)
-        places = self.engine.places(self.resources)
-        shares = options.merge == "synchronous" and options.merge_dtype is None and not self.resources.gpus
-        return [*aligned_ranges(min(active, len(alone)), places if shares else 0), *alone[active:]]
+        return options.merge == "synchronous" and options.merge_dtype is None and not self.resources.gpus
 
     def inference(self, data: DataSource, batch_size: int) -> Inference:
         """Publish samples for evaluation or prediction."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +16,23 @@ from compss_train.data.partitioning import Round
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
-from compss_train.model.weighted_mean import aligned_ranges
+from compss_train.model.weighted_mean import aligned_ranges, ranges_for_costs
 from compss_train.training.data_source import DataHandles
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.group_states import GroupStates, States, joined_states, parts, state_refs
 from compss_train.training.task_inputs import RoundInputs
 from compss_train.training.worker import (
-    GroupState,
     GroupWork,
     Member,
     RoundSettings,
-    WorkerState,
     evaluate,
     predict,
+    train_alone,
     train_group,
 )
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
-
-States: TypeAlias = Sequence[GroupState | Ref]
-"""The states of the workers of each group."""
 
 
 @dataclass(kw_only=True)
@@ -50,9 +47,13 @@ class WorkerGroup:
     seed: int
     resources: Resources
     devices: list[str]
-    groups: Sequence[range]
+    groups: list[range]
     """The workers that train in one task, one after another."""
-    states: list[GroupState | Ref]
+    places: int
+    """How many tasks run at the same time, where workers share them; 0 where each has its own."""
+    sharing: int
+    """How many workers have samples: the first ones."""
+    states: list[GroupStates]
     """The states of each group, replaced by a reference to new ones whenever it trains. Old ones are kept until
     ``free_states``, as a fit that is stopped returns to them."""
     schedule: LrSchedule | None = None
@@ -61,40 +62,58 @@ class WorkerGroup:
     _tasks: "_RoundTasks | None" = field(default=None, repr=False)
     """The tasks of the round that is submitted."""
 
-    def train(
+    def train(self, group: int, round_: Round, parameters: Ref, moments: Ref | None) -> Ref:
+        """Submit the training of a group in a round; return a reference to its sum.
+
+        ``moments`` are those that a worker without a state of its own starts from.
+        """
+        (result,) = self._submit(train_group, 2, group, round_, parameters, moments)
+        return result
+
+    def train_alone(
         self,
         group: int,
         round_: Round,
         parameters: Ref,
-        moments: Ref | None = None,
-        task: Callable[..., Any] = train_group,
+        moments: Ref | None,
+        task: Callable[..., Any] = train_alone,
         *more: Any,
     ) -> tuple[Ref, Ref]:
-        """Submit the training of a group in a round; return references to its result and its measurements.
+        """Submit the training of the only active worker of a group; return its result and its measurements.
 
-        ``moments`` are those that a worker without a state of its own starts from. ``task`` is ``train_group``, or
-        a function that calls it; ``more`` are further arguments.
+        ``task`` is the function that trains, and ``more`` are further arguments.
         """
+        result, measured = self._submit(task, 3, group, round_, parameters, moments, *more)
+        return result, measured
+
+    def _submit(
+        self, task: Callable[..., Any], returns: int, group: int, round_: Round, parameters: Ref, *more: Any
+    ) -> list[Ref]:
+        """Submit the task of a group, and keep the states that it returns; return its other results."""
         if self._tasks is None or self._tasks.round is not round_:
             # Tasks check the outputs of the network in the first round of the fit.
             self._tasks = _RoundTasks(self, round_, check_outputs=self._tasks is None)
         values, work = self._tasks.of(group)
-        result, state, measured = self.engine.submit(
-            task,
-            self.training_spec,
-            parameters,
-            self.states[group],
-            values,
-            work,
-            moments,
-            *more,
-            returns=3,
-            resources=self.resources,
+        args = self.training_spec, parameters, [*parts(self.states[group])], values, work, *more
+        result, self.states[group], *others = self.engine.submit(
+            task, *args, returns=returns, resources=self.resources
         )
         if work.pieces:
             self.engine.delete(values)
-        self.states[group] = state
-        return result, measured
+        return [result, *others]
+
+    def groups_for(self, worker_seconds: float) -> list[range] | None:
+        """Return unions of groups that suit workers which take so many seconds; ``None`` if the present ones do."""
+        if not self.places:
+            return None
+        active = ranges_for_costs(self.sharing, self.places, worker_seconds, self.engine.task_seconds)
+        groups = [*active, *(group for group in self.groups if group.start >= self.sharing)]
+        return groups if len(groups) < len(self.groups) else None
+
+    def join(self, groups: Sequence[range]) -> None:
+        """Train in these unions of groups from now on."""
+        self.states[:] = joined_states(self.groups, self.states, groups)
+        self.groups[:] = groups
 
     def active(self, group: int, round_: Round) -> list[int]:
         """Return the workers of a group that have samples in a round."""
@@ -102,8 +121,8 @@ class WorkerGroup:
 
     def free_states(self, before: States, after: States) -> None:
         """Free the states that are no longer used."""
-        kept = {id(state) for state in after}
-        self.engine.delete([state for state in before if isinstance(state, Ref) and id(state) not in kept])
+        kept = {id(state) for state in state_refs(after)}
+        self.engine.delete([state for state in state_refs(before) if id(state) not in kept])
 
 
 class _RoundTasks:
@@ -166,12 +185,6 @@ class _RoundTasks:
         if key not in self._hyperparameters:
             self._hyperparameters[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
         return self._hyperparameters[key]
-
-
-def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
-    """Return the state of each worker, waiting for the tasks that compute them."""
-    fetched = iter(engine.fetch([state for state in states if isinstance(state, Ref)]))
-    return [*chain.from_iterable(next(fetched) if isinstance(state, Ref) else state for state in states)]
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compss_train.model.weighted_mean import aligned_ranges, mean, partial_sum, tree_of
+from compss_train.model.weighted_mean import (
+    PartialSum,
+    aligned_ranges,
+    mean,
+    partial_sum,
+    ranges_for_costs,
+    tree_of,
+)
 from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_same_bits
 from tests.helpers.tolerances import sum_error
@@ -99,6 +106,36 @@ def test_ranges_of_workers_are_aligned_and_ever_smaller(workers, places):
     assert all(size.bit_count() == 1 and not each.start % size for each, size in zip(ranges, sizes, strict=True))
     assert max(sizes) <= max(1, workers / (2 * places))
     assert sizes[-min(places, workers) :] == [1] * min(places, workers)
+
+
+@given(
+    workers=st.integers(1, 600),
+    places=st.integers(1, 20),
+    smallest=st.integers(0, 9).map(lambda power: 2**power),
+    ratios=st.lists(st.floats(1e-4, 1e4), min_size=2, max_size=2).map(sorted),
+)
+def test_ranges_for_dearer_tasks_are_unions_of_smaller_ones(workers, places, smallest, ratios):
+    """So groups can be joined whenever a measurement asks for larger ones."""
+    cheap, dear = (ranges_for_costs(workers, places, 1.0, ratio) for ratio in ratios)
+    at_least = aligned_ranges(workers, places, smallest)
+    assert all(len(each) >= smallest for each in at_least[:-1])
+    for ranges in (cheap, dear, at_least):
+        assert [worker for each in ranges for worker in each] == list(range(workers))
+        starts = {each.start for each in ranges}
+        assert starts <= {each.start for each in aligned_ranges(workers, places)}
+        assert all(each.start % (1 << (len(each) - 1).bit_length()) == 0 for each in ranges)
+    assert len(ranges_for_costs(workers, places, 1.0, 1e9)) <= places
+    assert ranges_for_costs(workers, places, 1.0, 0.0) == aligned_ranges(workers, places)
+
+
+def test_measurements_pass_through_sums_in_the_order_of_the_workers():
+    arrays = {"w": np.ones(2)}
+    items = [
+        PartialSum.of_worker(arrays, count, number, {"worker": number}) for number, count in enumerate([3, 0, 0])
+    ]
+    nobody = partial_sum(items[1:])
+    assert [each["worker"] for each in nobody.measured] == [1, 2]
+    assert [each["worker"] for each in partial_sum([items[0], nobody]).measured] == [0, 1, 2]
 
 
 @given(arrays=st.lists(floats, min_size=1, max_size=6), places=st.integers(1, 6))

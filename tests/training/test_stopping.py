@@ -126,6 +126,20 @@ def test_nothing_is_left_in_an_engine(merge, stop, workers):
     assert not engine.held
 
 
+@pytest.mark.parametrize("stop", [0, 1, 2])
+def test_joined_groups_of_a_stopped_fit_keep_their_states(stop):
+    engine = LookaheadEngine()
+    engine.task_seconds = 1e6
+    results = []
+    for own in (engine, SerialEngine()):
+        with trainer_of(own, 5) as trainer:
+            for last in (stop, stop + 2):  # of the history
+                fit(trainer, CallAt("round_end", lambda trainer: trainer.stop("enough"), last))
+            results.append(fit(trainer, num_epochs=1))
+    assert_same_bits(*results)
+    assert not engine.held
+
+
 class Clock:
     """Time that passes when it is told to, and a bit whenever it is looked at."""
 

@@ -56,6 +56,7 @@ class CompssEngine(Engine):
 
     name: ClassVar[str] = "compss"
     replaces_processes: ClassVar[bool] = False
+    task_seconds: ClassVar[float] = 0.02
     waiting_stops_threads: ClassVar[bool] = True  # PyCOMPSs's binding holds the global interpreter lock
 
     def __init__(self) -> None:

@@ -161,6 +161,7 @@ def _as_block(item: Any) -> Block:
 
 TASK_NAMES = {
     "train_group": "train",
+    "train_alone": "train",
     "train_and_exchange": "train",
     "train_online_in_child": "train",
     "simulate_in_child": "simulate",

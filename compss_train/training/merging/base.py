@@ -1,6 +1,7 @@
 """``Merge``: the interface of all ways to merge. A merge works on references; it waits only where it says so."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,8 @@ from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.model.parameters import Parameters
 from compss_train.training.fit_options import MergeName
-from compss_train.training.task_submission import States, WorkerGroup
+from compss_train.training.group_states import States
+from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
 
 
@@ -17,16 +19,18 @@ class SubmittedRound:
     """A round whose tasks have been submitted."""
 
     round: Round
-    measured: dict[tuple[int, ...], Ref]
-    """The measurements of each task, by the workers that it trained."""
+    tasks: Sequence[Sequence[int]]
+    """The workers that each task trains."""
+    measured: list[Ref]
+    """References to lists of measurements: of the merge, if it is measured, and of the workers in that order."""
     parameters: Ref
     """The global parameters after the round."""
     states: States
     """The states of each group of workers after the round."""
     merge_state: MergeState = NOTHING_KEPT
     """What merges keep beside the parameters, after the round."""
-    merge_measured: Ref | None = None
-    """The measurements of the merge, if there are any."""
+    merge_measured: bool = False
+    """Whether the first measurement is that of a merge."""
 
 
 class Merge(ABC):

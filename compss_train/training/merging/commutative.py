@@ -18,7 +18,6 @@ from compss_train.training.fit_options import Rule
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
-from compss_train.training.worker import train_group
 
 ROUNDS_AHEAD = 8
 """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
@@ -55,16 +54,19 @@ class CommutativeMerge(Merge):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base, then update the global parameters."""
         counts = round_.counts
-        measured: dict[tuple[int, ...], Ref] = {}
+        measured: dict[int, Ref] = {}
         for worker, count in enumerate(counts):
             if count:
-                alone = self._moments, train_group, True
-                trained, sums = workers.train(worker, round_, self._bases[worker], *alone)
-                measured[worker,] = sums
+                trained, sums = workers.train_alone(worker, round_, self._bases[worker], self._moments)
+                measured[worker] = sums
                 self._update(worker, trained, sums if workers.data.may_skip else count, counts)
         self._moments = None  # from now on workers have their own
         return SubmittedRound(
-            round=round_, measured=measured, parameters=self.parameters, states=tuple(workers.states)
+            round=round_,
+            tasks=[[worker] for worker in measured],
+            measured=[*measured.values()],
+            parameters=self.parameters,
+            states=tuple(workers.states),
         )
 
     def _update(self, worker: int, trained: Ref, count: int | Ref, counts: Sequence[int]) -> None:

@@ -96,12 +96,14 @@ class ServerMerge(Merge):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base and exchange parameters, then read the server's."""
         counts = round_.counts
-        measured: dict[tuple[int, ...], Ref] = {}
+        measured: dict[int, Ref] = {}
         for worker, count in enumerate(counts):
             if count:
                 base = self._bases[worker]
                 more = train_and_exchange, self._address, sum(counts)
-                self._bases[worker], measured[worker,] = workers.train(worker, round_, base, self._moments, *more)
+                self._bases[worker], measured[worker] = workers.train_alone(
+                    worker, round_, base, self._moments, *more
+                )
                 self._free([base])
         self._moments = None  # from now on workers have their own
         name = f"round {round_.number}"
@@ -109,7 +111,11 @@ class ServerMerge(Merge):
             read_parameters, self._address, list(measured.values()), name, priority=True
         )
         return SubmittedRound(
-            round=round_, measured=measured, parameters=self.parameters, states=tuple(workers.states)
+            round=round_,
+            tasks=[[worker] for worker in measured],
+            measured=[*measured.values()],
+            parameters=self.parameters,
+            states=tuple(workers.states),
         )
 
     def current(self, submitted: SubmittedRound) -> Parameters:

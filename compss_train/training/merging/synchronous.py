@@ -9,7 +9,7 @@ from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import MergeState
-from compss_train.training.worker import MergeRule, finish, train_group
+from compss_train.training.worker import MergeRule, finish
 
 ARITY = 8
 """The most versions of the parameters that one task of the tree adds up, a power of two."""
@@ -33,12 +33,15 @@ class SynchronousMerge(Merge):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
         active = {group: workers.active(group, round_) for group in range(len(workers.groups))}
-        tasks = {group: tuple(members) for group, members in active.items() if members}
-        alone = sum(map(len, tasks.values())) == 1 and self._rule.is_mean
-        more = self.parameters, self.state.moments, train_group, alone
-        results = {group: workers.train(group, round_, *more) for group in tasks}
-        trained = {workers.groups[group].start: result for group, (result, _) in results.items()}
-        merged = {"parameters": next(iter(trained.values()))} if alone else self._merge(trained)
+        tasks = {group: members for group, members in active.items() if members}
+        alone = self._rule.is_mean and sum(map(len, tasks.values())) == 1
+        start = self.parameters, self.state.moments
+        merged: Mapping[str, Ref]
+        if alone:
+            trained, measured = workers.train_alone(next(iter(tasks)), round_, *start)
+            merged = {"parameters": trained, "measured": measured}
+        else:
+            merged = self._merge({workers.groups[g].start: workers.train(g, round_, *start) for g in tasks})
         if self.parameters is self._initial:
             self._engine.delete([self._initial])
         self.parameters = merged["parameters"]
@@ -46,11 +49,12 @@ class SynchronousMerge(Merge):
         self._held = [self.parameters]
         return SubmittedRound(
             round=round_,
-            measured={tasks[group]: measured for group, (_, measured) in results.items()},
+            tasks=[*tasks.values()],
+            measured=[merged["measured"]],
             parameters=self.parameters,
             states=tuple(workers.states),
             merge_state=self.state,
-            merge_measured=merged.get("measured"),
+            merge_measured=not alone,
         )
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:

@@ -1,7 +1,14 @@
 """The worker's side of training: plain functions that engines run as tasks. Independent of engine and trainer."""
 
 from compss_train.training.worker.batches import split_rows
-from compss_train.training.worker.group import GroupState, GroupWork, Member, RoundSettings, train_group
+from compss_train.training.worker.group import (
+    GroupState,
+    GroupWork,
+    Member,
+    RoundSettings,
+    train_alone,
+    train_group,
+)
 from compss_train.training.worker.inference import evaluate, predict
 from compss_train.training.worker.merge import MergeRule, finish
 from compss_train.training.worker.source import Shard
@@ -20,5 +27,6 @@ __all__ = [
     "predict",
     "split_rows",
     "train",
+    "train_alone",
     "train_group",
 ]

@@ -7,6 +7,7 @@ bits.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from compss_train.data.block import Block
@@ -113,30 +114,45 @@ class GroupWork:
 def train_group(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    states: GroupState,
+    states: Sequence[GroupState],
     values: Sequence[Any],
     work: GroupWork,
     moments: Parameters | None = None,
-    alone: bool = False,
-) -> tuple[PartialSum | Contribution, GroupState, list[dict[str, Any]]]:
+) -> tuple[PartialSum, GroupState]:
     """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
 
-    ``values`` are the blocks of all of them. Returns the sum of what they trained, or what a worker that is
-    ``alone`` did, the new states of the group, and the measurements of each member.
+    ``states`` are those of the groups that were joined to this one, and ``values`` the blocks of all workers.
+    Returns the sum of what they trained, with their measurements, and the new states of the group.
     """
     sums: list[PartialSum] = []
-    after, measured = list(states), []
+    after = [*chain.from_iterable(states)]
     for member in work.members:
         xs, others, shard = work.inputs_of(member, values)
         trained, after[member.position], own = train(
-            training_spec, parameters, states[member.position], xs, others, shard, member.device, moments
+            training_spec, parameters, after[member.position], xs, others, shard, member.device, moments
         )
-        measured.append(own)
-        if alone:
-            return trained, tuple(after), measured
         count = own["given"] if work.settings.may_skip else shard.samples
-        sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, member.worker)], member.worker)
-    return partial_sum(sums), tuple(after), measured
+        single = PartialSum.of_worker(trained, count, member.worker, own)
+        sums = _with_complete_nodes([*sums, single], member.worker)
+    return partial_sum(sums), tuple(after)
+
+
+def train_alone(
+    training_spec: TrainingSpec,
+    parameters: Parameters,
+    states: Sequence[GroupState],
+    values: Sequence[Any],
+    work: GroupWork,
+    moments: Parameters | None = None,
+) -> tuple[Contribution, GroupState, list[dict[str, Any]]]:
+    """Train the only worker that has samples; return what it trained, the states of the group, its measurements."""
+    (member,) = work.members
+    after = [*chain.from_iterable(states)]
+    xs, others, shard = work.inputs_of(member, values)
+    trained, after[member.position], own = train(
+        training_spec, parameters, after[member.position], xs, others, shard, member.device, moments
+    )
+    return trained, tuple(after), [own]
 
 
 def _with_complete_nodes(sums: list[PartialSum], worker: int) -> list[PartialSum]:

@@ -8,6 +8,7 @@ al. 2023, arXiv 2311.08105).
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ def finish(
 ) -> tuple[Any, ...]:
     """Return the results that ``rule.results`` names: the global parameters after a merge, and what is kept.
 
+    Measured are the merge, and then the workers.
+
     ``items`` are what workers trained, or sums of it, in the order of the workers. ``base`` are the global
     parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values that the last merge
     returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
@@ -68,7 +71,10 @@ def finish(
     merged = dict(mean(items, {**base, **(moments or {})}))
     averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
-        "measured": [{"change": params.squared_distance(base, averages, rule.names.distinct_weights)}],
+        "measured": [
+            {"change": params.squared_distance(base, averages, rule.names.distinct_weights)},
+            *chain.from_iterable(item.measured for item in items),
+        ],
         "moments": new_moments,
     }
     results["parameters"], results["outer"] = averages, outer

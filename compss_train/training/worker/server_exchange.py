@@ -20,7 +20,7 @@ from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.training.worker.group import GroupState, GroupWork, train_group
+from compss_train.training.worker.group import GroupState, GroupWork, train_alone
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class ServerAddress:
 def train_and_exchange(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    states: GroupState,
+    states: Sequence[GroupState],
     values: Sequence[Block],
     work: GroupWork,
     moments: Parameters | None,
@@ -202,7 +202,7 @@ def train_and_exchange(
     ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
     died connects as the same client, so that changes that had arrived are not added twice.
     """
-    trained, after, measured = train_group(training_spec, parameters, states, values, work, moments, alone=True)
+    trained, after, measured = train_alone(training_spec, parameters, states, values, work, moments)
     (member,) = work.members
     with server_address.connect(work.name_of(member)) as server:
         share = measured[0]["given"] / samples

@@ -30,6 +30,12 @@ class Places(SerialEngine):
         return super().submit(function, *args, **options)
 
 
+class DearTasks(Places):
+    """An engine whose tasks cost so much that workers train in one task a place, once they were measured."""
+
+    task_seconds = 1e6
+
+
 def trainer_with(engine, workers=WORKERS):
     trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
@@ -62,6 +68,23 @@ def test_any_groups_give_the_same_bits(options):
         assert comparable(grouped) == comparable(alone)
         tasks = sum(function is train_group for function, _ in engine.submitted)
         assert tasks < WORKERS * len(grouped.history)
+
+
+@pytest.mark.parametrize("workers", [5, WORKERS])
+def test_groups_are_joined_where_tasks_cost_more_than_workers_take(workers):
+    x, y = classification(samples=13 * workers)
+    engine = DearTasks(2)
+    trainer = trainer_with(engine, workers)
+    joined = trainer.fit(x, y, num_epochs=3, batch_size=5)
+    assert_same_bits(joined, trainer_with(Places(2), workers).fit(x, y, num_epochs=3, batch_size=5))
+    sizes = [len(args[4].members) for function, args in engine.submitted if function is train_group]
+    larger = 8 if workers > 8 else 4
+    assert sizes[-4:] == [larger, workers - larger] * 2
+    assert len(sizes) > 6
+    assert_same_bits(  # the next fit begins with smaller groups again
+        trainer.fit(x, y, num_epochs=1, batch_size=5),
+        trainer_with(Places(0), workers).fit(x, y, num_epochs=4, batch_size=5),
+    )
 
 
 def test_files_that_cannot_be_read_have_no_vote_in_any_group(tmp_path):
