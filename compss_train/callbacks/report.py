@@ -8,9 +8,22 @@ from compss_train._utils.files import check_writable
 from compss_train._utils.validation import check_count
 from compss_train.reports import html
 from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.stopping import TERMINATED
 
 MAX_SHARE = 0.02
 """Largest share of a fit's time for writing reports; each takes longer than the one before."""
+
+
+def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> str:
+    """Return how a fit has ended: ``"complete"``, ``"stopped: ..."`` or ``"failed: ..."``, with the reason."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped: Ctrl-C"
+    if isinstance(error, SystemExit) and error.code == TERMINATED:
+        return "stopped: SIGTERM"
+    if error is not None:
+        line = (str(error).splitlines() or [""])[0]
+        return f"failed: {type(error).__name__}" + (f": {line[:300]}" if line else "")
+    return "complete" if trainer.stopped is None else f"stopped: {trainer.stopped}"
 
 
 class Report(Callback):
@@ -51,12 +64,11 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Write the report."""
-        self._write(trainer, "complete" if trainer.stopped is None else f"stopped: {trainer.stopped}")
+        self._write(trainer, status_of(trainer))
 
     def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Write the report with the exception."""
-        line = (str(error).splitlines() or [""])[0]
-        self._write(trainer, f"failed: {type(error).__name__}" + (f": {line[:300]}" if line else ""))
+        self._write(trainer, status_of(trainer, error))
 
     def _write_running(self, trainer: TrainerProtocol) -> None:
         start = time.monotonic()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
 import textwrap
 import traceback
@@ -17,6 +19,8 @@ from compss_train.cli.run_files.errors import exception_message
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 and the signal's number."""
+NO_READER = 141
+"""Exit code if nobody reads the output, as of a process ended by SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,8 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         with _print_warnings(options.command):
-            return int(options.run_command(options))
+            code = int(options.run_command(options))
+        sys.stdout.flush()
+        return code
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _output_has_no_reader():
+            _discard_output()
+            return NO_READER
         if getattr(options, "traceback", False):
             traceback.print_exc()
         print(f"compss-train {options.command}: {exception_message(error)}", file=sys.stderr)
@@ -33,6 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"compss-train {options.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _output_has_no_reader() -> bool:
+    """Return whether standard output is a pipe that ``head`` or another reader has closed."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Send standard output nowhere: Python flushes it once more at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from compss_train.reports.records import Record, flatten, measured_numbers
 Axis = Literal["round", "epoch", "samples", "seconds"]
 
 LEARNING_RATE = "lr"
+EDGES = (", lowest", ", highest")
+"""Suffixes of the names of curves at the edges of a summary of several curves, which they follow."""
 FARTHEST = 4
 """A learning curve is extended to this factor of the epochs that it was measured for."""
 _OTHER_PANELS = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
 import numpy as np
 
+from compss_train._utils.files import atomic_path
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import BadFileError
@@ -86,6 +87,13 @@ def check_name(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Raise ``ValueError`` if matplotlib does not support the suffix of ``path``."""
     if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
         raise ValueError(f"{str(path)!r} is no image file; give a name that ends in .png, .svg or .pdf")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure atomically; raises as ``check_name`` does."""
+    check_name(figure, path)  # before matplotlib would complain about the temporary file
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary)
 
 
 def line_of(record: Record) -> str:

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from compss_train.reports.curves import Axis, Panel, panels, positions
+from compss_train.reports.comparison import ComparedRun, comparison_panels, grouped
+from compss_train.reports.curves import EDGES, Axis, Curve, Panel, panels, positions
 from compss_train.reports.records import Record
 from compss_train.reports.timeline import KINDS, round_totals, worker_intervals
 
@@ -34,6 +35,16 @@ def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
     return figure
 
 
+def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Figure:
+    """Return a figure with the curves of several runs; those of several seeds are a median in a band."""
+    charts = comparison_panels(grouped(runs), against)
+    figure, axes = _grid(len(charts))
+    for ax, panel in zip(axes, charts, strict=True):
+        _draw_panel(ax, panel)
+        ax.set_xlabel(against)
+    return figure
+
+
 def _grid(number: int) -> tuple[Figure, list[Axes]]:
     rows = -(-number // COLUMNS)
     figure = Figure(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
@@ -43,15 +54,23 @@ def _grid(number: int) -> tuple[Figure, list[Axes]]:
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
     marker = "o" if all(len(curve.xs) < 3 for curve in panel.curves) else None
-    for curve in panel.curves:
-        ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.5, marker=marker)
+    lines = [curve for curve in panel.curves if not curve.name.endswith(EDGES)]
+    for curve in lines:
+        (line,) = ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.5, marker=marker)
+        low, high = (_named(panel, f"{curve.name}{edge}") for edge in EDGES)
+        if low is not None and high is not None:
+            ax.fill_between(low.xs, low.ys, high.ys, color=line.get_color(), alpha=0.2, linewidth=0)
     if panel.spans_decades:
         ax.set_yscale("log")
     elif panel.from_zero:
         ax.set_ylim(bottom=0)
-    if 1 < len(panel.curves) <= MAX_LEGEND_CURVES:
+    if 1 < len(lines) <= MAX_LEGEND_CURVES:
         ax.legend(fontsize="small")
     _style(ax, panel.title)
+
+
+def _named(panel: Panel, name: str) -> Curve | None:
+    return next((curve for curve in panel.curves if curve.name == name), None)
 
 
 def _draw_times(ax: Axes, xs: list[float], seconds: list[dict[str, float]]) -> None:

@@ -1,6 +1,7 @@
 """Records of the history: the names of their fields, and records flattened to rows of a table."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 Record: TypeAlias = dict[str, Any]
@@ -44,6 +45,19 @@ def measured_numbers(record: Record) -> dict[str, float]:
     """Return the losses and metrics of a record, or of a worker in a record, that are numbers."""
     measured = {name: record[name] for name in measured_names(record)}
     return {name: float(value) for name, value in flatten(measured).items() if _is_number(value)}
+
+
+def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None:
+    """Return the best value of a loss or metric and its round, ``None`` if no round has it.
+
+    It is the lowest one, or the highest if the values have increased and are no loss.
+    """
+    values = [(each[name], record["round"]) for record in history if name in (each := measured_numbers(record))]
+    known = [(value, at) for value, at in values if not math.isnan(value)] or values
+    if not known:
+        return None
+    increases = known[-1][0] > known[0][0] and not name.endswith("loss")
+    return max(known) if increases else min(known)
 
 
 def _flat_items(name: str, value: Any, *, lists: bool) -> Iterator[tuple[str, Any]]:

@@ -132,7 +132,7 @@ def described_fit(method: str, options: object, callbacks: Sequence[object], **d
         "started": time.time(),
         **described_fields(options),
         **{name: described(value) for name, value in data.items()},
-        "callbacks": [type(callback).__qualname__ for callback in callbacks],
+        "callbacks": [name for name in (type(each).__qualname__ for each in callbacks) if not name.startswith("_")],
     }
 
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -48,3 +50,16 @@ def test_warnings_are_printed_as_messages_of_the_command(monkeypatch, capsys):
         assert main(["configure", "--units", "1"]) == 2
         assert warnings.showwarning is before
     assert capsys.readouterr().err == "compss-train configure: few units\ncompss-train configure: no units\n"
+
+
+def test_output_that_nobody_reads_is_no_error():
+    command = [
+        sys.executable,
+        "-c",
+        "from compss_train.cli.main import main; raise SystemExit(main())",
+        "completion",
+    ]
+    with subprocess.Popen([*command, "bash"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

@@ -7,7 +7,7 @@ from compss_train.cli.commands.compss_setup import CONFIGURE, DOCTOR
 from compss_train.cli.commands.data import SEND, SHARD
 from compss_train.cli.commands.fit import FIT
 from compss_train.cli.commands.inference import EVALUATE, EXPORT, PREDICT
-from compss_train.cli.commands.reports import PLOT, REPORT
+from compss_train.cli.commands.reports import COMPARE, PLOT, REPORT, RUNS
 
 __all__ = ["COMMANDS", "Command"]
 
@@ -17,6 +17,8 @@ COMMANDS: tuple[Command, ...] = (
     PREDICT,
     REPORT,
     PLOT,
+    COMPARE,
+    RUNS,
     ADVISE,
     EXPORT,
     SHARD,

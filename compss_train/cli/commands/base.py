@@ -46,10 +46,19 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="use its best checkpoint (default: final parameters)")
 
 
-def add_history_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the run or file whose history a command uses."""
+AXES = ("round", "epoch", "samples", "seconds")
+
+
+def add_history_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the runs or files whose histories a command uses."""
     text = "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
-    parser.add_argument("run", type=Path, metavar="RUN", help=text)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
+
+
+def add_axis_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the horizontal axis of curves."""
+    axis = "the horizontal axis of curves (default: round)"
+    parser.add_argument("--against", choices=AXES, default=AXES[0], help=axis)
 
 
 def add_setting_arguments(parser: argparse.ArgumentParser) -> None:

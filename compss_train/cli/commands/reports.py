@@ -1,56 +1,116 @@
-"""``compss-train report`` and ``plot``: an HTML page and a plot of a run's history."""
+"""``compss-train report``, ``plot``, ``compare`` and ``runs``: pages, plots and tables of the histories of runs."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from compss_train.cli.commands.base import Command, add_history_argument, check_parent_folder
-
-AXES = ("round", "epoch", "samples", "seconds")
+from compss_train.cli.commands.base import Command, add_axis_argument, add_history_arguments, check_parent_folder
 
 
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    add_history_argument(parser)
-    output = "an .html file (default: report.html next to the history)"
+    add_history_arguments(parser)
+    output = "an .html file (default: report.html next to the history; of several runs, comparison.html here)"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
 
 
 def _run_report(options: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from compss_train.cli.run_files.run_folder import read_configuration, read_history
+    from compss_train.cli.run_files.run_folder import RunFolder, read_configuration, read_history
     from compss_train.reports.html import check_name, write
 
-    path, history = read_history(options.run)
+    if len(options.runs) > 1:
+        return _write_comparison(options.runs, options.output or Path("comparison.html"), "round")
+    path, history = read_history(options.runs[0])
     output = options.output or path.with_name("report.html")
     check_parent_folder(output)
     check_name(output)
-    write(output, history, read_configuration(path.parent))
+    write(output, history, read_configuration(path.parent), status=RunFolder(path.parent).state())
     print(f"{len(history)} rounds reported in {output}")
     return 0
 
 
 def _add_plot_arguments(parser: argparse.ArgumentParser) -> None:
-    add_history_argument(parser)
-    output = "a .png, .svg or .pdf file (default: plot.png next to the history)"
+    add_history_arguments(parser)
+    output = "a .png, .svg or .pdf file (default: plot.png next to the history; of several runs, comparison.png)"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
-    axis = "the horizontal axis (default: round)"
-    parser.add_argument("--against", choices=AXES, default=AXES[0], help=axis)
+    add_axis_argument(parser)
 
 
 def _run_plot(options: argparse.Namespace) -> int:
     """Draw the plot and print its path."""
-    from compss_train._utils.files import atomic_path
     from compss_train.cli.run_files.run_folder import read_history
-    from compss_train.reports.history import check_name
+    from compss_train.reports.history import save_figure
 
-    path, history = read_history(options.run)
+    if len(options.runs) > 1:
+        return _write_comparison(options.runs, options.output or Path("comparison.png"), options.against)
+    path, history = read_history(options.runs[0])
     output = options.output or path.with_name("plot.png")
     check_parent_folder(output)
-    figure = history.plot(against=options.against)
-    check_name(figure, output)  # before matplotlib would complain about the temporary file
-    with atomic_path(output) as temporary:
-        figure.savefig(temporary)
+    save_figure(history.plot(against=options.against), output)
     print(f"{len(history)} rounds drawn in {output}")
     return 0
+
+
+def _write_comparison(runs: Sequence[Path], output: Path, against: Any) -> int:
+    """Write a page if the name of the file ends in .html, else an image, and print its path."""
+    from compss_train._utils.files import write_atomic
+    from compss_train._utils.imports import import_optional
+    from compss_train.cli.run_files.run_folder import read_compared
+    from compss_train.reports.history import save_figure
+    from compss_train.reports.html import comparison_page, is_page
+
+    compared = read_compared(runs)
+    check_parent_folder(output)
+    if is_page(output):
+        write_atomic(output, comparison_page(compared, against))
+    else:
+        import_optional("matplotlib", extra="plot", needed_by="plot")
+        from compss_train.reports.plots import draw_comparison
+
+        save_figure(draw_comparison(compared, against), output)
+    print(f"{len(compared)} runs compared in {output}")
+    return 0
+
+
+def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    add_history_arguments(parser)
+    output = "also write an .html page, or a .png, .svg or .pdf image, with the curves of all runs"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    add_axis_argument(parser)
+
+
+def _run_compare(options: argparse.Namespace) -> int:
+    """Print the table, and write the file if one is named."""
+    from compss_train.cli.run_files.run_folder import read_compared
+    from compss_train.reports.comparison import comparison_table
+
+    print(_format_table(comparison_table(read_compared(options.runs))))
+    return 0 if options.output is None else _write_comparison(options.runs, options.output, options.against)
+
+
+def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "folder with the folders of runs (default: runs)"
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text)
+
+
+def _run_runs(options: argparse.Namespace) -> int:
+    """Print a line for each run."""
+    from compss_train.cli.run_files.run_folder import find_runs, read_summary
+
+    if not (folders := find_runs(options.folder)):
+        raise FileNotFoundError(f"{options.folder}: no folder of a run is here; name the folder that holds them")
+    print(_format_table([read_summary(folder) for folder in folders]))
+    return 0
+
+
+def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows as aligned columns, each with its name."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = ("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines)
+    return "\n".join(text.rstrip() for text in texts)
 
 
 REPORT = Command(
@@ -60,7 +120,8 @@ REPORT = Command(
     run=_run_report,
     examples="""\
   compss-train report runs/spirals
-  compss-train report history.jsonl -o report.html""",
+  compss-train report history.jsonl -o report.html
+  compss-train report runs/* -o comparison.html""",
 )
 PLOT = Command(
     name="plot",
@@ -69,5 +130,26 @@ PLOT = Command(
     run=_run_plot,
     examples="""\
   compss-train plot runs/spirals
-  compss-train plot history.jsonl -o curves.svg --against epoch""",
+  compss-train plot history.jsonl -o curves.svg --against epoch
+  compss-train plot runs/a runs/b -o both.png""",
+)
+COMPARE = Command(
+    name="compare",
+    help="print what differs between runs and what they reached; draw their curves together",
+    add_arguments=_add_compare_arguments,
+    run=_run_compare,
+    examples="""\
+  compss-train compare runs/*
+  compss-train compare runs/a runs/b -o comparison.html --against seconds
+
+Runs that differ only in their seed are drawn as one: their median, and a band from the lowest to the highest.""",
+)
+RUNS = Command(
+    name="runs",
+    help="list runs: their state, rounds, last losses and metrics",
+    add_arguments=_add_runs_arguments,
+    run=_run_runs,
+    examples="""\
+  compss-train runs
+  compss-train runs /scratch/experiments""",
 )

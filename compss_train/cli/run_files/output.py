@@ -6,6 +6,7 @@ from typing import Any
 
 from compss_train import callbacks
 from compss_train.callbacks import Callback, JsonLines
+from compss_train.callbacks.report import status_of
 from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, unknown_name
 from compss_train.cli.run_files.options import (
     Option,
@@ -14,7 +15,7 @@ from compss_train.cli.run_files.options import (
     parse_options,
     signature_options,
 )
-from compss_train.cli.run_files.run_folder import RunFolder
+from compss_train.cli.run_files.run_folder import RUNNING, RunFolder
 from compss_train.training.callback import TrainerProtocol
 
 _CALLBACKS = {
@@ -39,6 +40,25 @@ class HistoryFile(JsonLines):
             self.on_round_end(trainer, record)
 
 
+class StateFile(Callback):
+    """Writes to the run's folder whether it is running, complete, stopped or failed, and the process."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+        """Write that the run is running."""
+        self._folder.write_state(RUNNING)
+
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+        """Write that it is complete, or why it has stopped."""
+        self._folder.write_state(status_of(trainer))
+
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+        """Write the exception."""
+        self._folder.write_state(status_of(trainer, error))
+
+
 def read_output(
     table: Mapping[str, Any], folder: RunFolder, errors: ErrorCollector, *, has_validation: bool
 ) -> list[Callback]:
@@ -47,7 +67,7 @@ def read_output(
     Checkpoints and the report are written by default. With validation data the best checkpoint by ``val_loss`` is
     kept, unless the table of checkpoints sets ``best``.
     """
-    writers: list[Callback] = [HistoryFile(folder.history)]
+    writers: list[Callback] = [HistoryFile(folder.history), StateFile(folder)]
     defaults = {"checkpoint": {"best": "val_loss"}} if has_validation else {}
     keys = output_options()
     for key in table:

@@ -1,18 +1,26 @@
 """``RunFolder``: the files in the folder of a run, and what its history and configuration say of it."""
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compss_train._utils.files import write_atomic
 from compss_train.cli.run_files.errors import RunFileError
 from compss_train.reports.advice import samples_per_epoch
+from compss_train.reports.comparison import ComparedRun, comparison_table
 from compss_train.reports.history import History
 
 RUN_FILE = "config.toml"
+RUNNING = "running"
+"""The state of a run whose process has not ended."""
+KILLED = "killed"
+"""The state of a run whose process has ended without a word."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,11 @@ class RunFolder:
         return self.path / "report.html"
 
     @property
+    def state_file(self) -> Path:
+        """The state of the run as JSON, with its process."""
+        return self.path / "run.json"
+
+    @property
     def csv(self) -> Path:
         """The history as CSV."""
         return self.path / "history.csv"
@@ -72,10 +85,29 @@ class RunFolder:
         """Whether the folder holds a checkpoint."""
         return any(self.checkpoints.glob("round-*"))
 
+    def write_state(self, state: str) -> None:
+        """Write the state of the run of this process."""
+        text = json.dumps({"state": state, "host": socket.gethostname(), "pid": os.getpid()})
+        write_atomic(self.state_file, text)
+
+    def state(self) -> str | None:
+        """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped: ..."``; ``None`` if unknown.
+
+        It is ``KILLED`` if the process that wrote ``RUNNING`` on this machine has ended.
+        """
+        try:
+            written = json.loads(self.state_file.read_text(encoding="utf-8"))
+            state, host, pid = str(written["state"]), written["host"], int(written["pid"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        ended = state == RUNNING and host == socket.gethostname() and not _is_alive(pid)
+        return KILLED if ended else state
+
     def existing_files(self) -> list[Path]:
         """Return the files and folders that exist."""
-        files = [self.parameters, self.history, self.csv, self.report, self.run_file, self.configuration]
-        return [path for path in (*files, self.checkpoints, self.tensorboard) if path.exists()]
+        results = [self.parameters, self.history, self.csv, self.report]
+        settings = [self.run_file, self.configuration, self.state_file]
+        return [path for path in (*results, *settings, self.checkpoints, self.tensorboard) if path.exists()]
 
     def clear(self) -> None:
         """Remove the files of a run, and no others."""
@@ -84,6 +116,16 @@ class RunFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
 
 
 def read_history(path: Path) -> tuple[Path, History]:
@@ -102,6 +144,31 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     """Return the trainer's configuration that a run has saved, empty if the folder does not have it."""
     path = RunFolder(folder).configuration
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def read_compared(paths: Sequence[Path]) -> list[ComparedRun]:
+    """Return runs to compare; raises as ``read_history`` does."""
+    runs = []
+    for path in paths:
+        file, history = read_history(path)
+        state = RunFolder(path).state() if path.is_dir() else None
+        settings = read_configuration(file.parent)
+        runs.append(ComparedRun(name=str(path), history=history, configuration=settings, state=state or ""))
+    return runs
+
+
+def find_runs(folder: Path) -> list[RunFolder]:
+    """Return the runs in a folder and its subfolders of any depth, by name."""
+    return [RunFolder(file.parent) for file in sorted(folder.rglob("history.jsonl"))]
+
+
+def read_summary(folder: RunFolder) -> dict[str, str]:
+    """Return a row about a run: its state, what it reached, and how long it took."""
+    row = {"run": str(folder.path), "state": folder.state() or "unknown"}
+    history = History.load(folder.history) if folder.history.exists() else History()
+    run = ComparedRun(name=row["run"], history=history, configuration={}, state=row["state"])
+    cells = comparison_table([run])[0]
+    return {name: value for name, value in cells.items() if not name.startswith("best ")}
 
 
 @dataclass(frozen=True, kw_only=True)

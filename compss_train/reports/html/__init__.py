@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import write_atomic
-from compss_train.reports.html.page import load_template, page
+from compss_train.reports.html.page import comparison_page, load_template, page
 from compss_train.reports.records import Record
 
-__all__ = ["check_name", "load_template", "page", "write"]
+__all__ = ["check_name", "comparison_page", "is_page", "load_template", "page", "write"]
 
 _SUFFIXES = (".html", ".htm")
 
 
+def is_page(path: str | Path) -> bool:
+    """Return whether ``path`` ends in .html or .htm."""
+    return Path(path).suffix.lower() in _SUFFIXES
+
+
 def check_name(path: str | Path) -> None:
     """Raise ``ValueError`` unless ``path`` ends in .html or .htm."""
-    if Path(path).suffix.lower() not in _SUFFIXES:
+    if not is_page(path):
         raise ValueError(f"{str(path)!r}: a report is an HTML file; give a name that ends in .html")
 
 

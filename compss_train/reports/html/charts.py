@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import count, groupby
 from typing import Any, TypeAlias
 
-from compss_train.reports.curves import Curve, Panel
-from compss_train.reports.html.downsampling import EDGES, downsample, limit_curves
-from compss_train.reports.html.formatting import number, tick
+from compss_train.reports.curves import EDGES, Axis, Curve, Panel
+from compss_train.reports.formatting import number, tick
+from compss_train.reports.html.downsampling import downsample, limit_curves
 from compss_train.reports.html.scales import LARGEST, Scale, exact_scale, padded_scale
 
 WIDTH, HEIGHT = 480, 220
@@ -60,7 +60,7 @@ class Chart:
     """The values that the script shows under the pointer."""
 
 
-def line_chart(panel: Panel, breaks: Sequence[float] = ()) -> Chart:
+def line_chart(panel: Panel, breaks: Sequence[float] = (), against: Axis = "round") -> Chart:
     """Return a chart with the curves of ``panel``; ``breaks`` are the x values at which another fit begins."""
     panel = limit_curves(panel)
     curves = [downsample(curve) for curve in panel.curves]
@@ -76,7 +76,7 @@ def line_chart(panel: Panel, breaks: Sequence[float] = ()) -> Chart:
         x_ticks=_x_ticks(x),
         breaks=[_pixel(x(value)) for value in breaks],
         lines=[_line(curve, color, x, y) for curve, color in zip(curves, colors, strict=True)],
-        script_data=_script_data(x, curves),
+        script_data=_script_data(x, curves, against),
     )
 
 
@@ -115,11 +115,11 @@ def _scales(panel: Panel, curves: Sequence[Curve]) -> tuple[Scale, Scale]:
     return x, padded_scale(ys, HEIGHT - BOTTOM, TOP, logarithmic=panel.spans_decades, from_zero=panel.from_zero)
 
 
-def _script_data(x: Scale, curves: Sequence[Curve]) -> dict[str, Any]:
+def _script_data(x: Scale, curves: Sequence[Curve], over: Axis = "round") -> dict[str, Any]:
     """Return the curves and the range of the x axis, with 6 digits and ``None`` for NaN, as JSON has none."""
     return {
         "x": _rounded([x.low, x.high, x.start / WIDTH, x.stop / WIDTH]),
-        "over": "round",
+        "over": over,
         "curves": [{"name": curve.name, "x": _rounded(curve.xs), "y": _rounded(curve.ys)} for curve in curves],
     }
 

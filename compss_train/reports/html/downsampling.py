@@ -15,9 +15,6 @@ MAX_POINTS = 500
 MAX_CURVES = 8
 """Curves of one kind in a chart; a larger number is summarized by the lowest, the median and the highest values."""
 
-EDGES = (", lowest", ", highest")
-"""Suffixes of the names of curves at the edges of a summary."""
-
 
 def downsample(curve: Curve) -> Curve:
     """Return a curve of at most ``MAX_POINTS`` points, which keeps the extremes of each segment."""

@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from compss_train._utils.imports import import_optional
-from compss_train.reports.curves import panels, positions
+from compss_train.reports.comparison import MISSING, ComparedRun, comparison_panels, comparison_table, grouped
+from compss_train.reports.curves import Axis, panels, positions
+from compss_train.reports.formatting import percent, timestamp
 from compss_train.reports.html import charts
-from compss_train.reports.html.formatting import percent, timestamp
-from compss_train.reports.html.tables import activity_shares, key_figures, rounds_table, workers_table
+from compss_train.reports.html.tables import Table, activity_shares, key_figures, rounds_table, workers_table
 from compss_train.reports.html.timeline_chart import is_binned, timeline_chart
 from compss_train.reports.records import Record
 from compss_train.reports.timeline import KINDS, Interval, round_totals, worker_intervals
@@ -26,9 +27,8 @@ def page(
 
     ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds.
     """
-    text: str = load_template().render(
-        style=_resource("style.css"),
-        script=_resource("script.js"),
+    return _render(
+        "page.html",
         title=_title(configuration),
         subtitle=_subtitle(history, configuration),
         status=status,
@@ -36,12 +36,34 @@ def page(
         configuration={part: value for part, value in configuration.items() if value is not None},
         run=_run(history) if history else None,
     )
+
+
+def comparison_page(runs: Sequence[ComparedRun], against: Axis = "round") -> str:
+    """Return a page that compares runs, as HTML that needs no other file."""
+    rows = comparison_table(runs)
+    headings = list(dict.fromkeys(name for row in rows for name in row))
+    compared = comparison_panels(grouped(runs), against)
+    return _render(
+        "comparison.html",
+        title=f"{len(runs)} runs",
+        subtitle=" · ".join(run.name for run in runs),
+        status=None,
+        refresh_seconds=None,
+        runs=Table(headings, [[row.get(name, MISSING) for name in headings] for row in rows]),
+        against=against,
+        charts=[charts.line_chart(panel, against=against) for panel in compared],
+    )
+
+
+def _render(name: str, **values: Any) -> str:
+    style, script = _resource("style.css"), _resource("script.js")
+    text: str = load_template(name).render(style=style, script=script, **values)
     return text
 
 
 @cache
-def load_template() -> Any:
-    """Return the compiled template of the page; raise ``ModuleNotFoundError`` without the extra ``report``."""
+def load_template(name: str = "page.html") -> Any:
+    """Return a compiled template; raise ``ModuleNotFoundError`` without the extra ``report``."""
     jinja2 = import_optional("jinja2", extra="report", needed_by="the HTML report")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
@@ -61,7 +83,7 @@ def load_template() -> Any:
         chart_bottom=charts.HEIGHT - charts.BOTTOM,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 def _resource(name: str) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from compss_train.reports.curves import LEARNING_RATE
+from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
 from compss_train.reports.html.downsampling import every_nth
-from compss_train.reports.html.formatting import duration, number, percent, speed, timestamp, uniform_format
-from compss_train.reports.records import Record, Row, measured_numbers
+from compss_train.reports.records import Record, Row, best_value, measured_numbers
 from compss_train.reports.timeline import KINDS, Interval, round_rows, worker_rows
 
 MAX_ROWS = 400
@@ -130,12 +130,11 @@ def key_figures(history: Sequence[Record], intervals: Sequence[Interval]) -> Ite
 
 def _measured(name: str, history: Sequence[Record]) -> KeyFigure:
     """Return the last value of a loss or metric, with the lowest value, or the highest if it has increased."""
-    values = [(each[name], record["round"]) for record in history if name in (each := measured_numbers(record))]
-    known = [(value, at) for value, at in values if not math.isnan(value)] or values
-    increases = known[-1][0] > known[0][0] and not name.endswith("loss")
-    best, at = max(known) if increases else min(known)
-    detail = f"{'highest' if increases else 'lowest'} {number(best)}, round {at}"
-    return KeyFigure(name.replace("_", " "), number(values[-1][0]), detail if len(values) > 1 else None)
+    values = [each[name] for record in history if name in (each := measured_numbers(record))]
+    first = next((value for value in values if not math.isnan(value)), math.nan)
+    best, at = best_value(name, history) or (math.nan, 0)
+    detail = f"{'highest' if best > first else 'lowest'} {number(best)}, round {at}"
+    return KeyFigure(name.replace("_", " "), number(values[-1]), detail if len(values) > 1 else None)
 
 
 def activity_shares(intervals: Sequence[Interval]) -> Mapping[str, float]:

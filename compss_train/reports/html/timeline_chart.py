@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
+from compss_train.reports.formatting import tick, timestamp
 from compss_train.reports.html.charts import SvgPath, Tick
-from compss_train.reports.html.formatting import tick, timestamp
 from compss_train.reports.html.scales import AXIS_UNITS, TimeAxis, exact_scale
 from compss_train.reports.records import Record
 from compss_train.reports.timeline import KINDS, Interval

@@ -231,7 +231,7 @@ def test_all_keys_are_printed_with_their_defaults(command):
         "  num_epochs (required) ",
         '  merge = "synchronous" ',
         '  precision = "fp32" ',
-        "  num_workers = 10 ",
+        '  num_workers = "none" ',
     ):
         assert line in output
     assert "validation_data" not in output

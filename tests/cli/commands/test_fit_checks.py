@@ -52,7 +52,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(run_file, command, tmp_pat
         ("trainer.num_workers=0", "[trainer]: num_workers=0: give an integer of at least 1"),
         ("validation.fraction=2", "[validation]: fraction = 2: give a number between 0 and 1"),
         ("validation.seed=2", "[validation] seed: unknown key"),
-        ("data.blocks=99", "[data]: blocks=(99, 1) makes 99 blocks of 60 samples"),
+        ("data.blocks=99", "[data]: blocks=99 makes 99 blocks of 60 samples"),
         ("output.checkpoint=3", "[output] checkpoint: 3 is not accepted; give true or false or a table"),
         ("output.checkpoint={evry=3}", "[output] checkpoint evry: unknown key; did you mean every?"),
         (

@@ -1,6 +1,10 @@
 import json
+import subprocess
+import sys
 
 import pytest
+
+from compss_train.cli.run_files.run_folder import KILLED, RUNNING, RunFolder
 
 
 def test_runs_and_histories_are_reported(run_file, fitted, command, tmp_path):
@@ -52,3 +56,49 @@ def test_invalid_names_of_plots_are_an_error_and_leave_nothing(fitted, command, 
         assert f"'{name}' is no image file; give a name that ends in .png, .svg or .pdf" in output
     assert "the folder my-plots does not exist" in command("plot", fitted, "-o", "my-plots/a.png", code=2).err
     assert not list(tmp_path.glob("*plot*"))
+
+
+def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path):
+    other = tmp_path / "runs" / "other"
+    command("fit", run_file, "--output", other, "--set", "build.optimizer.lr=0.1", "--set", "fit.progress=false")
+    header, *rows = command("runs").out.splitlines()
+    assert header.split()[:3] == ["run", "state", "rounds"]
+    assert [row.split()[:3] for row in rows] == [[f"runs/{name}", "complete", "3"] for name in ("other", "small")]
+    table = command("compare", "runs/small", "runs/other").out.splitlines()
+    names = table[0].split()
+    assert names[:4] == ["run", "state", "lr", "rounds"]
+    assert [line.split()[names.index("lr")] for line in table[1:]] == ["0.05", "0.1"]
+    assert "2 runs compared in c.html" in command("compare", fitted, other, "-o", "c.html").out
+    assert (tmp_path / "c.html").read_text().count("<figure") >= 3
+    command("report", fitted, other)
+    assert (tmp_path / "comparison.html").exists()
+
+
+def test_curves_of_runs_are_drawn_together(fitted, command, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert command("plot", fitted, fitted / "history.jsonl").out == "2 runs compared in comparison.png\n"
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "no image file" in command("plot", fitted, fitted, "-o", "a.docx", code=2).err
+
+
+def test_states_of_runs_are_known_and_kept_by_reports(fitted, command):
+    folder = RunFolder(fitted)
+    assert folder.state() == "complete"
+    folder.write_state("stopped: Ctrl-C")
+    command("report", fitted)
+    assert "stopped: Ctrl-C" in (fitted / "report.html").read_text()
+    folder.write_state(RUNNING)
+    assert folder.state() == RUNNING
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    written = json.loads(folder.state_file.read_text())
+    folder.state_file.write_text(json.dumps({**written, "pid": ended.pid}))
+    assert folder.state() == KILLED
+    folder.state_file.write_text("{")
+    assert folder.state() is None
+    assert "unknown" in command("runs", fitted.parent).out
+
+
+def test_a_folder_without_runs_is_an_error(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "runs: no folder of a run is here" in command("runs", code=2).err

@@ -1,0 +1,138 @@
+"""Runs compared: what differs between their settings, what they reached, and their curves in the same charts."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from statistics import median
+from typing import Any
+
+from compss_train.reports.curves import EDGES, LEARNING_RATE, Axis, Curve, Panel, positions
+from compss_train.reports.formatting import duration, number, speed
+from compss_train.reports.records import Record, best_value, flatten, measured_numbers
+
+MISSING = "-"
+"""What tables show of a setting that a run does not have."""
+SEED = "trainer.seed"
+_OF_EACH_RUN = ("fit.started", "fit.callbacks", "machine.host")
+"""Settings that differ without a reason."""
+_SPEED = "samples_per_second"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ComparedRun:
+    """A run as comparisons need it."""
+
+    name: str
+    history: Sequence[Record]
+    configuration: Mapping[str, Any]
+    """``trainer.configuration``, empty if it is not known."""
+    state: str = ""
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The settings by dotted names, such as ``build.optimizer.arguments.lr``."""
+        cells = flatten(dict(self.configuration))
+        return {name: number(value) for name, value in cells.items() if name.partition("[")[0] not in _OF_EACH_RUN}
+
+    @cached_property
+    def measured(self) -> list[str]:
+        """The names of its losses and metrics that are numbers, those of validation data if there are any."""
+        names = dict.fromkeys(name for record in self.history for name in measured_numbers(record))
+        single = [name for name in names if name != LEARNING_RATE and "[" not in name]
+        return [name for name in single if name.startswith("val_")] or single
+
+
+@dataclass(frozen=True, eq=False)
+class SeedGroup:
+    """Runs that differ in nothing but their seed."""
+
+    runs: list[ComparedRun]
+
+    @property
+    def name(self) -> str:
+        """The name of the first run, with the number of seeds if there are several."""
+        return self.runs[0].name + (f" ({len(self.runs)} seeds)" if len(self.runs) > 1 else "")
+
+
+def differing(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return the names of the settings that are not the same in all runs."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [name for name in names if len({run.settings.get(name, MISSING) for run in runs}) > 1]
+
+
+def grouped(runs: Iterable[ComparedRun]) -> list[SeedGroup]:
+    """Return the runs by all settings but the seed; a run whose settings are not known is on its own."""
+    groups: dict[Any, list[ComparedRun]] = {}
+    for run in runs:
+        settings = frozenset((name, value) for name, value in run.settings.items() if name != SEED)
+        groups.setdefault(settings or run, []).append(run)
+    return [SeedGroup(members) for members in groups.values()]
+
+
+def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> list[Panel]:
+    """Return a panel for each loss and metric, and for samples/s, with a curve for each group.
+
+    A group of several seeds has its median, and the lowest and highest values as edges.
+    """
+    runs = [run for group in groups for run in group.runs]
+    names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
+    titles = {name: name.replace("_", " ") for name in names if name != LEARNING_RATE} | {_SPEED: "samples/s"}
+    return [
+        Panel(title, [curve for group in groups for curve in _curves(group, name, against)], name == _SPEED)
+        for name, title in titles.items()
+    ]
+
+
+def _curves(group: SeedGroup, name: str, against: Axis) -> list[Curve]:
+    lines = [
+        (positions(run.history, against), [_value(record, name) for record in run.history]) for run in group.runs
+    ]
+    if all(math.isnan(value) for _, values in lines for value in values):
+        return []
+    if len(lines) == 1:
+        return [Curve(group.name, *lines[0])]
+    at = [median(x for x in xs if x is not None) for xs in zip_longest(*(xs for xs, _ in lines))]
+    known = [_finite(values) for values in zip_longest(*(values for _, values in lines))]
+    statistics: dict[str, Callable[[list[float]], float]] = {"": median, EDGES[0]: min, EDGES[1]: max}
+    return [
+        Curve(f"{group.name}{suffix}", at, [reduce(values) if values else math.nan for values in known])
+        for suffix, reduce in statistics.items()
+    ]
+
+
+def _value(record: Record, name: str) -> float:
+    return float(record[_SPEED]) if name == _SPEED else measured_numbers(record).get(name, math.nan)
+
+
+def _finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
+    """Return a row for each run: its state, the settings that differ, what it reached and how long it took.
+
+    Of each loss and metric it has the last value, and the best one with its round.
+    """
+    names, measured = differing(runs), dict.fromkeys(name for run in runs for name in run.measured)
+    return [_row(run, names, list(measured)) for run in runs]
+
+
+def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dict[str, str]:
+    row = {"run": run.name, **({"state": run.state} if run.state else {})}
+    row |= {_short(name, names): run.settings.get(name, MISSING) for name in names}
+    seconds, samples = (sum(record[name] for record in run.history) for name in ("seconds", "samples"))
+    row |= {"rounds": number(len(run.history)), "epochs": number(run.history[-1]["epoch"]) if run.history else "0"}
+    for name in measured:
+        values = [value for record in run.history if name in (value := measured_numbers(record))]
+        best = best_value(name, run.history)
+        row[name] = number(values[-1][name]) if values else MISSING
+        row[f"best {name}"] = MISSING if best is None else f"{number(best[0])}, round {best[1]}"
+    return {**row, "time": duration(seconds), "samples/s": speed(samples / seconds) if seconds else MISSING}
+
+
+def _short(name: str, names: Sequence[str]) -> str:
+    """Return the last part of a setting's name, or the whole name if it is not the only one with this part."""
+    last = name.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in names].count(last) == 1 else name

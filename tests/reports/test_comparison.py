@@ -1,0 +1,91 @@
+"""Comparisons of runs: what differs, which runs are one with several seeds, and their curves."""
+
+import math
+
+import pytest
+
+from compss_train.reports.comparison import ComparedRun, comparison_panels, comparison_table, differing, grouped
+from compss_train.reports.html import comparison_page
+
+
+def record(number, **measured):
+    times = {"seconds": 2.0, "samples_per_second": 50.0, "workers": []}
+    return {"round": number, "epoch": number + 1, "samples": 100, **times, **measured}
+
+
+def run(name, losses, lr=0.1, seed=0, **fit):
+    configuration = {
+        "trainer": {"num_workers": 2, "seed": seed},
+        "build": {"optimizer": {"arguments": {"lr": lr}}},
+        "fit": {"started": hash(name), "callbacks": [name], **fit},
+    }
+    history = [record(number, loss=2.0, val_loss=loss) for number, loss in enumerate(losses)]
+    return ComparedRun(name=name, history=history, configuration=configuration)
+
+
+def test_what_differs_is_named_and_nothing_else():
+    runs = [run("a", [1.0]), run("b", [1.0], lr=0.2), run("c", [1.0], seed=3, max_time=60)]
+    assert differing(runs) == ["trainer.seed", "build.optimizer.arguments.lr", "fit.max_time"]
+    assert differing(runs[:1]) == []
+    rows = comparison_table(runs)
+    assert [row["lr"] for row in rows] == ["0.1", "0.2", "0.1"]
+    assert [row["max_time"] for row in rows] == ["-", "-", "60"]
+
+
+def test_tables_have_the_last_and_the_best_value_of_validation_data():
+    row = comparison_table([run("a", [3.0, 1.0, 2.0])])[0]
+    assert (row["val_loss"], row["best val_loss"], row["rounds"], row["epochs"]) == ("2", "1, round 1", "3", "3")
+    assert (row["time"], row["samples/s"]) == ("6.0 s", "50")
+    assert "loss" not in row
+    empty = comparison_table(
+        [run("a", [1.0]), ComparedRun(name="b", history=[], configuration={}, state="failed")]
+    )[1]
+    assert (empty["val_loss"], empty["best val_loss"], empty["rounds"], empty["state"]) == ("-", "-", "0", "failed")
+
+
+def test_runs_that_differ_in_their_seed_are_a_group():
+    groups = grouped([run("a", [1.0]), run("b", [1.0], lr=0.2), run("c", [1.0], seed=3)])
+    assert [(group.name, [each.name for each in group.runs]) for group in groups] == [
+        ("a (2 seeds)", ["a", "c"]),
+        ("b", ["b"]),
+    ]
+    unknown = [ComparedRun(name=name, history=[], configuration={}) for name in "ab"]
+    assert [group.name for group in grouped(unknown)] == ["a", "b"]
+
+
+def test_a_group_has_its_median_between_the_edges():
+    seeds = [run(str(seed), losses, seed=seed) for seed, losses in enumerate([[3, 1], [5, 2, 7], [4, math.nan]])]
+    panels = {panel.title: panel for panel in comparison_panels(grouped([*seeds, run("b", [9.0], lr=1)]))}
+    assert list(panels) == ["loss", "val loss", "samples/s"]
+    curves = {curve.name: curve for curve in panels["val loss"].curves}
+    assert list(curves) == ["0 (3 seeds)", "0 (3 seeds), lowest", "0 (3 seeds), highest", "b"]
+    assert [curve.ys for curve in curves.values()] == [[4, 1.5, 7], [3, 1, 7], [5, 2, 7], [9.0]]
+    assert curves["0 (3 seeds)"].xs == [0, 1, 2]
+
+
+def test_metrics_that_a_run_does_not_have_have_no_curve():
+    other = ComparedRun(name="b", history=[record(0, mae=1.0)], configuration={})
+    panels = {
+        panel.title: [curve.name for curve in panel.curves]
+        for panel in comparison_panels(grouped([run("a", [1.0]), other]))
+    }
+    assert panels == {"loss": ["a"], "val loss": ["a"], "mae": ["b"], "samples/s": ["a", "b"]}
+
+
+def test_pages_hold_the_table_and_the_curves():
+    pytest.importorskip("jinja2")
+    page = comparison_page([run("<a>", [3.0, 1.0]), run("b", [2.0, 1.5], lr=0.2)], "seconds")
+    assert "&lt;a&gt;" in page
+    assert "<a>" not in page
+    assert '"over":"seconds"' in page
+    assert page.count("<figure") == 3
+
+
+def test_figures_draw_groups_as_bands():
+    pytest.importorskip("matplotlib")
+    from compss_train.reports.plots import draw_comparison
+
+    figure = draw_comparison([run("a", [3, 1]), run("b", [4, 2], seed=1), run("c", [5, 5], lr=1)])
+    loss = figure.axes[1]
+    assert (len(loss.lines), len(loss.collections)) == (2, 1)
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["a (2 seeds)", "c"]
