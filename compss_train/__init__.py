@@ -28,6 +28,7 @@ __all__ = [
     "SampleSender",
     "SerialEngine",
     "SimulationError",
+    "StepContext",
     "TrainTransform",
     "TrainingEndedError",
     "WorkerLostError",
@@ -46,6 +47,7 @@ _HOMES = {
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
     ),
     "model.train_transform": ("TrainTransform",),
+    "model.training_step": ("StepContext",),
     "online": ("SampleSender",),
     "samplers": ("PartialShuffleSampler",),
     "trainer": ("DistributedTrainer",),
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from compss_train.integrations.sklearn import DistributedClassifier as DistributedClassifier
     from compss_train.integrations.sklearn import DistributedRegressor as DistributedRegressor
     from compss_train.model.train_transform import TrainTransform
+    from compss_train.model.training_step import StepContext
     from compss_train.online import SampleSender
     from compss_train.samplers import PartialShuffleSampler
     from compss_train.trainer import DistributedTrainer

@@ -10,11 +10,18 @@ import pdoc
 import pdoc.render
 
 MODULES = (
-    *("trainer", "training.base_trainer", "training.resuming", "training.named_fits", "training.callback"),
+    *(
+        "trainer",
+        "training.building",
+        "training.base_trainer",
+        "training.resuming",
+        "training.named_fits",
+        "training.callback",
+    ),
     *("training.checkpoints.storage", "training.merge_intervals", "callbacks", "exceptions"),
     *("data", "buffers", "buffers.reading_ahead", "samplers", "engines", "engines.compss.configuration", "online"),
     *("model.parameters", "model.losses", "model.optimizers", "model.metrics", "model.metrics.batch_mean"),
-    *("model.lr_schedules", "model.export"),
+    *("model.lr_schedules", "model.export", "model.train_transform", "model.training_step"),
     *("parameter_server", "parameter_server.client", "parameter_server.serving"),
     *("reports.history", "reports.timeline", "reports.html"),
     *("integrations.sklearn", "integrations.dislib", "cli.doctor"),

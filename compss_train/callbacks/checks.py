@@ -28,7 +28,8 @@ def callback_list(
     warn_of_other_hooks(checked)
     check_choice("progress", progress, (True, False))
     called = CallbackList(with_progress(checked, progress), trainer)
-    check_watched(called.callbacks, trainer.measures, **records)
+    if not trainer.measures_in_steps:
+        check_watched(called.callbacks, trainer.measures, **records)
     return called
 
 

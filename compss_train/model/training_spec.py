@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -16,9 +16,10 @@ from compss_train.model import parameters as params
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import Measures
-from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
+from compss_train.model.several_optimizers import NetOptimizer
 from compss_train.model.train_transform import TrainTransform
+from compss_train.model.training_step import Step, StepContext, StepResult, no_loss, run_step
 
 OnNan = Literal["raise", "skip", "ignore"]
 
@@ -90,7 +91,7 @@ class TrainingSpec:
     """A network and how it is trained and evaluated."""
 
     net: nn.Module
-    optimizer: OptimizerFactory
+    optimizer: NetOptimizer
     loss: BatchFunction
     measures: Measures = field(default_factory=Measures)
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -102,6 +103,28 @@ class TrainingSpec:
     class_weight: tuple[float, ...] | None = None
     """Class weights of the training loss."""
     step_options: StepOptions = field(default_factory=StepOptions)
+    training_step: Step | None = None
+    """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
+    validation_step: Step | None = None
+    """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and ``loss``."""
+
+    def check_evaluable(self) -> None:
+        """Raise ``ValueError`` if there is nothing to evaluate the model by."""
+        if self.validation_step is None and self.loss is no_loss:
+            raise ValueError(
+                "the model was built without loss=, and its training step updates optimizers; build with "
+                "validation_step=, a function that returns a loss"
+            )
+        if self.validation_step is None:
+            self.check_forward()
+
+    def check_forward(self) -> None:
+        """Raise ``ValueError`` for a network without outputs of its own, such as a dict of modules."""
+        if type(self.net).forward is nn.Module.forward and "forward" not in vars(self.net):
+            raise ValueError(
+                f"a {type(self.net).__name__} has no forward; call one of its modules, as in "
+                "trainer.model()['name'], or build with a module whose forward uses them"
+            )
 
     @property
     def names(self) -> TensorNames:
@@ -133,12 +156,28 @@ class ModelReplica:
         """Return a batch as the network gets it."""
         return x if self.training_spec.transform is None else self.training_spec.transform(x)
 
+    def formatted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a batch in the memory format of the network."""
+        if self.training_spec.memory_format == "channels_last" and x.dim() == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
+
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of a transformed batch."""
-        if self.training_spec.memory_format == "channels_last" and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        output: torch.Tensor = self.training_spec.net(x)
+        output: torch.Tensor = self.training_spec.net(self.formatted(x))
         return output
+
+    def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
+        """Run a training or validation step on a transformed batch."""
+        with self.autocast():
+            return run_step(
+                step,
+                self.training_spec.net,
+                self.formatted(x),
+                y,
+                context,
+                measured=bool(self.training_spec.measures.metrics),
+            )
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which forward passes and losses run."""

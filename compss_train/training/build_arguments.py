@@ -1,6 +1,6 @@
 """``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,14 @@ from compss_train.model.losses import BatchFunction, resolve_loss
 from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
 from compss_train.model.network_copies import copy_network
-from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
+from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.model.several_optimizers import (
+    JoinedOptimizer,
+    NetOptimizer,
+    SeveralOptimizers,
+    make_optimizer,
+)
+from compss_train.model.step_selection import training_steps
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_spec import (
     MEMORY_FORMATS,
@@ -26,6 +33,7 @@ from compss_train.model.training_spec import (
     StepOptions,
     TrainingSpec,
 )
+from compss_train.model.training_step import Step, no_loss
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,9 @@ class BuildArguments:
 
 
 def build_arguments(
-    net: nn.Module,
-    optimizer: OptimizerSpec,
-    loss: str | BatchFunction,
+    net: nn.Module | Mapping[str, nn.Module],
+    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None,
+    loss: str | BatchFunction | None,
     metric: MetricSpec,
     *,
     num_gpu: int,
@@ -55,16 +63,25 @@ def build_arguments(
     schedule: ScheduleSpec | None,
     schedule_steps: int,
     step_options: StepOptions,
+    training_step: Step | str | None,
+    validation_step: Step | str | None,
 ) -> BuildArguments:
     """Check the arguments of ``DistributedTrainer.build``, which documents them; the network is copied."""
-    factory = optimizer_factory(optimizer)
+    net = nn.ModuleDict(net) if isinstance(net, Mapping) and not isinstance(net, nn.Module) else net
     check_network(net)
-    loss_function, measures = resolve_loss(loss), resolve_metrics(metric)
+    steps = training_steps(net, optimizer, loss, training_step, validation_step)
+    factory = steps.optimizer
+    measures = resolve_metrics(metric)
+    loss_function = no_loss if loss is None else resolve_loss(loss)
+    if isinstance(factory, SeveralOptimizers):
+        _check_several(steps.training, step_options)
     check_choice("precision", precision, PRECISIONS)
     check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
     if check_count("schedule_steps", schedule_steps) > 1 and schedule is None:
         raise ValueError(f"schedule_steps={schedule_steps} belongs to a schedule=, which was not given")
     weights = check_class_weight(class_weight)
+    if weights is not None and loss is None:
+        raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in the training step")
     if weights is not None:
         check_weightable(loss_function)
     if transform is not None and not callable(transform):
@@ -78,6 +95,8 @@ def build_arguments(
         metric=measures.metrics,
         transform=transform,
         train_transform=augment and augment.function,
+        training_step=steps.training,
+        validation_step=steps.validation,
     )
     check_optimizer(own, factory)
     lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
@@ -92,6 +111,8 @@ def build_arguments(
         memory_format=memory_format,
         class_weight=weights,
         step_options=step_options,
+        training_step=steps.training,
+        validation_step=steps.validation,
     )
     return BuildArguments(training_spec, num_gpu, schedule, schedule_steps, lr_schedule)
 
@@ -103,6 +124,19 @@ def _own_copy(net: nn.Module) -> nn.Module:
     except Exception:
         check_picklable(net=net)  # names the attribute
         raise
+
+
+def _check_several(training_step: Step | None, options: StepOptions) -> None:
+    """Raise ``ValueError`` for what several optimizers do not support."""
+    if training_step is None:
+        raise ValueError(
+            "several optimizers need training_step=, a function that updates them: docs/models.md has an example"
+        )
+    if options.accumulate > 1 or options.on_nan == "skip":
+        given = f"accumulate={options.accumulate}" if options.accumulate > 1 else "on_nan='skip'"
+        raise ValueError(
+            f"{given} belongs to one optimizer; with several, the training step decides when each is updated"
+        )
 
 
 def check_network(net: object) -> None:
@@ -119,16 +153,17 @@ def check_network(net: object) -> None:
             check_dense(f"{name!r} of the network", tensor)
 
 
-def check_optimizer(net: nn.Module, factory: OptimizerFactory) -> None:
+def check_optimizer(net: nn.Module, factory: NetOptimizer) -> None:
     """Raise unless the factory makes an optimizer of the parameters that it is called with.
 
     ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters would train nothing.
     Errors of the optimizer itself (a negative learning rate, say) are raised unchanged.
     """
-    optimizer = factory(net.parameters())
+    optimizer = make_optimizer(factory, net)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"the optimizer callable returned a {type(optimizer).__name__}, no torch.optim.Optimizer")
-    if isinstance(optimizer, torch.optim.LBFGS):
+    parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
+    if any(isinstance(part, torch.optim.LBFGS) for part in parts):
         raise ValueError("LBFGS evaluates the loss several times a step, which is not supported; choose another")
     own = {id(parameter) for parameter in net.parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -30,6 +30,10 @@ class TrainerProtocol(Protocol):
         """The names of the loss and the metrics in each record."""
 
     @property
+    def measures_in_steps(self) -> bool:
+        """Whether records may have other measures, which a training step names."""
+
+    @property
     def stopping(self) -> str | None:
         """The reason why the fit is about to stop, ``None`` if it is not."""
 

@@ -89,7 +89,7 @@ class FittingTrainer(ResumableTrainer):
             worker_timeout = check_seconds("worker_timeout", worker_timeout)
         checkpoint = self._find_checkpoint(resume, callbacks)
         data = as_data_source(x, y, self._number_blocks(checkpoint)).weighted(sample_weight)
-        if data.has_weights:
+        if data.has_weights and built.training_spec.training_step is None:
             check_weightable(built.training_spec.loss)
         validation = None if validation_data is None else self._validation_source(validation_data)
         if options.outer_optimizer is not None:
@@ -114,6 +114,7 @@ class FittingTrainer(ResumableTrainer):
         )
 
     def _validation_source(self, validation_data: Any) -> DataSource:
+        self._require_built().training_spec.check_evaluable()
         pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(

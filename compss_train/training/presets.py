@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from compss_train._utils.validation import check_count
-from compss_train.model.optimizers import OptimizerFactory
+from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
 from compss_train.training.merge_intervals import PostLocal
 
 Preset = Literal["auto", "diloco", "slowmo", "post_local"]
@@ -56,14 +56,14 @@ class Situation:
     """Whether the workers' optimizer scales each gradient by its history, as Adam does."""
 
     @classmethod
-    def of(cls, num_workers: int, sizes: Sequence[int], net: nn.Module, factory: OptimizerFactory) -> "Situation":
+    def of(cls, num_workers: int, sizes: Sequence[int], net: nn.Module, factory: NetOptimizer) -> "Situation":
         """Return the situation of a trainer and blocks of these sizes."""
         return cls(
             num_workers=num_workers,
             samples=sum(sizes),
             block=max(sizes),
             batch_norm=any(isinstance(module, _BatchNorm) for module in net.modules()),
-            adaptive=not isinstance(factory(net.parameters()), torch.optim.SGD),
+            adaptive=not isinstance(make_optimizer(factory, net), torch.optim.SGD),
         )
 
 

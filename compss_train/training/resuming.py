@@ -13,6 +13,7 @@ import torch
 
 from compss_train.data.partitioning import Position
 from compss_train.model import parameters as params
+from compss_train.model.several_optimizers import make_optimizer
 from compss_train.training.base_trainer import BaseTrainer
 from compss_train.training.callback import Callback, CallbackList
 from compss_train.training.checkpoints import compatibility, storage
@@ -116,6 +117,7 @@ class ResumableTrainer(BaseTrainer):
             "memory_format": training_spec.memory_format,
             "transform": described(training_spec.transform),
             "train_transform": described(training_spec.train_transform),
+            "training_step": described(training_spec.training_step),
             "schedule": described(built.schedule),
             "schedule_steps": built.schedule_steps,
             **described_fields(training_spec.step_options),
@@ -126,7 +128,7 @@ class ResumableTrainer(BaseTrainer):
     def _optimizer(self) -> tuple[str, list[dict[str, Any]]]:
         """Return the name of the optimizer's class, and the options of each of its parameter groups."""
         training_spec = self._require_built().training_spec
-        optimizer = training_spec.optimizer(training_spec.net.parameters())
+        optimizer = make_optimizer(training_spec.optimizer, training_spec.net)
         groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         return type(optimizer).__name__, groups
 

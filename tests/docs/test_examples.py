@@ -67,7 +67,9 @@ def test_the_examples_of_training_options_run(run_blocks):
 def test_the_examples_of_models_run(run_blocks):
     blocks = python_blocks("docs/models.md")
     assert len(blocks) >= 3
-    run_blocks(blocks)
+    printed = run_blocks(blocks).splitlines()
+    assert printed[0] == "['accuracy', 'sparsity', 'val_accuracy']"
+    assert printed[1] == "dict_keys(['loss'])"
 
 
 def test_the_example_of_learning_prints_what_was_chosen(run_blocks):

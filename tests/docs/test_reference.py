@@ -29,7 +29,7 @@ def test_the_reference_is_made_and_has_every_public_name(tmp_path):
     for callback in callbacks.__all__:
         assert f'id="{callback}"' in pages["callbacks"]
     assert 'id="DistributedTrainer.fit"' in pages["trainer"]
-    assert 'id="BaseTrainer.build"' in pages["training.base_trainer"]
+    assert 'id="BuildableTrainer.build"' in pages["training.building"]
 
 
 def test_every_public_name_has_a_docstring():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from compss_train.model.lr_schedules.schedules import EpochSchedule, LrSchedule, ParameterGroups, PlateauSchedule
-from compss_train.model.optimizers import OptimizerFactory
+from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
 
 ScheduleSpec: TypeAlias = (
     Callable[[int], float] | Callable[[float], float] | Callable[[torch.optim.Optimizer], LRScheduler]
@@ -22,14 +22,14 @@ _USAGE = (
 )
 
 
-def make_schedule(spec: object, net: nn.Module, optimizer_factory: OptimizerFactory, steps: int = 1) -> LrSchedule:
+def make_schedule(spec: object, net: nn.Module, optimizer_factory: NetOptimizer, steps: int = 1) -> LrSchedule:
     """Return the schedule with so many steps an epoch; ``net`` is any copy of the network, which is not changed.
 
     Raises ``TypeError`` and ``ValueError`` for an object that is neither a function of the epoch nor a factory of a
     scheduler, and the exceptions of the scheduler's class.
     """
     _check_callable(spec)
-    optimizer = optimizer_factory(net.parameters())
+    optimizer = make_optimizer(optimizer_factory, net)
     groups = ParameterGroups(optimizer)
     scheduler = _make_scheduler(spec, optimizer, steps)
     if not isinstance(scheduler, ReduceLROnPlateau):

@@ -44,11 +44,16 @@ class Measures:
     def values(self, parts: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, Value]:
         """Return the values over all samples of these parts, by name; NaN for no samples.
 
-        A part is the sums of a ``MetricAccumulator``: ``samples``, the sum of their ``loss``, and the states of
-        ``metrics``.
+        A part is the sums of a ``MetricAccumulator``: ``samples``, the sum of their ``loss``, the states of
+        ``metrics``, and of what a training step ``measured`` the sums and the numbers of samples.
         """
         samples = sum(part["samples"] for part in parts)
         result: dict[str, Value] = {f"{prefix}loss": mean([part["loss"] for part in parts], samples)}
+        for name in dict.fromkeys(name for part in parts for name in part.get("measured", ())):
+            sums, counts = zip(
+                *(part["measured"][name] for part in parts if name in part.get("measured", ())), strict=True
+            )
+            result[prefix + name] = mean(sums, sum(counts))
         for name, metric in self.metrics.items():
             with _annotate_errors(name):
                 result[prefix + name] = metric.value([part["metrics"][name] for part in parts], samples)
@@ -88,13 +93,20 @@ class MetricAccumulator:
         self._batches = 0
         self._skipped = 0
         self._loss = WeightedSum()
+        self._measured: dict[str, tuple[WeightedSum, list[int]]] = {}
         self._metrics = measures.start()
 
-    def add(self, samples: int, loss: torch.Tensor, output: torch.Tensor, target: torch.Tensor) -> None:
-        """Add a batch, whose loss is the mean over its samples."""
+    def add(
+        self, samples: int, loss: torch.Tensor, output: Any, target: Any, measured: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add a batch, whose loss and what else was measured are means over its samples."""
         self._samples += samples
         self._batches += 1
         self._loss.add(loss, samples)
+        for name, value in (measured or {}).items():
+            values, counts = self._measured.setdefault(name, (WeightedSum(), []))
+            values.add(value, samples)
+            counts.append(samples)
         if self._metrics:
             with torch.no_grad():
                 detached = output.detach() if isinstance(output, torch.Tensor) else output
@@ -114,7 +126,9 @@ class MetricAccumulator:
         counts = {"samples": self._samples, "batches": self._batches}
         if self._skipped:
             counts["skipped_batches"] = self._skipped
-        return {**counts, "loss": self.loss, "metrics": self._metrics.states()}
+        measured = {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
+        own = {"measured": measured} if measured else {}
+        return {**counts, "loss": self.loss, "metrics": self._metrics.states(), **own}
 
 
 @contextmanager

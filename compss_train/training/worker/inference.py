@@ -16,6 +16,7 @@ from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.model.training_step import StepContext, StepResult
 from compss_train.training.worker.batches import Batch, batches
 from compss_train.training.worker.source import source_of, unshuffled
 
@@ -84,9 +85,16 @@ def _measure(replica: ModelReplica, batch: Batch, transform: _Transform, accumul
     with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
         with replica.autocast():
             x = transform(batch.x)
-            output, target = replica.predict(x), x if batch.y is None else batch.y
-            loss = replica.training_spec.loss(output, target)
-        accumulator.add(batch.samples, loss, output, target)
+            result = _result(replica, x, batch.y)
+        accumulator.add(batch.samples, *result)
+
+
+def _result(replica: ModelReplica, x: torch.Tensor, y: torch.Tensor | None) -> StepResult:
+    spec = replica.training_spec
+    if spec.validation_step is not None:
+        return replica.run_step(spec.validation_step, x, y, StepContext(loss=spec.loss, training=False))
+    output, target = replica.predict(x), x if y is None else y
+    return StepResult(spec.loss(output, target), output, target)
 
 
 def predict(

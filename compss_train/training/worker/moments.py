@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters, to_array
+from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
 
 _PREFIX = "optimizer state/"
 
@@ -44,7 +44,7 @@ def split_moments(merged: Parameters) -> tuple[Parameters, Parameters]:
     return {name: array for name, array in merged.items() if name not in moments}, moments
 
 
-def check_averageable(net: nn.Module, factory: OptimizerFactory) -> None:
+def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
     """Raise ``ValueError`` if the optimizer keeps anything but tensors, which cannot be averaged.
 
     A copy of the network makes one step with gradients of zero.
@@ -53,7 +53,7 @@ def check_averageable(net: nn.Module, factory: OptimizerFactory) -> None:
     for parameter in own.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    optimizer = factory(own.parameters())
+    optimizer = make_optimizer(factory, own)
     try:
         optimizer.step()
     except RuntimeError as error:

@@ -1,6 +1,7 @@
 """``OptimizerStepper``: forward and backward passes, gradient accumulation and clipping, optimizer steps."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -8,7 +9,9 @@ from torch import nn
 from compss_train.model.losses import are_probabilities, takes_logits
 from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
+from compss_train.model.several_optimizers import JoinedOptimizer
 from compss_train.model.training_spec import ModelReplica
+from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.training.worker.batches import Batch
 
 
@@ -20,15 +23,23 @@ class OptimizerStepper:
     """
 
     def __init__(
-        self, replica: ModelReplica, optimizer: torch.optim.Optimizer, *, check_outputs: bool = False
+        self,
+        replica: ModelReplica,
+        optimizer: torch.optim.Optimizer,
+        *,
+        check_outputs: bool = False,
+        batches: int = 0,
     ) -> None:
         self._replica, self._optimizer = replica, optimizer
         self._options = replica.training_spec.step_options
+        self._step = replica.training_spec.training_step
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._trained = [parameter for parameter in replica.training_spec.net.parameters() if id(parameter) in own]
         self._accumulated_batches = 0
         self._accumulated_samples = 0
         self._check_outputs = check_outputs and takes_logits(replica.training_spec.loss)
+        self.batches = batches
+        """How many batches have been trained, by earlier tasks of the worker, too."""
         self.warnings: dict[str, bool] = {}
         """``probabilities`` if the first outputs are, though the loss takes logits; otherwise empty."""
 
@@ -41,29 +52,33 @@ class OptimizerStepper:
                 else:
                     group[name] = value
 
-    def learn(self, batch: Batch, accumulator: MetricAccumulator) -> bool:
+    def learn(self, batch: Batch, accumulator: MetricAccumulator, epoch: int = 0) -> bool:
         """Train on one batch, transformed already, and add its measurements; return False if it was skipped.
 
         The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
+        self.batches += 1
+        if self._step is not None and isinstance(self._optimizer, JoinedOptimizer):
+            accumulator.add(batch.samples, *self._run_step(self._step, batch, epoch, self._optimizer))
+            return True
         if not self._accumulated_batches:
             self._optimizer.zero_grad()
         backup = (
             _StepBackup(self._replica.training_spec.net, self._trained) if self._options.on_nan == "skip" else None
         )
-        loss, output, target = self._add_gradients(batch)
-        if backup is not None and not _are_finite([loss.detach(), *_gradients(self._trained)]):
+        result = self._add_gradients(batch, epoch)
+        if backup is not None and not _are_finite([result.loss.detach(), *_gradients(self._trained)]):
             backup.restore()
             accumulator.skip()
             return False
         if self._check_outputs:
             self._check_outputs = False
-            self.warnings = {"probabilities": True} if are_probabilities(output) else {}
+            self.warnings = {"probabilities": True} if are_probabilities(result.output) else {}
         self._accumulated_batches += 1
         self._accumulated_samples += batch.samples
         if self._accumulated_batches == self._options.accumulate:
             self.finish()
-        accumulator.add(batch.samples, loss, output, target)
+        accumulator.add(batch.samples, *result)
         return True
 
     def finish(self) -> None:
@@ -73,18 +88,20 @@ class OptimizerStepper:
         if self._options.accumulate > 1:  # each loss was multiplied by its samples
             for gradient in _gradients(self._trained):
                 gradient.div_(self._accumulated_samples)
-        if self._options.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._trained, self._options.clip_norm)
-        if self._options.clip_value is not None:
-            nn.utils.clip_grad_value_(self._trained, self._options.clip_value)
+        self._clip(self._trained)
         self._optimizer.step()
         self._accumulated_batches = self._accumulated_samples = 0
 
-    def _add_gradients(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Add the gradients of a batch to the accumulated ones; return loss, outputs and targets."""
-        with self._replica.autocast():
-            output, target = self._replica.predict(batch.x), batch.x if batch.y is None else batch.y
-            loss = self._replica.loss(output, target, batch.weight)
+    def _clip(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self._options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._options.clip_norm)
+        if self._options.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self._options.clip_value)
+
+    def _add_gradients(self, batch: Batch, epoch: int) -> StepResult:
+        """Add the gradients of a batch to the accumulated ones."""
+        result = self._forward(batch, epoch)
+        loss = result.loss
         if loss.numel() != 1:
             raise ValueError(
                 f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
@@ -96,7 +113,37 @@ class OptimizerStepper:
             )
         scaled = loss if self._options.accumulate == 1 else loss * batch.samples
         scaled.backward()  # type: ignore[no-untyped-call]
-        return loss, output, target
+        return result
+
+    def _forward(self, batch: Batch, epoch: int) -> StepResult:
+        if self._step is not None:
+            return self._run_step(self._step, batch, epoch)
+        with self._replica.autocast():
+            output, target = self._replica.predict(batch.x), batch.x if batch.y is None else batch.y
+            return StepResult(self._replica.loss(output, target, batch.weight), output, target)
+
+    def _run_step(
+        self, step: Step, batch: Batch, epoch: int, optimizer: JoinedOptimizer | None = None
+    ) -> StepResult:
+        """Run the training step; with several optimizers it updates them itself."""
+        context = StepContext(
+            loss=self._replica.loss,
+            weight=batch.weight,
+            epoch=epoch,
+            number=self.batches - 1,
+            optimizers={} if optimizer is None else optimizer.optimizers,
+            apply=None if optimizer is None else partial(self._update, optimizer),
+        )
+        return self._replica.run_step(step, batch.x, batch.y, context)
+
+    def _update(self, optimizer: JoinedOptimizer, name: str, loss: torch.Tensor, retain_graph: bool) -> None:
+        own = optimizer.optimizers[name]
+        trained = [each for group in own.param_groups for each in group["params"] if each.requires_grad]
+        own.zero_grad()
+        with torch.autocast(loss.device.type, enabled=False):
+            torch.autograd.backward(loss, inputs=trained, retain_graph=retain_graph)
+        self._clip(trained)
+        own.step()
 
 
 class _StepBackup:

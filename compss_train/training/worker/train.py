@@ -22,6 +22,7 @@ from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
+from compss_train.model.several_optimizers import make_optimizer
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import PlacedBatch, batches_in_epoch, placed_batches
 from compss_train.training.worker.buffered import CarriedBuffer
@@ -43,6 +44,8 @@ class WorkerState:
     """The state of a buffer that merges by batches do not empty, inside an epoch."""
     error: Parameters | None = None
     """What compression has left out of the changes so far, with ``merge_dtype``."""
+    batches: int = 0
+    """How many batches the worker has trained, for training steps."""
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
@@ -82,7 +85,7 @@ def train(
         replica = training_spec.replica(parameters, device, training=True)
         optimizer = _starting_optimizer(replica, state.optimizer, moments, shard.options.optimizer_state)
         accumulator = MetricAccumulator(replica.training_spec.measures)
-        stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs)
+        stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs, batches=state.batches)
         source = source_of(shard, xs, others)
         buffer = CarriedBuffer(state.buffer)
         with prefetched(placed_batches(shard, source, device, buffer), replica, shard.seed) as batches:
@@ -96,7 +99,7 @@ def train(
         sent, error = _compressed(training_spec, shard, {**parameters, **(moments or {})}, result, state, sums)
         sums["change"] = params.squared_distance(parameters, sent, training_spec.names.distinct_weights)
         saved = None if averaged else to_cpu(optimizer.state_dict())
-        after = WorkerState(saved, RandomState.capture(device), buffer.after, error)
+        after = WorkerState(saved, RandomState.capture(device), buffer.after, error, stepper.batches)
         return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 
@@ -115,7 +118,7 @@ def _learn(
             if number in changes:
                 stepper.set_hyperparameters(changes[number])
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-                stepper.learn(batch, accumulator)
+                stepper.learn(batch, accumulator, epoch)
             drawn += batch.samples
             heartbeat.beat(batch.samples)
         stepper.finish()
@@ -191,7 +194,7 @@ def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: 
 
 def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
     """Return an optimizer of the replica's parameters, with the given state if it is not ``None``."""
-    optimizer = replica.training_spec.optimizer(replica.training_spec.net.parameters())
+    optimizer = make_optimizer(replica.training_spec.optimizer, replica.training_spec.net)
     if state is not None:
         # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
         optimizer.load_state_dict(copy.deepcopy(state))

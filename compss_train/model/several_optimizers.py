@@ -1,0 +1,118 @@
+"""Several optimizers of one network: for GANs and other steps that take turns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
+
+
+class ModuleOptimizer(ABC):
+    """An optimizer that is made of a network, and not of its parameters alone."""
+
+    @abstractmethod
+    def of_module(self, net: nn.Module) -> torch.optim.Optimizer:
+        """Return a new optimizer of the parameters of this network."""
+
+
+NetOptimizer: TypeAlias = OptimizerFactory | ModuleOptimizer
+
+
+def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimizer:
+    """Return a new optimizer of a network."""
+    return factory.of_module(net) if isinstance(factory, ModuleOptimizer) else factory(net.parameters())
+
+
+def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Module) -> NetOptimizer:
+    """Return the factory of one optimizer, or of several by the names of submodules.
+
+    Raises as ``optimizer_factory``, and ``ValueError`` for names that are no submodules of ``net``.
+    """
+    if not isinstance(spec, Mapping) or "optimizer" in spec or not all(map(_is_spec, spec.values())) or not spec:
+        return optimizer_factory(spec)
+    modules = dict(net.named_modules())
+    if unknown := [name for name in spec if name not in modules or not name]:
+        children = ", ".join(name for name, _ in net.named_children())
+        raise ValueError(
+            f"optimizer= has {unknown[0]!r}, which is no module of the network; its modules are {children}"
+        )
+    return SeveralOptimizers({name: optimizer_factory(each) for name, each in spec.items()})
+
+
+def _is_spec(value: object) -> bool:
+    return isinstance(value, Mapping) or callable(value)
+
+
+class SeveralOptimizers(ModuleOptimizer):
+    """Makes an optimizer for each of some submodules."""
+
+    def __init__(self, factories: Mapping[str, OptimizerFactory]) -> None:
+        self.factories = dict(factories)
+
+    def of_module(self, net: nn.Module) -> JoinedOptimizer:
+        """Return the optimizers, joined; raise ``ValueError`` for parameters that two of them would train."""
+        modules = dict(net.named_modules())
+        owner: dict[int, str] = {}
+        for name in self.factories:
+            for parameter in modules[name].parameters():
+                if (other := owner.setdefault(id(parameter), name)) != name:
+                    raise ValueError(f"the optimizers {other!r} and {name!r} would train the same parameters")
+        return JoinedOptimizer({name: make(modules[name].parameters()) for name, make in self.factories.items()})
+
+    def __repr__(self) -> str:
+        return repr(self.factories)
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers as one: their parameter groups and states follow each other.
+
+    So learning-rate schedules, checkpoints and averages of moments need not know that there are several. ``step``
+    steps all of them; a training step updates them one by one.
+    """
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.optimizers = dict(optimizers)
+        super().__init__(self._groups(), {})
+        self._share_groups()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [*chain.from_iterable(each.param_groups for each in self.optimizers.values())]
+
+    def _share_groups(self) -> None:
+        """Let a change of a group's options, such as ``lr``, be a change of its optimizer's."""
+        self.param_groups = self._groups()
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Step all optimizers."""
+        for each in self.optimizers.values():
+            each.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all, with their parameters numbered one after another."""
+        states: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        first = 0
+        for each in self.optimizers.values():
+            own = each.state_dict()
+            states |= {first + number: state for number, state in own["state"].items()}
+            groups += [{**group, "params": [first + n for n in group["params"]]} for group in own["param_groups"]]
+            first += sum(len(group["params"]) for group in own["param_groups"])
+        return {"state": states, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+        groups, first = iter(state_dict["param_groups"]), 0
+        for each in self.optimizers.values():
+            count = sum(len(group["params"]) for group in each.param_groups)
+            own = [next(groups) for _ in each.param_groups]
+            numbers = [{**group, "params": [n - first for n in group["params"]]} for group in own]
+            states = {n: state_dict["state"][first + n] for n in range(count) if first + n in state_dict["state"]}
+            each.load_state_dict({"state": states, "param_groups": numbers})
+            first += count
+        self._share_groups()

@@ -1,0 +1,402 @@
+"""Training steps of one's own are plain PyTorch loops, on every engine and after a resume."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from compss_train import DistributedTrainer, StepContext
+from compss_train.callbacks import Checkpoint, EarlyStopping
+from compss_train.engines.machine import intra_op_threads
+from compss_train.model.random_state import random_state
+from compss_train.model.several_optimizers import JoinedOptimizer
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.plain_loop import plain_loop
+from tests.helpers.small_fits import assert_alike, fit
+
+X, Y = classification(samples=62)
+STILL = {
+    "num_epochs": 2,
+    "num_batches_per_worker": 3,
+    "shuffle": None,
+    "shuffle_block_data": False,
+    "progress": False,
+}
+ADAM = {"optimizer": "adam", "lr": 0.01, "beta_1": 0.5}
+
+
+def batches():
+    """Iterate over the batches of two epochs, as the trainer makes them of four blocks."""
+    for _ in range(2):
+        for x, y in zip(np.array_split(X, 4), np.array_split(Y, 4), strict=True):
+            for bx, by in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
+                yield torch.from_numpy(bx.copy()), torch.from_numpy(by.copy())
+
+
+def trainer_of(net, *arguments, engine="serial", workers=1, **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(net, *arguments, **options)
+    return trainer
+
+
+# One optimizer
+
+
+def step(model, batch, context):
+    x, y = batch
+    output = model(x)
+    loss = context.loss(output, y)
+    decay = 0.01 * sum(weight.square().sum() for weight in model.parameters())
+    return {"loss": loss + decay, "decay": decay, "output": output, "number": context.number}
+
+
+def with_decay(net):
+    def loss(output, target):
+        decay = 0.01 * sum(weight.square().sum() for weight in net.parameters())
+        return functional.cross_entropy(output, target) + decay
+
+    return loss
+
+
+def test_a_step_is_the_plain_loop_and_its_numbers_are_in_the_history(engine):
+    trainer = trainer_of(awkward_net(), SGD, "cross_entropy", "accuracy", engine=engine, training_step=step)
+    ours = trainer.fit(*blocked(X, Y, 4), **STILL)
+    net = awkward_net()
+    expected = plain_loop_of(net, with_decay(net))
+    assert_same_bits(ours, expected)
+    assert [record["number"] for record in trainer.history] == [
+        np.average(range(start, start + 12), weights=[6, 5, 5, 6, 5, 5, 5, 5, 5, 5, 5, 5]) for start in (0, 12)
+    ]
+    assert 0 < trainer.history[0]["decay"] < trainer.history[0]["loss"]
+    assert 0 < trainer.history[0]["accuracy"] <= 1
+
+
+def plain_loop_of(net, loss):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    with intra_op_threads(1), random_state(3, "cpu"):
+        for x, y in batches():
+            optimizer.zero_grad()
+            loss(net(x), y).backward()
+            optimizer.step()
+    return state_arrays(net)
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def step(self, batch, context):
+        return functional.cross_entropy(self(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("method", ["name", "function", "bound"])
+def test_a_method_of_the_module_is_called_on_the_workers_copy(method):
+    net = Own()
+    given = {"name": "step", "function": Own.step, "bound": net.step}[method]
+    before = copy.deepcopy(net.state_dict())
+    trainer = trainer_of(net, SGD, training_step=given)
+    ours = trainer.fit(*blocked(X, Y, 4), **STILL)
+    expected = plain_loop(mlp(), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), X, Y, 4, 3, 2, 3)
+    assert_same_bits({name.removeprefix("net."): array for name, array in ours.items()}, expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert trainer.evaluate(X, Y)["loss"] == pytest.approx(reference_loss(trainer), rel=1e-6)
+
+
+def reference_loss(trainer):
+    with torch.no_grad():
+        return float(functional.cross_entropy(trainer.model()(torch.from_numpy(X)), torch.from_numpy(Y)))
+
+
+def test_a_validation_step_evaluates():
+    def validate(model, batch, context):
+        assert not context.training
+        assert not model.training
+        return {"loss": context.loss(model(batch[0]), batch[1]), "largest": model(batch[0]).max()}
+
+    trainer = trainer_of(mlp(), SGD, "cross_entropy", training_step=step, validation_step=validate)
+    trainer.fit(X, Y, **STILL, validation_data=(X, Y), callbacks=[EarlyStopping("val_largest", mode="max")])
+    found = trainer.evaluate(X, Y)
+    assert found["loss"] == trainer.history[-1]["val_loss"]
+    assert found["largest"] == trainer.history[-1]["val_largest"]
+
+
+def test_options_of_steps_apply_and_weights_reach_the_step():
+    """Accumulation and clipping are as without a step, and so is the loss with weights."""
+
+    def plain(model, batch, context):
+        return context.loss(model(batch[0]), batch[1], context.weight)
+
+    options = {"accumulate": 2, "clip_norm": 0.5, "class_weight": [1, 2, 3], "schedule": lambda e: 0.5**e}
+    weights = np.linspace(0, 1, len(X))
+    trainers = [
+        trainer_of(awkward_net(), SGD, "cross_entropy", **options, **given, workers=2)
+        for given in ({}, {"training_step": plain})
+    ]
+    for trainer in trainers:
+        trainer.fit(*blocked(X, Y, 4), sample_weight=weights, **STILL)
+    assert_same_bits(*(trainer.get_parameters() for trainer in trainers))
+
+
+# Several optimizers
+
+
+def generator():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 6))
+
+
+def discriminator():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+
+def losses(generate, discriminate, real):
+    fake = generate(torch.randn(len(real), 4))
+    real_loss = functional.softplus(-discriminate(real)).mean()
+    yield real_loss + functional.softplus(discriminate(fake.detach())).mean()
+    yield functional.softplus(-discriminate(fake)).mean()
+
+
+def gan_step(model, batch, context):
+    loss_d, loss_g = None, None
+    terms = losses(model["generator"], model["discriminator"], batch[0])
+    context.update("discriminator", loss_d := next(terms))
+    if context.number % 2 == 0:
+        context.update("generator", loss_g := next(terms))
+    return {"loss": loss_d, "loss_g": loss_d if loss_g is None else loss_g}
+
+
+def gan(engine="serial", workers=1, **options):
+    net = {"generator": generator(), "discriminator": discriminator()}
+    optimizers = {"generator": ADAM, "discriminator": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.5}}
+    return trainer_of(net, optimizers, engine=engine, workers=workers, training_step=gan_step, **options)
+
+
+def plain_gan():
+    generate, discriminate = generator(), discriminator()
+    of_g = torch.optim.Adam(generate.parameters(), lr=0.01, betas=(0.5, 0.999))
+    of_d = torch.optim.SGD(discriminate.parameters(), lr=0.05, momentum=0.5)
+    with intra_op_threads(1), random_state(3, "cpu"):
+        for number, (x, _) in enumerate(batches()):
+            terms = losses(generate, discriminate, x)
+            of_d.zero_grad()
+            next(terms).backward()
+            of_d.step()
+            if number % 2 == 0:
+                of_g.zero_grad()
+                next(terms).backward()
+                of_g.step()
+    return {
+        **{f"generator.{name}": array for name, array in state_arrays(generate).items()},
+        **{f"discriminator.{name}": array for name, array in state_arrays(discriminate).items()},
+    }
+
+
+def test_two_optimizers_in_turns_are_the_plain_loop(engine):
+    """The number of the batch goes on from task to task, so that every second batch is the same."""
+    ours = gan(engine).fit(*blocked(X, Y, 4), **STILL, merge_unit="blocks")
+    assert_same_bits(ours, plain_gan())
+
+
+@pytest.mark.parametrize("state", ["keep", "average"])
+def test_all_modules_are_merged_and_each_optimizers_state_is_resumed(tmp_path, state):
+    options = {"optimizer_state": state, "num_epochs": 2, "merge_unit": "batches", "merge_every": 3}
+    whole = gan(workers=2)
+    fit(whole, Checkpoint(tmp_path, keep=99), **options)
+    for folder in sorted(tmp_path.glob("round-*"))[:-1]:
+        resumed = gan(workers=2)
+        fit(resumed, resume=folder, **options)
+        assert_alike(whole, resumed)
+
+
+def test_a_schedule_changes_the_rates_of_all_optimizers():
+    trainers = [gan(schedule=schedule) for schedule in (None, lambda epoch: 0.0)]
+    for trainer in trainers:
+        trainer.fit(X, Y, **STILL)
+    still = trainers[1].get_parameters()
+    assert_same_bits(
+        {name: array for name, array in still.items() if "weight" in name},
+        {name: array for name, array in gan().get_parameters().items() if "weight" in name},
+    )
+    assert (
+        trainers[0].get_parameters()["discriminator.0.weight"].tobytes()
+        != still["discriminator.0.weight"].tobytes()
+    )
+
+
+def test_joined_optimizers_save_and_load_the_states_of_all():
+    def joined():
+        nets = mlp(), awkward_net()
+        makes = torch.optim.Adam, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
+        return nets, JoinedOptimizer(
+            {str(n): make(net.parameters()) for n, (make, net) in enumerate(zip(makes, nets, strict=True))}
+        )
+
+    (_, one), (_, other) = joined(), joined()
+    for group in one.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    one.step()
+    one.param_groups[1]["lr"] = 0.7
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert str(other.state_dict()) == str(one.state_dict())
+    assert other.optimizers["1"].param_groups[0]["lr"] == 0.7
+    other.param_groups[1]["lr"] = 0.1
+    assert other.optimizers["1"].param_groups[0]["lr"] == 0.1
+
+
+# Lightning's style
+
+
+class Lightning(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = awkward_net()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = functional.cross_entropy(self(x), y)
+        self.log("train_loss_twice", 2 * loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log_dict({"val_loss": functional.cross_entropy(self(x), y), "val_share": 0.5})
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def test_a_module_in_lightnings_style_is_taken_as_it_is(engine):
+    trainer = trainer_of(Lightning(), engine=engine)
+    ours = trainer.fit(*blocked(X, Y, 4), **STILL, validation_data=(X, Y))
+    expected = plain_loop_of(net := awkward_net(), functional.cross_entropy)
+    assert len(list(net.parameters())) == 5
+    assert_same_bits({name.removeprefix("net."): array for name, array in ours.items()}, expected)
+    last = trainer.history[-1]
+    assert last["loss_twice"] == pytest.approx(2 * last["loss"], rel=1e-6)
+    assert last["val_loss"] == pytest.approx(reference_loss_of(trainer), rel=1e-6)
+    assert last["val_share"] == 0.5
+
+
+def reference_loss_of(trainer):
+    with torch.no_grad():
+        return float(functional.cross_entropy(trainer.model().eval()(torch.from_numpy(X)), torch.from_numpy(Y)))
+
+
+def lightning_with(**methods):
+    return type("Asking", (Lightning,), methods)()
+
+
+def test_what_a_module_asks_of_a_trainer_is_named():
+    def helper(self):
+        return self.trainer.max_epochs, (lambda: self.logger.experiment)
+
+    def asking(self, batch, batch_idx):
+        self.manual_backward(self.current_epoch * self.helper())
+
+    net = lightning_with(training_step=asking, helper=helper, on_train_epoch_end=lambda self: None)
+    parts = (
+        r"Asking asks for what only Lightning's Trainer has: self.manual_backward in training_step\(\), "
+        r"self.current_epoch in training_step\(\), self.trainer in helper\(\), "
+    )
+    with pytest.raises(TypeError, match=parts + r".*the hook on_train_epoch_end\(\); leave it out"):
+        trainer_of(net)
+    with pytest.raises(TypeError, match="automatic_optimization=False"):
+        trainer_of(lightning_with(automatic_optimization=False))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda sgd: {"optimizer": sgd, "lr_scheduler": 1}, r"a dict of 'optimizer', 'lr_scheduler'.*schedule="),
+        (lambda sgd: ([sgd], [1]), "2 values.*schedule="),
+        (lambda sgd: [sgd, sgd], "2 values.*several optimizers"),
+    ],
+)
+def test_more_than_one_optimizer_is_an_error(returned, message):
+    def configure(self):
+        return returned(torch.optim.SGD(self.parameters(), lr=0.1))
+
+    with pytest.raises(TypeError, match=message):
+        trainer_of(lightning_with(configure_optimizers=configure))
+    trainer_of(lightning_with(configure_optimizers=lambda self: [torch.optim.SGD(self.parameters(), lr=0.1)]))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "returned None without a loss"),
+        ({"error": 1}, "returned a dict of 'error' without a loss"),
+        (lambda loss: {"loss": loss, "round": 1}, "'round', which has another meaning"),
+        (lambda loss: {"loss": loss, "each": loss.repeat(2)}, r"'each' as a tensor of shape \(2,\)"),
+        (lambda loss: loss.repeat(2), "one number a batch"),
+    ],
+)
+def test_wrong_results_are_errors(returned, message):
+    def wrong(model, batch, context):
+        loss = functional.cross_entropy(model(batch[0]), batch[1])
+        return returned(loss) if callable(returned) else returned
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        trainer_of(mlp(), SGD, training_step=wrong).check_fit(X, Y, num_epochs=1, batch_size=20)
+
+
+def test_metrics_need_the_outputs_of_a_step():
+    trainer = trainer_of(
+        mlp(), SGD, "cross_entropy", "accuracy", training_step=lambda m, b, c: c.loss(m(b[0]), b[1])
+    )
+    with pytest.raises(ValueError, match="metric= is measured on outputs"):
+        trainer.check_fit(X, Y, num_epochs=1, batch_size=20)
+
+
+def test_wrong_arguments_are_errors_of_build():
+    two = {"a": mlp(), "b": mlp()}
+    both = {"a": SGD, "b": SGD}
+    for arguments, options, message in [
+        ((mlp(),), {}, "needs a loss"),
+        ((mlp(), SGD), {}, "needs a loss"),
+        ((mlp(), None, "mse"), {}, "needs an optimizer"),
+        ((mlp(), SGD), {"training_step": 3}, "training_step=3"),
+        ((mlp(), SGD), {"training_step": "stepp"}, "training_step='stepp'"),
+        ((two, both, "mse"), {}, "several optimizers need training_step="),
+        ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', which is no module of the network.*a, b"),
+        ((two, both), {"training_step": step, "accumulate": 2}, "accumulate=2 belongs to one optimizer"),
+        ((two, both), {"training_step": step, "on_nan": "skip"}, "on_nan='skip' belongs to one"),
+        ((mlp(), SGD), {"training_step": step, "class_weight": [1, 2]}, "class_weight= belongs to loss="),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            trainer_of(*arguments, **options)
+    shared = nn.ModuleDict(two)
+    shared["b"][0] = shared["a"][0]
+    with pytest.raises(ValueError, match="'a' and 'b' would train the same parameters"):
+        trainer_of(shared, both, training_step=step)
+
+
+def test_what_a_dict_of_modules_cannot_do_is_an_error():
+    trainer = gan()
+    for call in (trainer.evaluate, lambda *pair: trainer.fit(X, Y, **STILL, validation_data=pair)):
+        with pytest.raises(ValueError, match=r"built without loss=.*validation_step="):
+            call(X, Y)
+    with pytest.raises(ValueError, match=r"a ModuleDict has no forward.*trainer.model\(\)"):
+        trainer.predict(X)
+
+
+def test_updates_are_for_several_optimizers():
+    with pytest.raises(RuntimeError, match="with one, return the loss"):
+        StepContext(loss=nn.MSELoss()).update("a", torch.zeros(()))
+    with pytest.raises(ValueError, match=r"update\('c'\): the optimizers are a, b"):
+        StepContext(loss=nn.MSELoss(), optimizers={"a": None, "b": None}, apply=print).update("c", torch.zeros(()))
