@@ -26,6 +26,8 @@
 #   --log_dir=DIR                 LOG_DIR        on a disk that all nodes share (home)
 #   --pythonpath=PATH             MODULES        before the application's folder and compss_train's
 #   --python_interpreter=PATH     PYTHON         on a disk that all nodes share (the active python)
+#   --requeue=TIMES               REQUEUE        queue the job again, so many times at most, when the time is nearly up and
+#                                                whenever SLURM ends it; the program resumes (resume=True, Checkpoint)
 #   --graph                       GRAPH=true     write the graph of tasks
 #
 # All other flags before APP are passed to enqueue_compss unchanged: --pre_env_script=FILE (modules to load),
@@ -44,6 +46,8 @@ limit=${LIMIT:-}
 pythonpath=${MODULES:+$MODULES:}
 interpreter=${PYTHON:-}
 graph=${GRAPH:-false}
+requeue=${REQUEUE:-}
+prepare=
 job=${JOB:-}
 dry_run=
 flags=()
@@ -58,6 +62,8 @@ while [ $# -gt 0 ]; do
         --graph | -g) graph=true ;;
         --graph=*) graph=${1#*=} ;;
         --job_name=*) job=${1#*=} ;;
+        --requeue=*) requeue=${1#*=} ;;
+        --pre_env_script=*) prepare=${1#*=} ;;
         -*) flags+=("$1") ;;
         *) break ;;
     esac
@@ -74,12 +80,21 @@ default() {
     command+=("$1=$2")
 }
 
-# Seconds after which COMPSs ends the run: early enough before the queue's limit to fetch and save the results.
-wall_clock_limit() {
-    local seconds=$(($1 * 60)) margin=$(($1 * 6))
-    if [ "$margin" -lt 60 ]; then margin=60; fi
-    if [ "$margin" -gt 300 ]; then margin=300; fi
-    printf '%s\n' $((seconds - margin))
+# Seconds before the queue's limit at which a run has to end, so that it can fetch and save the results.
+margin() {
+    local seconds=$(($1 * 6))
+    if [ "$seconds" -lt 60 ]; then seconds=60; fi
+    if [ "$seconds" -gt 300 ]; then seconds=300; fi
+    printf '%s\n' "$seconds"
+}
+
+# Let SLURM warn the job in time and requeue it; requeue.sh does the rest inside the job.
+add_requeue() {
+    command+=(--extra_submit_flag=--requeue --extra_submit_flag=--open-mode=append)
+    command+=(--extra_submit_flag=--signal=B:TERM@"$margin")
+    command+=(--extra_submit_flag=--export=ALL,COMPSS_TRAIN_REQUEUES="$requeue")
+    prepare=$root/runcompss/requeue.sh${prepare:+:$prepare}
+    reserve=$((margin / 2))
 }
 
 app=$(find_app "$@")
@@ -87,13 +102,20 @@ shift
 case $exec_time in
     '' | *[!0-9]* | 0* | 1) fail "--exec_time=$exec_time: give whole minutes, 2 or more" ;;
 esac
+case $requeue in
+    *[!0-9]*) fail "--requeue=$requeue: give the number of times at most" ;;
+esac
 python=$(find_python "$interpreter")
 enqueue=$(if [ -n "$dry_run" ]; then echo enqueue_compss; else find_compss enqueue_compss; fi)
 
 command=("$enqueue")
 default --sc_cfg "${SC_CFG:-}"
 command+=(--job_name="${job:-$(basename "$app" .py)}" --lang=python)
-command+=(--exec_time="$exec_time" --wall_clock_limit="${limit:-$(wall_clock_limit "$exec_time")}")
+margin=$(margin "$exec_time")
+reserve=$margin
+if [ -n "$requeue" ]; then add_requeue; fi
+command+=(--exec_time="$exec_time" --wall_clock_limit="${limit:-$((exec_time * 60 - reserve))}")
+default --pre_env_script "$prepare"
 default --num_nodes "${NODES:-2}"
 default --cpus_per_node "${CPUS:-}"
 default --gpus_per_node "${GPUS:-}"

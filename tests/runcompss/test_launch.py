@@ -204,6 +204,53 @@ def test_bad_time(app, minutes):
     assert "give whole minutes, 2 or more" in done.stderr
 
 
+def test_requeue_warns_the_job_before_compss_ends_it(app):
+    words, flags = flags_of(
+        script("slurm.sh", "--dry-run", "--requeue=3", "--exec_time=10", "--pre_env_script=/modules.sh", str(app))
+    )
+    submit = [
+        word.removeprefix("--extra_submit_flag=") for word in words if word.startswith("--extra_submit_flag=")
+    ]
+    assert submit[:3] == ["--requeue", "--open-mode=append", "--signal=B:TERM@60"]
+    assert submit[3] == r"--export=ALL\,COMPSS_TRAIN_REQUEUES=3"
+    assert 540 < int(flags["wall_clock_limit"]) < 600
+    assert flags["pre_env_script"] == f"{SCRIPTS / 'requeue.sh'}:/modules.sh"
+    done = script("slurm.sh", "--dry-run", "--requeue=often", str(app))
+    assert (done.returncode, "give the number of times" in done.stderr) == (2, True)
+
+
+JOB_SCRIPT = """#!/bin/bash -e
+source {scripts}/requeue.sh
+#  --log_dir={folder} --x
+touch {folder}/ran
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "requeued"), [(0, 0, False), (1, 0, False), (143, 0, True), (75, 1, True), (75, 2, False)]
+)
+def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, requeued):
+    job, logs = tmp_path / "job.sh", tmp_path / ".COMPSs" / "7"
+    job.write_text(JOB_SCRIPT.format(scripts=SCRIPTS, folder=tmp_path, code=code))
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/requeued\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    if restarts:
+        logs.mkdir(parents=True)
+    variables = {"SLURM_JOB_ID": "7", "COMPSS_TRAIN_REQUEUES": "2"}
+    if restarts:  # SLURM sets it then only
+        variables["SLURM_RESTART_COUNT"] = str(restarts)
+    done = subprocess.run(
+        ["bash", "-e", job], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", **variables}, timeout=60
+    )
+    assert done.returncode == code
+    assert (tmp_path / "ran").exists()
+    assert (tmp_path / "requeued").exists() == requeued
+    assert not requeued or (tmp_path / "requeued").read_text() == "requeue 7\n"
+    assert not logs.exists()
+    assert not restarts or logs.with_name(f"7.{restarts - 1}").exists()
+
+
 def test_slurm_without_compss(app):
     done = script("slurm.sh", str(app))
     assert done.returncode == 127

@@ -1,7 +1,12 @@
-"""A fit that resumes from its checkpoints: resumed.py FOLDER [ROUND SIGNAL]; the signal ends it in that round."""
+"""A fit that resumes from its checkpoints: resumed.py FOLDER [ROUND SIGNAL]; the signal ends it in that round.
+
+SIGNAL is a number, or ``batch``, by which the first run of a SLURM job sends SIGTERM to its job script.
+"""
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 from compss_train import DistributedTrainer
@@ -11,15 +16,21 @@ from tests.helpers.models import ADAM, awkward_net, blocked, classification
 
 
 class SendSignal(Callback):
-    """Sends a signal to this process in a round."""
+    """Sends a signal to this process, or the job script, in a round."""
 
-    def __init__(self, number: int, signal: int) -> None:
-        self.number = number
+    def __init__(self, number: str, signal: str) -> None:
+        self.number = int(number)
         self.signal = signal
 
     def on_round_end(self, trainer, record):
-        if record["round"] == self.number:
-            os.kill(os.getpid(), self.signal)
+        if record["round"] != self.number:
+            return
+        if self.signal == "batch":
+            subprocess.run(["scancel", "--batch", "--signal=TERM", os.environ["SLURM_JOB_ID"]], check=True)
+            while trainer.stopping is None:  # until the script has passed it on
+                time.sleep(0.01)
+        else:
+            os.kill(os.getpid(), int(self.signal))
 
 
 def fit(folder: Path, engine, callbacks):
@@ -33,7 +44,7 @@ def fit(folder: Path, engine, callbacks):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    callbacks = [SendSignal(*map(int, sys.argv[2:]))] if len(sys.argv) > 2 else []
+    callbacks = [SendSignal(*sys.argv[2:])] if len(sys.argv) > 2 else []
     trained, trainer = fit(folder / "checkpoints", "auto", callbacks)
     print("resumed from", trainer.resumed_from, "on", trainer.configuration["trainer"]["engine"])
     parameters.save(folder / "trained.npz", trained)
