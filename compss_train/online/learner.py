@@ -13,6 +13,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.parameter_server import ParameterServer
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
+from compss_train.training.worker.own_buffers import changed_buffers, restore_buffers
 from compss_train.training.worker.prefetching import Preparation
 from compss_train.training.worker.server_exchange import Exchange
 from compss_train.training.worker.train import WorkerState, optimizer_of, to_cpu
@@ -47,16 +48,17 @@ class OnlineLearner:
         self,
         training_spec: TrainingSpec,
         server_share: ServerShare,
-        optimizer: dict[str, Any] | None,
+        initial: WorkerState,
         device: str,
         seed: int,
     ) -> None:
-        self._server_share, self._device = server_share, device
+        self._server_share, self._device, self._initial_net = server_share, device, training_spec.net
         self._base = server_share.pull()
         self._replica = training_spec.replica(self._base, device, training=True)
+        restore_buffers(self._replica.training_spec.net, initial.buffers, device)
         self.preparation = Preparation(self._replica, seed)
         """Transforms batches before they are trained."""
-        self._optimizer = optimizer_of(self._replica, optimizer)
+        self._optimizer = optimizer_of(self._replica, initial.optimizer)
         self._stepper = OptimizerStepper(self._replica, self._optimizer, check_outputs=True)
         self._accumulator = MetricAccumulator(training_spec.measures)
         self._skipped = 0  # consecutive batches
@@ -106,5 +108,7 @@ class OnlineLearner:
         return {**accumulator.sums(), **warnings}
 
     def state(self) -> WorkerState:
-        """Return the state of the optimizer and of the random number generators."""
-        return WorkerState(to_cpu(self._optimizer.state_dict()), RandomState.capture(self._device))
+        """Return the state of the optimizer and of the random number generators, and the worker's own buffers."""
+        own = changed_buffers(self._replica.training_spec.net, self._initial_net)
+        optimizer = to_cpu(self._optimizer.state_dict())
+        return WorkerState(optimizer, RandomState.capture(self._device), buffers=own)

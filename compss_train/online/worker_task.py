@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -183,8 +183,9 @@ class OnlineWorker:
         self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
         server = stack.enter_context(job.server_address.connect(None))
         server_share = ServerShare(job.server_address.exchange, server, number, 1 / job.num_workers)
-        optimizer = None if job.new_optimizer and checkpoint is None else initial.optimizer
-        self._learner = OnlineLearner(training_spec, server_share, optimizer, device, job.seed)
+        if job.new_optimizer and checkpoint is None:
+            initial = replace(initial, optimizer=None)
+        self._learner = OnlineLearner(training_spec, server_share, initial, device, job.seed)
         self._preparing = stack.enter_context(PreparingThread(self._learner.preparation))
         self._buffer = self._make_buffer(number, checkpoint)
         self._batches = 0 if checkpoint is None else checkpoint.batches

@@ -12,9 +12,11 @@ from compss_train import DistributedTrainer, DivergedError
 from compss_train.data.order import transform_seed
 from compss_train.model.random_state import random_state
 from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.small_fits import PLAIN_SGD
 from tests.helpers.tolerances import sgd_error
 from tests.online.fits import batches_of, fit_online, plain_loop
 from tests.online.simulations import simulate_rows, slow_copy
+from tests.training.worker.test_own_buffers import Smoothed
 
 X, Y = classification(samples=60)
 
@@ -107,3 +109,12 @@ def test_a_transform_runs_beside_the_steps_with_seeds_of_its_own(local, transfor
     ours = fit_online(trainer, simulate_rows, [(X, Y)], max_batches=max_batches)
     plain = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     assert_same_bits(ours, plain_loop(awkward_net(), plain, transformed()))
+
+
+def test_buffers_that_are_not_merged_stay_with_the_worker(local):
+    """From one fit to the next: within a fit, a worker trains one replica."""
+    trainer = DistributedTrainer(1, engine=local, seed=3, threads=1)
+    trainer.build(Smoothed(), PLAIN_SGD, "cross_entropy")
+    for rows in (slice(0, 28), slice(28, 56)):
+        ours = fit_online(trainer, simulate_rows, [(X[rows], Y[rows])])
+    assert_same_bits(ours, plain_loop(Smoothed(), partial(torch.optim.SGD, lr=0.1), batches_of(7, X[:56], Y[:56])))

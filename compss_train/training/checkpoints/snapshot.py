@@ -79,7 +79,7 @@ def _worker_to_dict(state: WorkerState) -> dict[str, Any]:
 
 
 def _worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
-    random = saved["random"]  # early checkpoints have no buffer and no error
+    random = saved["random"]  # early checkpoints have no buffer, error and buffers
     if isinstance(random, int):
         return WorkerState(**saved)
     python = random["python"]

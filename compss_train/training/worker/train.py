@@ -28,6 +28,7 @@ from compss_train.training.worker.batches import PlacedBatch, batches_in_epoch, 
 from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.moments import load_moments, moments_of, split_moments
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
+from compss_train.training.worker.own_buffers import changed_buffers, restore_buffers
 from compss_train.training.worker.prefetching import prefetched
 from compss_train.training.worker.source import Shard, source_of
 
@@ -46,6 +47,8 @@ class WorkerState:
     """What compression has left out of the changes so far, with ``merge_dtype``."""
     batches: int = 0
     """How many batches the worker has trained, for training steps."""
+    buffers: dict[str, torch.Tensor] | None = None
+    """The worker's own buffers that have changed (``own_buffers``)."""
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
@@ -83,6 +86,7 @@ def train(
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = training_spec.replica(parameters, device, training=True)
+        restore_buffers(replica.training_spec.net, state.buffers, device)
         optimizer = _starting_optimizer(replica, state.optimizer, moments, shard.options.optimizer_state)
         accumulator = MetricAccumulator(replica.training_spec.measures)
         stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs, batches=state.batches)
@@ -99,7 +103,8 @@ def train(
         sent, error = _compressed(training_spec, shard, {**parameters, **(moments or {})}, result, state, sums)
         sums["change"] = params.squared_distance(parameters, sent, training_spec.names.distinct_weights)
         saved = None if averaged else to_cpu(optimizer.state_dict())
-        after = WorkerState(saved, RandomState.capture(device), buffer.after, error, stepper.batches)
+        own = changed_buffers(replica.training_spec.net, training_spec.net)
+        after = WorkerState(saved, RandomState.capture(device), buffer.after, error, stepper.batches, own)
         return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 
