@@ -130,7 +130,8 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             callbacks, and starts a new fit if it holds no checkpoint yet.
         max_time:
             Time limit of the fit: seconds or a ``timedelta``. The fit stops before a round that would exceed it,
-            judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended).
+            judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended). The
+            limit of ``runcompss --wall_clock_limit`` is another one, less a twentieth, at most 60 s.
         worker_timeout:
             Seconds without a batch after which a worker's process counts as stopped or hung: it is ended, and its
             task runs again in another one, up to 4 times in all. Give more than the slowest batch and the slowest

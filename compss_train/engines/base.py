@@ -214,6 +214,11 @@ class Engine(ABC):
         """Return the default number of intra-op threads of a task."""
 
     @classmethod
+    def time_left(cls) -> float | None:
+        """Return the seconds until what this program runs under ends it, ``None`` without such a limit."""
+        return None
+
+    @classmethod
     @abstractmethod
     def device(cls, worker: int, num_gpu: int) -> str:
         """Return the torch device of a worker's tasks if all workers share ``num_gpu`` GPUs."""

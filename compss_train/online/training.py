@@ -35,7 +35,7 @@ class OnlineTrainer(FittingTrainer):
                 "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
                 "learning rate"
             )
-        stopping = Stopping(max_time, self._clock)
+        stopping = Stopping(max_time, self._clock, self._engine_class.time_left())
         validation = None if validation_data is None else self._validation_source(validation_data)
         if options.outer_optimizer is not None:
             check_outer_factory(built.training_spec.net, options.outer_optimizer)

@@ -84,7 +84,7 @@ class FittingTrainer(ResumableTrainer):
     ) -> FitPlan:
         """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing."""
         built = self._require_built()
-        stopping = Stopping(max_time, self._clock)
+        stopping = Stopping(max_time, self._clock, self._engine_class.time_left())
         if worker_timeout is not None:
             worker_timeout = check_seconds("worker_timeout", worker_timeout)
         checkpoint = self._find_checkpoint(resume, callbacks)

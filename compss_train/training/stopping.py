@@ -16,6 +16,11 @@ SIGTERM = "SIGTERM"
 TICK = 0.2
 """Seconds between two checks of a waiting fit whether it must stop at once."""
 
+SAVING = 0.05
+"""Share of a program's time that is left when a fit begins, which is kept for what comes after the fit."""
+LONGEST_SAVING = 60.0
+"""Seconds that are kept at most."""
+
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process ended by SIGTERM, as in shells."""
 
@@ -25,16 +30,22 @@ class Stopping:
 
     A fit stops at the end of a round if possible: before a round that would exceed ``max_time``, judging by the
     longest round so far. If the time is up during a round, or on SIGTERM, stopping is ``urgent``: the current round
-    is cancelled.
+    is cancelled. ``time_left`` are the seconds after which the whole program is ended, ``None`` for no limit: the
+    fit stops a little before that, as after ``max_time``.
     """
 
     def __init__(
-        self, max_time: float | timedelta | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        max_time: float | timedelta | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        time_left: float | None = None,
     ) -> None:
         self.clock = clock
         """Seconds, as ``time.monotonic``: ``max_time`` and the duration of rounds are measured with it."""
-        seconds = None if max_time is None else seconds_of(max_time)
-        self._deadline = None if seconds is None else clock() + seconds
+        limits = [] if max_time is None else [seconds_of(max_time)]
+        if time_left is not None:
+            limits.append(time_left - min(SAVING * time_left, LONGEST_SAVING))
+        self._deadline = clock() + min(limits) if limits else None
         self._longest = 0.0
         self._terminated = False
         self._reason: str | None = None

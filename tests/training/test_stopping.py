@@ -176,6 +176,19 @@ def test_no_round_is_begun_that_would_take_longer_than_there_is(durations, max_t
         assert sum(durations[:k]) + max(durations[:k]) <= max_time
 
 
+@pytest.mark.parametrize(
+    ("max_time", "time_left", "stops"), [(None, 100, 95), (50, 100, 50), (99, 100, 95), (None, 7200, 7140)]
+)
+def test_a_fit_ends_before_its_program_is_ended(max_time, time_left, stops):
+    clock = Clock(tick=0)
+    stopping = Stopping(max_time, clock, time_left)
+    clock.now += stops
+    assert stopping.reason is None
+    clock.now += 0.001
+    assert stopping.reason == "max_time"
+    assert stopping.urgent
+
+
 @pytest.mark.parametrize(("durations", "rounds"), [([10] * 6, 3), ([1, 20, *[1] * 4], 2), ([1] * 6, 6), ([40], 1)])
 def test_a_fit_stops_before_a_round_that_would_take_too_long(tmp_path, durations, rounds):
     clock = Clock()

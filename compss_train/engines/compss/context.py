@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import os
+import signal
 import sys
 from contextlib import suppress
 from functools import cache, partial
@@ -41,6 +42,16 @@ def import_pycompss() -> ModuleType:
             "the compss engine needs PyCOMPSs, which is not installed in this Python; start the program with "
             "runcompss, install pycompss (docs/compss.md says how), or use engine='local'"
         ) from error
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until COMPSs ends the application, ``None`` without ``runcompss --wall_clock_limit``.
+
+    PyCOMPSs sets an alarm for that time, and COMPSs cancels all tasks.
+    """
+    handler = getattr(signal.getsignal(signal.SIGALRM), "__module__", "")
+    seconds = signal.getitimer(signal.ITIMER_REAL)[0]
+    return seconds if seconds and handler.startswith("pycompss.") else None
 
 
 def keep_answer_pipe_open() -> int | None:

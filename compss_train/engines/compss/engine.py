@@ -12,7 +12,12 @@ from typing import Any, ClassVar, Self
 from compss_train._utils.validation import warn_user
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import ONE_CPU, Engine, Failure, Ref, Resources, map_refs
-from compss_train.engines.compss.context import import_pycompss, skip_destructors_at_exit, under_compss
+from compss_train.engines.compss.context import (
+    import_pycompss,
+    seconds_left,
+    skip_destructors_at_exit,
+    under_compss,
+)
 from compss_train.engines.compss.resources import (
     address_for,
     check_fit,
@@ -91,6 +96,11 @@ class CompssEngine(Engine):
         if not under_compss():
             return SingleMachineEngine.thread_share(num_workers)
         return thread_share(num_workers, declared_nodes())
+
+    @classmethod
+    def time_left(cls) -> float | None:
+        """Return the seconds until the limit of ``runcompss --wall_clock_limit``."""
+        return seconds_left() if under_compss() else None
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -41,6 +42,31 @@ def test_while_the_script_is_imported_there_is_no_compss_yet(as_main_program, mo
     assert engine_class("local") is LocalEngine
     loading[0] = False
     assert engine_class("auto") is CompssEngine
+
+
+@pytest.fixture
+def alarm():
+    """Let a test set an alarm for 100 s, which does not ring."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield lambda handler: (signal.signal(signal.SIGALRM, handler), signal.alarm(100))
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_the_time_left_is_that_of_the_alarm_of_pycompss(as_main_program, alarm):
+    def of_pycompss(number, frame):
+        raise AssertionError("it rang")
+
+    def another(number, frame):
+        raise AssertionError("it rang")
+
+    assert CompssEngine.time_left() is None
+    alarm(another)
+    assert CompssEngine.time_left() is None
+    of_pycompss.__module__ = "pycompss.runtime.binding"
+    alarm(of_pycompss)
+    assert 90 < CompssEngine.time_left() <= 100
+    assert LocalEngine.time_left() is None
 
 
 def test_more_gpus_than_declared_are_an_error_before_any_task(as_main_program, monkeypatch, tmp_path):
