@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
+from compss_train._utils.closing import Closable
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback, TrainerProtocol
+
+_INTERVAL = 0.2
+"""Seconds between two moves of a bar within a round."""
 
 
 class _Progress(Callback):
@@ -38,27 +43,62 @@ class _Progress(Callback):
             after = "no round" if self._last_round is None else f"round {self._last_round}"
             self._print(f"stopped after {after}: {trainer.stopped}")
 
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+        """Print the round whose parameters the trainer has after Ctrl-C."""
+        if isinstance(error, KeyboardInterrupt):
+            last = self._last_round
+            self._print(f"interrupted {'in the first round' if last is None else f'after round {last}'}")
+
     def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)
 
 
 class ProgressBar(_Progress):
-    """A tqdm bar over samples with epoch, loss, metrics and samples/s, by default on standard error."""
+    """A tqdm bar over samples, which moves as workers train, and a line for each epoch above it.
+
+    The lines have loss, metrics and samples/s, as those of ``RoundLines``; by default all is on standard error.
+    With engines that do not report samples within a round, such as COMPSs, the bar moves at the end of each round.
+    """
 
     _bar: tqdm[Any] | None = None
+    _mover: _Mover | None = None
+    _pending: dict[str, Any] | None = None
+    """The newest record of an epoch whose line is not printed yet."""
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Show an empty bar."""
+        """Show an empty bar, and that workers are starting."""
         super().on_fit_start(trainer, total_samples)
-        self._bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=self._file)
+        self._pending = None
+        self._rounds_are_epochs = trainer.configuration["fit"].get("merge_unit") == "epochs"
+        workers = f"{trainer.num_workers} worker{'s' * (trainer.num_workers > 1)}"
+        self._bar = tqdm(
+            total=total_samples, desc=f"starting {workers}", unit=" samples", unit_scale=True, file=self._file
+        )
+        self._mover = _Mover(self._bar, trainer.trained_samples)
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
-        """Advance the bar by the samples of the round."""
+        """Advance the bar by the samples of the round; print a line if an epoch has ended."""
         super().on_round_end(trainer, record)
-        if self._bar is None:
+        if self._bar is None or self._mover is None:
             return
-        self._bar.set_postfix({**_position(record), **_formatted_measures(record)}, refresh=False)
-        self._bar.update(record["samples"])
+        with self._mover.lock:
+            if "received" not in record:
+                self._note(record)
+            self._bar.set_postfix(_position(record) | _shown_in_bar(record), refresh=False)
+        self._mover.complete(record["samples"])
+
+    def _note(self, record: dict[str, Any]) -> None:
+        """Print the last record of each epoch."""
+        if self._pending is not None and record["epoch"] > self._pending["epoch"]:
+            self._print_pending()
+        self._pending = record
+        if self._rounds_are_epochs:
+            self._print_pending()
+
+    def _print_pending(self) -> None:
+        if self._pending is not None:
+            tqdm.write(_line(self._pending), file=self._file or sys.stderr)
+            self._pending = None
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Close the bar, and print why the fit was stopped, if it was."""
@@ -66,13 +106,54 @@ class ProgressBar(_Progress):
         super().on_fit_end(trainer)
 
     def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
-        """Close the bar."""
+        """Close the bar; after Ctrl-C, print the round whose parameters the trainer has."""
         self._close()
+        super().on_exception(trainer, error)
 
     def _close(self) -> None:
-        if self._bar is not None:
+        if self._bar is not None and self._mover is not None:
+            self._mover.close()
+            self._print_pending()
             self._bar.close()
             self._bar = None
+
+
+class _Mover(Closable):
+    """Moves a bar a few times a second to the number of samples that workers have reported, in a thread."""
+
+    def __init__(self, bar: tqdm[Any], reported: Callable[[], int | None]) -> None:
+        self.lock = threading.Lock()
+        self._bar = bar
+        self._reported = reported
+        self._first = reported() or 0
+        self._completed = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="compss_train progress", daemon=True)
+        self._thread.start()
+
+    def complete(self, samples: int) -> None:
+        """Move the bar to the end of a round with so many samples."""
+        self._completed += samples
+        self._move(self._completed)
+
+    def close(self) -> None:
+        """Leave the bar at the end of the last round, as what was trained since is lost."""
+        self._ended.set()
+        self._thread.join()
+        self._bar.n = self._completed
+        self._bar.refresh()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_INTERVAL):
+            if (reported := self._reported()) is not None and reported > self._first:
+                self._move(reported - self._first)
+
+    def _move(self, samples: int) -> None:
+        """Move the bar forward, at most to its end: repeated tasks report their samples again."""
+        with self.lock:
+            self._bar.set_description_str(None, refresh=False)
+            at = samples if self._bar.total is None else min(samples, self._bar.total)
+            self._bar.update(max(0, at - self._bar.n))
 
 
 class RoundLines(_Progress):
@@ -81,9 +162,7 @@ class RoundLines(_Progress):
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Print the line."""
         super().on_round_end(trainer, record)
-        shown = {"round": record["round"], **_position(record), **_formatted_measures(record)}
-        speed = f"{record['samples_per_second']:,.0f} samples/s"
-        self._print(", ".join([*(f"{name} {value}" for name, value in shown.items()), speed]))
+        self._print(f"round {record['round']}, {_line(record)}")
 
 
 def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callback, ...]:
@@ -102,6 +181,18 @@ def _shows_bars() -> bool:
     with suppress(OSError):  # pseudo-terminals of tests and editors
         return os.get_terminal_size(sys.stderr.fileno()).columns > 0
     return True
+
+
+def _line(record: dict[str, Any]) -> str:
+    shown = {**_position(record), **_formatted_measures(record)}
+    speed = f"{record['samples_per_second']:,.0f} samples/s"
+    return ", ".join([*(f"{name} {value}" for name, value in shown.items()), speed])
+
+
+def _shown_in_bar(record: dict[str, Any]) -> dict[str, str]:
+    """Return the loss; of an online fit, which prints no lines, all measures."""
+    measures = _formatted_measures(record)
+    return measures if "received" in record else {name: measures[name] for name in ("loss",) if name in measures}
 
 
 def _formatted_measures(record: dict[str, Any]) -> dict[str, str]:

@@ -190,6 +190,13 @@ class Engine(ABC):
         """
         return nullcontext()
 
+    def trained_samples(self) -> int | None:
+        """Return how many samples tasks have trained so far, those of repeated tasks again; ``None`` if unknown.
+
+        Other threads may call it while a task runs.
+        """
+        return None
+
     @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:
         """End the engine and free all its values; ``kill`` ends running tasks instead of waiting for them."""

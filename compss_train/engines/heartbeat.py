@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Self
 
@@ -25,7 +26,7 @@ class Report(NamedTuple):
     beats: int
     """Number of its reports."""
     samples: int
-    """Samples that its tasks have trained or evaluated, in all."""
+    """Samples that its tasks have trained, in all."""
     doing: str
     """What it does, such as ``round 3 on worker 1``."""
 
@@ -33,10 +34,14 @@ class Report(NamedTuple):
 class Heartbeat:
     """The reports of one process, which writes them; a text that is read while it changes is mixed."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str = "") -> None:
         self.path = path
-        with open(path, "r+b") as file:
-            self._text = memoryview(mmap.mmap(file.fileno(), _SIZE))
+        if path:
+            with open(path, "r+b") as file:
+                memory = mmap.mmap(file.fileno(), _SIZE)
+        else:  # of tasks in this process
+            memory = mmap.mmap(-1, _SIZE)
+        self._text = memoryview(memory)
         self._counts = self._text[:_COUNTS].cast("Q")
 
     @classmethod
@@ -54,7 +59,7 @@ class Heartbeat:
         raise ValueError("a heartbeat needs a folder for its file")
 
     def beat(self, samples: int = 0) -> None:
-        """Report that the task goes on, and has trained or evaluated more samples."""
+        """Report that the task goes on, and has trained more samples."""
         self._counts[0] += 1
         self._counts[1] += samples
 
@@ -84,8 +89,18 @@ def report_to(heartbeat: Heartbeat) -> None:
     _own.set(heartbeat)
 
 
+@contextmanager
+def reporting_to(heartbeat: Heartbeat) -> Iterator[None]:
+    """Let the tasks that run inside the context report to a heartbeat."""
+    token = _own.set(heartbeat)
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
 def beat(samples: int = 0) -> None:
-    """Report from a task that it goes on, and has trained or evaluated more samples. Call it for every batch."""
+    """Report from a task that it goes on, and has trained more samples. Call it for every batch."""
     if (own := _own.get()) is not None:
         own.beat(samples)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
+from compss_train.engines import heartbeat
 from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
 from compss_train.engines.machine import LOOPBACK, SingleMachineEngine, intra_op_threads
 from compss_train.exceptions import EngineClosedError
@@ -25,6 +26,7 @@ class SerialEngine(SingleMachineEngine):
 
     def __init__(self) -> None:
         self._open = True
+        self._heartbeat = heartbeat.Heartbeat()
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
@@ -46,7 +48,7 @@ class SerialEngine(SingleMachineEngine):
     ) -> Any:
         """Run the task immediately."""
         self._check_open()
-        with intra_op_threads(resources.cpus):
+        with intra_op_threads(resources.cpus), heartbeat.reporting_to(self._heartbeat):
             result = function(*map_refs(args, lambda ref: _serial(ref).value))
         if returns == 1:
             return _SerialRef(result)
@@ -58,6 +60,10 @@ class SerialEngine(SingleMachineEngine):
         """Update immediately, in the order of submission."""
         _serial(target).value = self.submit(function, target, *args).value
         return _SerialRef(_serial(target).value)
+
+    def trained_samples(self) -> int:
+        """Return what tasks have reported."""
+        return self._heartbeat.samples
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Return the values, which are all available."""

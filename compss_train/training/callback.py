@@ -37,6 +37,12 @@ class TrainerProtocol(Protocol):
     def stopping(self) -> str | None:
         """The reason why the fit is about to stop, ``None`` if it is not."""
 
+    def trained_samples(self) -> int | None:
+        """Return how many samples workers have reported since the engine started, ``None`` if it does not know.
+
+        Other threads may call it during a round.
+        """
+
     def stop(self, reason: str) -> None:
         """Stop the fit after the current round."""
 

@@ -160,6 +160,14 @@ class FittingTrainer(ResumableTrainer):
                     continue  # a file that cannot be read and is skipped
             return
 
+    def trained_samples(self) -> int | None:
+        """Return how many samples workers have reported since the engine started; for displays of progress.
+
+        Repeated tasks count again. ``None`` if the engine does not know it, as that of COMPSs.
+        """
+        session = self._session
+        return None if session is None else session.engine.trained_samples()
+
     def _round_plan(self, progress: FitProgress) -> RoundPlan:
         return progress.options.round_plan(
             progress.data.sizes,

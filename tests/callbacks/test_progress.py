@@ -1,14 +1,17 @@
 """Progress of a fit: a bar in terminals, lines elsewhere, or nothing."""
 
 import io
+import re
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
-from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines
+from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines, progress
 from compss_train.callbacks.progress import with_progress
-from tests.helpers.callbacks import StopAfter
-from tests.helpers.small_fits import fit, trainer_of
+from tests.helpers.callbacks import CallAt, InterruptAt, StopAfter
+from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 
 class Terminal(io.StringIO):
@@ -29,9 +32,66 @@ def test_terminals_show_a_bar(monkeypatch):
     last = text.split("\r")[-1]
     assert "100%" in last
     assert "171/171" in last
-    assert f"epoch=3, loss={trainer.history[-1]['loss']:.4f}, accuracy=" in last
+    assert f"epoch=3, loss={trainer.history[-1]['loss']:.4f}" in last
+    assert text.startswith("\rstarting 3 workers: ")
+    assert "starting" not in last
     assert text.endswith("\n")
-    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("merges", [{}, {"merge_unit": "blocks", "merge_every": 1}])
+def test_a_line_for_each_epoch_stays_above_the_bar(monkeypatch, merges):
+    trainer, text = shown(monkeypatch, Terminal(), **merges)
+    last_of = {record["epoch"]: record for record in trainer.history}
+    lines = [line for line in re.split("[\r\n]", text) if line.startswith("epoch ")]
+    assert len(lines) == 3
+    for line, record in zip(lines, last_of.values(), strict=True):
+        assert line.startswith(f"epoch {record['epoch']}, loss {record['loss']:.4f}, accuracy ")
+        assert line.endswith(" samples/s")
+
+
+def test_the_bar_moves_within_a_round_and_never_beyond_its_end(monkeypatch):
+    monkeypatch.setattr(progress, "_INTERVAL", 0.001)
+    stream, shown_all = Terminal(), threading.Event()
+    reports = iter([100, 100, 105, 150])  # as tasks ran twice
+
+    def reported():
+        number = next(reports, None)
+        if number is None:
+            shown_all.set()
+        return number
+
+    configuration = {"fit": {"merge_unit": "epochs"}}
+    trainer = SimpleNamespace(
+        configuration=configuration, num_workers=1, resumed_from=None, stopped=None, trained_samples=reported
+    )
+    bar = ProgressBar(stream)
+    bar.on_fit_start(trainer, 20)
+    tqdm_bar = bar._bar
+    tqdm_bar.mininterval = 0
+    assert shown_all.wait(60)
+    assert tqdm_bar.n == 20
+    bar.on_exception(trainer, ValueError())
+    assert tqdm_bar.n == 0
+    assert stream.getvalue().startswith("\rstarting 1 worker: ")
+    assert "5.00/20.0" in stream.getvalue()
+
+
+def test_engines_report_the_samples_that_were_trained(engine):
+    trainer, counts = trainer_of(engine), []
+    at = [
+        CallAt(hook, lambda each: counts.append(each.trained_samples()), number=number)
+        for hook, number in (("fit_start", 0), ("round_end", 2))
+    ]
+    fit(trainer, *at, validation_data=(X, Y))
+    assert counts[1] - counts[0] == 3 * len(X)
+
+
+def test_after_ctrl_c_one_line_says_which_round_is_left(monkeypatch):
+    for kind in (ProgressBar, RoundLines):
+        stream = io.StringIO()
+        with pytest.raises(KeyboardInterrupt):
+            fit(trainer_of(), kind(stream), InterruptAt(1))
+        assert stream.getvalue().endswith("\ninterrupted after round 0\n")
 
 
 def test_other_streams_show_a_line_per_round(monkeypatch):

@@ -108,6 +108,10 @@ class LocalEngine(SingleMachineEngine):
         self._check_open()
         return LOOPBACK
 
+    def trained_samples(self) -> int:
+        """Return what the processes have reported."""
+        return sum(process.heartbeat.samples for process in list(self._pool.processes))
+
     def publish(self, value: object) -> Ref:
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
         self._check_open()

@@ -57,7 +57,7 @@ def _evaluate(
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
         for batch in batches(shard, source, device):
             _measure(replica, batch, transform, accumulator)
-            heartbeat.beat(batch.samples)
+            heartbeat.beat()
         return {**accumulator.sums(), **source.measured(), **transform.warnings}
 
 
