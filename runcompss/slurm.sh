@@ -94,7 +94,7 @@ add_requeue() {
     command+=(--extra_submit_flag=--signal=B:TERM@"$margin")
     command+=(--extra_submit_flag=--export=ALL,COMPSS_TRAIN_REQUEUES="$requeue")
     prepare=$root/runcompss/requeue.sh${prepare:+:$prepare}
-    reserve=$((margin / 2))
+    limit=${limit:-0} # none of COMPSs, at which a program would end as if it were done
 }
 
 app=$(find_app "$@")
@@ -112,9 +112,8 @@ command=("$enqueue")
 default --sc_cfg "${SC_CFG:-}"
 command+=(--job_name="${job:-$(basename "$app" .py)}" --lang=python)
 margin=$(margin "$exec_time")
-reserve=$margin
 if [ -n "$requeue" ]; then add_requeue; fi
-command+=(--exec_time="$exec_time" --wall_clock_limit="${limit:-$((exec_time * 60 - reserve))}")
+command+=(--exec_time="$exec_time" --wall_clock_limit="${limit:-$((exec_time * 60 - margin))}")
 default --pre_env_script "$prepare"
 default --num_nodes "${NODES:-2}"
 default --cpus_per_node "${CPUS:-}"

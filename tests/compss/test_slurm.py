@@ -117,7 +117,8 @@ def test_a_job_that_slurm_warns_is_queued_again_and_resumes_bit_for_bit(cluster)
     job = cluster.submit("resumed.py", folder, 3, "batch", flags=("--requeue=1", f"--pythonpath={ROOT}"))
     wait_until(lambda: "Restarts=1" in cluster.run("scontrol", "show", "job", job), 200)
     assert "fit interrupted by SIGTERM; last complete round: 3" in cluster.output(job)
-    cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now")  # SLURM waits for two minutes otherwise
+    # SLURM waits for two minutes otherwise. Nodes refuse a job in the second in which it ended there.
+    cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now+5")
     assert cluster.wait(job, DONE) == "COMPLETED", cluster.output(job)
     assert "round-000003 on compss" in cluster.output(job)
     assert_same_bits(parameters.load(folder / "trained.npz"), fit(cluster.folder / "apart", "serial", [])[0])
