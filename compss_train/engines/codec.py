@@ -4,12 +4,15 @@ Layout: the number of parts and each part's length as unsigned 64-bit integers, 
 multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are the buffers that it left out of band:
 numpy arrays and CPU tensors. Decoding yields arrays that are views of the bytes.
 
-A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data.
+A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data. Objects of
+classes with ``loaded_once`` are encoded as a pickle of their own, which a process decodes once: it keeps the
+object, and gives it to each task that receives one with the same content.
 """
 
 import io
 import os
 import pickle
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import cloudpickle
@@ -28,12 +31,30 @@ _LENGTH = np.dtype("<u8")
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Cloudpickle, which pickles functions and classes of ``__main__``; tensors are left out of band, too."""
 
+    def __init__(self, stream: io.BytesIO, *, kept: object = None, **options: Any) -> None:
+        super().__init__(stream, protocol=5, **options)
+        self._kept = kept
+        """The object of a class with ``loaded_once`` that this pickle is for."""
+
     def reducer_override(self, obj: Any) -> Any:
+        if getattr(type(obj), "loaded_once", False) and obj is not self._kept:
+            return _load_once, (_own_pickle(obj),)
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _reduce_tensor(obj)
         if is_on_file(obj):
             return _reduce_memmap(obj)
         return super().reducer_override(obj)
+
+
+def _own_pickle(kept: object) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream, kept=kept).dump(kept)
+    return stream.getvalue()
+
+
+@lru_cache(maxsize=4)
+def _load_once(data: bytes) -> Any:
+    return pickle.loads(data)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -101,7 +122,7 @@ def dumps(value: object) -> tuple[memoryview, list[memoryview]]:
     """Return a pickle of the value and its out-of-band buffers, which share the value's memory."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    _Pickler(stream, buffer_callback=buffers.append).dump(value)
     return stream.getbuffer(), [buffer.raw() for buffer in buffers]
 
 

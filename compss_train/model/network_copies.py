@@ -7,6 +7,7 @@ attribute, as the older ``torch.nn.utils.weight_norm`` does, are copied without 
 """
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,34 @@ def copy_network(net: nn.Module) -> nn.Module:
         if parametrize.is_parametrized(module):
             module.__class__ = _picklable(type(module))
     return own
+
+
+def unset_entries(net: nn.Module, device: str) -> dict[int, torch.Tensor]:
+    """Return new tensors for the entries of the state_dict, by the ``id`` of each entry, as a memo of deepcopy.
+
+    Their values are not set; on the device ``"meta"`` they have no memory. Left out are entries that share memory
+    with others or have attributes, which deepcopy keeps.
+    """
+    state = net.state_dict(keep_vars=True)
+    stored = {id(tensor) for tensor in state.values()}
+    own = [tensor for tensor in (*net.parameters(), *net.buffers()) if id(tensor) in stored and _is_plain(tensor)]
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in own)
+    return {id(tensor): _unset(tensor, device) for tensor in own if tensor.is_meta or _owns_memory(tensor, users)}
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.is_leaf
+    return plain and not (vars(tensor) or tensor.is_quantized)
+
+
+def _owns_memory(tensor: torch.Tensor, users: Counter[int]) -> bool:
+    storage = tensor.untyped_storage()
+    return storage.nbytes() == tensor.numel() * tensor.element_size() and users[storage.data_ptr()] == 1
+
+
+def _unset(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    new = torch.empty_like(tensor, device=device)
+    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
 def _picklable(parametrized: type) -> type:

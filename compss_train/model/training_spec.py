@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from compss_train.model import parameters as params
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import Measures
+from compss_train.model.network_copies import unset_entries
 from compss_train.model.parameters import Parameters
 from compss_train.model.several_optimizers import NetOptimizer
 from compss_train.model.train_transform import TrainTransform
@@ -90,6 +91,9 @@ class TensorNames:
 class TrainingSpec:
     """A network and how it is trained and evaluated."""
 
+    loaded_once: ClassVar[bool] = True
+    """Processes load it once and keep it (``engines.codec``): tasks work on replicas."""
+
     net: nn.Module
     optimizer: NetOptimizer
     loss: BatchFunction
@@ -131,9 +135,13 @@ class TrainingSpec:
         """The names of the network's tensors."""
         return TensorNames.of(self.net)
 
+    def without_weights(self) -> TrainingSpec:
+        """Return a copy for tasks, which receive the parameters beside it: its network has no values."""
+        return copy.deepcopy(self, dict(unset_entries(self.net, "meta")))
+
     def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
         """Return a copy of the model with these parameters, which shares nothing with this object."""
-        own = copy.deepcopy(self)
+        own = copy.deepcopy(self, dict(unset_entries(self.net, "cpu")))
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):

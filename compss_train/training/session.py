@@ -33,7 +33,7 @@ class Session:
     ) -> None:
         self.engine = engine
         self.names = training_spec.names
-        self.training_spec = engine.publish(training_spec)
+        self.training_spec = engine.publish(training_spec.without_weights())
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
         self.groups: list[range] = aligned_ranges(len(devices), places=0)

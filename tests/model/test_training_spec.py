@@ -1,11 +1,16 @@
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
+from compss_train.engines.codec import dumps
+from compss_train.model.parameters import from_module
 from compss_train.model.training_spec import TrainingSpec
-from tests.helpers.models import SGD, assert_close, blocked, classification, mlp
+from tests.helpers.models import SGD, assert_close, assert_same_bits, blocked, classification, mlp
 from tests.helpers.tolerances import sgd_error, sum_error
 
 
@@ -85,3 +90,58 @@ def test_transform_and_loss_modules_follow_the_mode():
     x = torch.zeros(2, 6)
     assert training_spec.replica(parameters, "cpu", training=True).transformed(x).sum() == 12
     assert training_spec.replica(parameters, "cpu", training=False).transformed(x).sum() == 0
+
+
+class Sharing(nn.Module):
+    """Weights under two names, an entry that is a part of another's memory, and state that is no entry."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(6, 6)
+        self.outside = nn.Linear(6, 6)
+        self.outside.weight = self.inside.weight
+        self.recurrent = nn.LSTM(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("table", torch.arange(12.0).reshape(2, 6))
+        self.register_buffer("row", self.table[1])
+        self.register_buffer("scale", torch.full((6,), 3.0), persistent=False)
+        self.tied = [self.inside.weight]
+        self.image = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        return self.norm(self.outside(self.recurrent(x)[0] * self.scale) + self.row)
+
+
+def spec_of(net):
+    return TrainingSpec(net=net, optimizer=torch.optim.SGD, loss=nn.MSELoss())
+
+
+@pytest.mark.parametrize("of", ["the object", "the bytes"])
+def test_a_spec_without_weights_makes_the_same_replicas(of):
+    net = Sharing()
+    x = torch.randn(5, 6)
+    spec = spec_of(net).without_weights()
+    if of == "the bytes":
+        data, buffers = dumps(spec)
+        assert data.nbytes + sum(buffer.nbytes for buffer in buffers) < 8_000  # an LSTM has 1,300 values
+        spec = pickle.loads(data, buffers=buffers)
+    assert all(parameter.is_meta for parameter in spec.net.parameters())
+    parameters = from_module(net)
+    for _ in range(2):  # what a replica has learnt does not reach the next one
+        replica = spec.replica(parameters, "cpu", training=True).training_spec.net
+        assert replica.outside.weight is replica.inside.weight is replica.tied[0]
+        assert replica.image.weight.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(replica(x), copy.deepcopy(net)(x), rtol=0, atol=0)
+        assert set(parameters) == set(replica.state_dict())
+        with torch.no_grad():
+            for tensor in (*replica.parameters(), *replica.buffers()):
+                tensor.mul_(2)
+    assert_same_bits(from_module(net), parameters)
+
+
+def test_a_process_loads_the_same_spec_once():
+    first, again, other = (spec_of(nn.Linear(2, width)).without_weights() for width in (3, 3, 4))
+    loaded = [pickle.loads(data, buffers=buffers) for data, buffers in map(dumps, [first, again, [first], other])]
+    assert loaded[0] is loaded[1] is loaded[2][0]
+    assert loaded[0] is not loaded[3]
+    assert loaded[3].net.out_features == 4
