@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
@@ -50,9 +51,26 @@ def _owns_memory(tensor: torch.Tensor, users: Counter[int]) -> bool:
     return storage.nbytes() == tensor.numel() * tensor.element_size() and users[storage.data_ptr()] == 1
 
 
+_LARGE = 2**22
+"""Bytes from which on memory comes from numpy, which asks the system for large pages: that is 5 times as fast."""
+
+_ALIGNMENT = 64
+"""Bytes that torch aligns memory to: the results of some operations depend on it."""
+
+
 def _unset(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    new = torch.empty_like(tensor, device=device)
+    size = tensor.numel() * tensor.element_size()
+    large = size >= _LARGE and device == "cpu"
+    new = _large_tensor(tensor, size) if large else torch.empty_like(tensor, device=device)
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+
+
+def _large_tensor(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    memory = torch.from_numpy(np.empty(size + _ALIGNMENT, np.uint8))
+    start = -memory.data_ptr() % _ALIGNMENT
+    flat = memory[start : start + size].view(tensor.dtype)
+    like = torch.empty_like(tensor, device="meta")
+    return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
 
 
 def _picklable(parametrized: type) -> type:

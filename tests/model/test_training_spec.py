@@ -139,6 +139,17 @@ def test_a_spec_without_weights_makes_the_same_replicas(of):
     assert_same_bits(from_module(net), parameters)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
+def test_large_weights_are_aligned_as_those_of_torch(dtype):
+    layer = nn.Conv2d(300, 301, (5, 5), dtype=dtype).to(memory_format=torch.channels_last)
+    layer.weight.requires_grad_(False)
+    replica = spec_of(layer).replica(from_module(layer), "cpu", training=True).training_spec.net
+    assert replica.weight.data_ptr() % 64 == 0
+    assert replica.weight.stride() == layer.weight.stride()
+    assert not replica.weight.requires_grad
+    torch.testing.assert_close(replica.weight, layer.weight, rtol=0, atol=0)
+
+
 def test_a_process_loads_the_same_spec_once():
     first, again, other = (spec_of(nn.Linear(2, width)).without_weights() for width in (3, 3, 4))
     loaded = [pickle.loads(data, buffers=buffers) for data, buffers in map(dumps, [first, again, [first], other])]
