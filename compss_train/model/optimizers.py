@@ -1,5 +1,6 @@
 """Optimizers by EDDL's names and parameter names, by torch class, or as a callable."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -79,6 +80,12 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
         f"optimizer={_short_repr(spec)} is neither a dict nor a callable; give for example "
         '{"optimizer": "sgd", "lr": 0.05} or lambda parameters: torch.optim.SGD(parameters, lr=0.05)'
     )
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether ``step`` must be given a function that evaluates the loss of a batch, as that of LBFGS."""
+    parameters = inspect.signature(optimizer.step).parameters.values()
+    return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 
 
 def _short_repr(value: object) -> str:

@@ -16,7 +16,7 @@ from compss_train.model.losses import BatchFunction, resolve_loss
 from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
 from compss_train.model.network_copies import copy_network
-from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.model.optimizers import OptimizerSpec, needs_closure, optimizer_factory
 from compss_train.model.several_optimizers import (
     JoinedOptimizer,
     NetOptimizer,
@@ -98,7 +98,7 @@ def build_arguments(
         training_step=steps.training,
         validation_step=steps.validation,
     )
-    check_optimizer(own, factory)
+    check_optimizer(own, factory, _no_closures(factory, step_options))
     lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
     training_spec = TrainingSpec(
         net=own,
@@ -124,6 +124,15 @@ def _own_copy(net: nn.Module) -> nn.Module:
     except Exception:
         check_picklable(net=net)  # names the attribute
         raise
+
+
+def _no_closures(factory: NetOptimizer, options: StepOptions) -> str:
+    """Return what does not go with an optimizer that evaluates the loss itself, an empty text if all does."""
+    if isinstance(factory, SeveralOptimizers):
+        return "one of several optimizers"
+    if options.accumulate > 1:
+        return f"accumulate={options.accumulate}"
+    return "on_nan='skip'" if options.on_nan == "skip" else ""
 
 
 def _check_several(training_step: Step | None, options: StepOptions) -> None:
@@ -153,18 +162,23 @@ def check_network(net: object) -> None:
             check_dense(f"{name!r} of the network", tensor)
 
 
-def check_optimizer(net: nn.Module, factory: NetOptimizer) -> None:
+def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = "") -> None:
     """Raise unless the factory makes an optimizer of the parameters that it is called with.
 
     ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters would train nothing.
+    ``unsupported`` names what does not go with an optimizer that evaluates the loss itself, for the message.
     Errors of the optimizer itself (a negative learning rate, say) are raised unchanged.
     """
     optimizer = make_optimizer(factory, net)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"the optimizer callable returned a {type(optimizer).__name__}, no torch.optim.Optimizer")
     parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
-    if any(isinstance(part, torch.optim.LBFGS) for part in parts):
-        raise ValueError("LBFGS evaluates the loss several times a step, which is not supported; choose another")
+    needing = [type(part).__name__ for part in parts if needs_closure(part)]
+    if needing and unsupported:
+        raise ValueError(
+            f"{unsupported} does not go with {needing[0]}, which evaluates the loss several times a step; "
+            "choose another optimizer"
+        )
     own = {id(parameter) for parameter in net.parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not trained or any(id(parameter) not in own for parameter in trained):
@@ -178,7 +192,7 @@ def check_outer_factory(net: nn.Module, spec: OptimizerSpec) -> None:
     """Raise as ``check_optimizer`` and ``check_picklable``, with a message that names ``outer_optimizer``."""
     factory = optimizer_factory(spec)
     with _naming_outer(spec):
-        check_optimizer(net, factory)
+        check_optimizer(net, factory, "an outer step, which has one gradient,")
     check_picklable(outer_optimizer=factory)
 
 

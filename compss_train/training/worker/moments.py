@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compss_train.model.optimizers import needs_closure
 from compss_train.model.parameters import Parameters, to_array
 from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
 
@@ -55,7 +56,7 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
             parameter.grad = torch.zeros_like(parameter)
     optimizer = make_optimizer(factory, own)
     try:
-        optimizer.step()
+        optimizer.step(lambda: 0.0) if needs_closure(optimizer) else optimizer.step()
     except RuntimeError as error:
         raise ValueError(
             f"optimizer_state='average' needs an optimizer of dense gradients, but {type(optimizer).__name__} "

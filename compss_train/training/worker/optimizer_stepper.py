@@ -9,6 +9,7 @@ from torch import nn
 from compss_train.model.losses import are_probabilities, takes_logits
 from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
+from compss_train.model.optimizers import needs_closure
 from compss_train.model.several_optimizers import JoinedOptimizer
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult
@@ -32,6 +33,7 @@ class OptimizerStepper:
     ) -> None:
         self._replica, self._optimizer = replica, optimizer
         self._options = replica.training_spec.step_options
+        self._evaluates = needs_closure(optimizer)
         self._step = replica.training_spec.training_step
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._trained = [parameter for parameter in replica.training_spec.net.parameters() if id(parameter) in own]
@@ -61,6 +63,11 @@ class OptimizerStepper:
         if self._step is not None and isinstance(self._optimizer, JoinedOptimizer):
             accumulator.add(batch.samples, *self._run_step(self._step, batch, epoch, self._optimizer))
             return True
+        if self._evaluates:
+            result = self._step_by_closure(batch, epoch)
+            self._check_first(result)
+            accumulator.add(batch.samples, *result)
+            return True
         if not self._accumulated_batches:
             self._optimizer.zero_grad()
         backup = (
@@ -71,15 +78,38 @@ class OptimizerStepper:
             backup.restore()
             accumulator.skip()
             return False
-        if self._check_outputs:
-            self._check_outputs = False
-            self.warnings = {"probabilities": True} if are_probabilities(result.output) else {}
+        self._check_first(result)
         self._accumulated_batches += 1
         self._accumulated_samples += batch.samples
         if self._accumulated_batches == self._options.accumulate:
             self.finish()
         accumulator.add(batch.samples, *result)
         return True
+
+    def _check_first(self, result: StepResult) -> None:
+        if self._check_outputs:
+            self._check_outputs = False
+            self.warnings = {"probabilities": True} if are_probabilities(result.output) else {}
+
+    def _step_by_closure(self, batch: Batch, epoch: int) -> StepResult:
+        """Let the optimizer evaluate the loss of the batch as often as it needs; return the first evaluation."""
+        evaluations: list[StepResult] = []
+
+        def closure() -> torch.Tensor:
+            self._optimizer.zero_grad()
+            result = self._add_gradients(batch, epoch)
+            self._clip(self._trained)
+            if not evaluations:
+                evaluations.append(result)
+            return result.loss
+
+        self._optimizer.step(closure)  # type: ignore[arg-type]
+        if not evaluations:
+            raise ValueError(
+                f"{type(self._optimizer).__name__} has not called the closure that its step takes, which evaluates "
+                "the loss; call it, or give step the default closure=None"
+            )
+        return evaluations[0]
 
     def finish(self) -> None:
         """Apply the gradients that are still accumulated, if any."""

@@ -379,7 +379,10 @@ class Odd(torch.optim.SGD):
     [
         ({"outer_optimizer": {"optimizer": "sgd"}}, r"outer_optimizer=.*: optimizer 'sgd' needs a learning rate"),
         ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
-        ({"outer_optimizer": torch.optim.LBFGS}, "outer_optimizer=.*: LBFGS"),
+        (
+            {"outer_optimizer": torch.optim.LBFGS},
+            "an outer step, which has one gradient, does not go with LBFGS",
+        ),
         (
             {"outer_optimizer": {"optimizer": "sgd", "lr": -1.0}},
             r"outer_optimizer=.*: Invalid learning rate: -1\.0",
