@@ -33,6 +33,7 @@ MAX_BACKLOG = 2**30
 """Maximum number of bytes of pushes that wait to be sent."""
 _MAX_IN_FLIGHT = 128  # requests
 _MAX_BYTES_IN_FLIGHT = 2**24  # or a single larger request
+_POLL_MILLISECONDS = 100
 _GOODBYE_MILLISECONDS = 200  # time to send the last message
 _ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "PermissionError": PermissionError}
 _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
@@ -60,7 +61,7 @@ class Request(Call):
     fields: dict[str, Any] = field(default_factory=dict)
     answer: list[ReceivedArray] = field(default_factory=list)
     error: BaseException | None = None
-    finished: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=lambda: threading.Event())
 
 
 class InFlight:
@@ -148,7 +149,8 @@ class Connection:
         self._frames = FramePool()
         self._next_number = secrets.randbits(62)
         self._counts: dict[str, int] = {}
-        self._last_answer = time.monotonic()
+        self._silent = 0.0
+        """Seconds that it has waited since the last answer, without those in which this process was stopped."""
         self._failed: BaseException | None = None
         self._closing = self._aborted = self._asleep = self._connected = False
         self._woken, self._wake = os.pipe()
@@ -213,7 +215,7 @@ class Connection:
                     return
                 if not self._receive_answers():
                     self._sleep()
-                if self._in_flight and time.monotonic() - self._last_answer > self._timeout:
+                if self._in_flight and self._silent > self._timeout:
                     raise TimeoutError(
                         f"{self._address} has not answered for {self._timeout} s; check that the server is running"
                     )
@@ -227,7 +229,7 @@ class Connection:
             self._transmit(lost)
         while self._in_flight.has_space and (call := self._queue.take(wait=False)) is not None:
             if not self._in_flight:
-                self._last_answer = time.monotonic()
+                self._silent = 0.0
             call.run()
             self._queue.executed(call)
 
@@ -237,7 +239,9 @@ class Connection:
         if self._asleep and len(self._queue):  # a call was added before _asleep was set
             self._asleep = False
             return
-        ready = dict(self._poller.poll(100))
+        began = time.monotonic()
+        ready = dict(self._poller.poll(_POLL_MILLISECONDS))
+        self._silent += min(time.monotonic() - began, _POLL_MILLISECONDS / 1000)
         self._asleep = False
         if self._woken in ready:
             os.read(self._woken, 4096)
@@ -267,7 +271,7 @@ class Connection:
             self._receive(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             received = True
         if received:
-            self._last_answer = time.monotonic()
+            self._silent = 0.0
         return received
 
     def _receive(self, frames: Sequence[zmq.Frame]) -> None:

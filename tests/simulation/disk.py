@@ -62,6 +62,10 @@ class FaultyDisk(Disk):
 
     def rename(self, old: Path, new: Path) -> None:
         self._occasion(old)
+        self.rename_safely(old, new)
+
+    def rename_safely(self, old: Path, new: Path) -> None:
+        """Rename without a fault."""
         self._move(old, new)
         self._change(old.parent, lambda: self._move(new, old))
 

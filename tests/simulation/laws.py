@@ -3,7 +3,9 @@
 import errno
 import traceback
 import warnings
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,10 @@ class Violation(AssertionError):  # noqa: N818 - what is found, not what went wr
 
 @cache
 def reference(number: int) -> tuple[dict[str, Any], Any]:
-    """Return the parameters and the history of a fit without faults, on the serial engine."""
+    """Return the parameters and the history of a fit without faults, on the serial engine and without a server."""
     scenario = scenario_of(number)
+    if scenario.served:
+        scenario = replace(scenario, options={**scenario.options, "merge": "commutative"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = scenario.trainer(SerialEngine())
@@ -64,12 +68,16 @@ def _repair(world: World, error: BadCheckpointError) -> None:
             delete_checkpoint(path)
 
 
-def check_checkpoints(world: World, checkpoint: Checkpoint) -> None:
-    """All checkpoints can be read, and the last one that was written is there."""
+def check_checkpoints(world: World, checkpoint: Checkpoint, resumed: Path | None) -> None:
+    """All checkpoints can be read, and the last one that this program wrote is there.
+
+    That which it resumed from may be lost: an earlier program may not have been able to sync it.
+    """
     if "cut" in {fault.kind for fault in world.plan.fired}:
         return
     found = list_checkpoints(world.folder)
-    if (written := checkpoint._last_written) is not None and written not in found:
+    written = checkpoint._last_written if checkpoint.path != resumed else None
+    if written is not None and written not in found:
         raise Violation(f"the checkpoint of round {written} was written, and there are those of {list(found)}")
     for number, path in found.items():
         if len(history := read_checkpoint(path)["history"]) != number + 1:

@@ -1,7 +1,7 @@
 """What is simulated: small fits of all kinds, drawn from a number, and what they should end with."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from compss_train.engines import Engine
 from compss_train.training.callback import Callback
 from tests.helpers.models import awkward_net, classification
 
-SCENARIOS = 97
-"""How many different fits there are; a seed simulates one of them."""
+SCENARIOS, SERVED = 97, 16
+"""How many different fits there are, without a parameter server and with one."""
 
 SAMPLES = 32
 
@@ -60,6 +60,11 @@ class Scenario:
         """Whether the docs promise the same bits on every engine, after any fault."""
         return bool(self.options["merge"] == "synchronous")
 
+    @property
+    def served(self) -> bool:
+        """Whether messages travel."""
+        return bool(self.options["merge"] == "parameter_server")
+
     def trainer(self, engine: Engine) -> DistributedTrainer:
         trainer = DistributedTrainer(self.workers, engine=engine, seed=5, threads=1)
         schedule = {"schedule": half_each_epoch} if self.scheduled else {}
@@ -95,9 +100,16 @@ def data_of(net: str) -> tuple[Any, Any]:
     return classification(samples=30)
 
 
+def number_of(seed: int) -> int:
+    """Return the number of the scenario that a seed simulates."""
+    return SCENARIOS + seed // 8 % SERVED if seed % 8 == 7 else seed % SCENARIOS
+
+
 @cache
 def scenario_of(number: int) -> Scenario:
     draw = random.Random(f"scenario {number}")
+    if number >= SCENARIOS:
+        return replace(_ledger_scenario(draw), options={"merge": "parameter_server"})
     return _ledger_scenario(draw) if draw.random() < 0.5 else _awkward_scenario(draw)
 
 

@@ -1,5 +1,6 @@
 """Run a fit with faults as a user would, starting it again until it is complete, and check what must be so."""
 
+import itertools
 import random
 import warnings
 from collections.abc import Sequence
@@ -9,15 +10,15 @@ from functools import cache
 from compss_train import DistributedTrainer
 from compss_train.callbacks import JsonLines
 from compss_train.engines.simulated import CoordinatorKilled, Fault
-from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error
-from tests.simulation.scenarios import SCENARIOS, scenario_of
-from tests.simulation.virtual_time import virtual_time
+from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error, reference
+from tests.simulation.scenarios import number_of, scenario_of
 from tests.simulation.world import World
 
 KINDS = {
     "task": ("die", "mute", "vanish", "slow", "late", "twice"),
     "disk": ("full", "cut", "kill"),
     "event": ("kill", "kill", "jump"),
+    "message": ("late", "cut", "die"),
 }
 """Faults of each place; the most important one is drawn more often."""
 
@@ -48,9 +49,11 @@ def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
 
 
 def _simulate(seed: int, faults: Sequence[Fault]) -> tuple[Outcome, World]:
-    with World(seed, faults) as world, virtual_time(world.events.clock), warnings.catch_warnings():
+    number = number_of(seed)
+    reference(number)  # in a world of its own
+    with World(seed, faults, scenario_of(number)) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fits = _run_until_complete(world, seed % SCENARIOS, most=3 + 2 * len(faults))
+        fits = _run_until_complete(world, number, most=3 + 2 * len(faults))
         return Outcome(fits, world.events.clock(), len(world.plan.fired)), world
 
 
@@ -58,11 +61,11 @@ def faults_of(seed: int) -> list[Fault]:
     """Draw faults: none in one of eight simulations, and else a few."""
     draw = random.Random(f"faults {seed}")
     count = 0 if draw.random() < 0.125 else 1 + int(draw.expovariate(0.5))
-    return [_fault(draw, _occasions(seed % SCENARIOS)) for _ in range(count)]
+    return [_fault(draw, _occasions(number_of(seed))) for _ in range(count)]
 
 
 def _fault(draw: random.Random, occasions: dict[str, int]) -> Fault:
-    place = draw.choice(list(KINDS))
+    place = draw.choice([place for place in KINDS if occasions.get(place)])
     kind = draw.choice(KINDS[place])
     seconds = LONG * draw.randint(1, 9) if kind in ("slow", "late", "jump") else 0.0
     return Fault(kind, place, draw.randrange(1 + 3 * occasions[place] // 2), seconds)
@@ -71,7 +74,8 @@ def _fault(draw: random.Random, occasions: dict[str, int]) -> Fault:
 @cache
 def _occasions(number: int) -> dict[str, int]:
     """Return how many occasions for faults a fit has."""
-    return dict(_simulate(number, ())[1].plan.occasions)
+    seed = next(seed for seed in itertools.count() if number_of(seed) == number)
+    return dict(_simulate(seed, ())[1].plan.occasions)
 
 
 def _run_until_complete(world: World, number: int, most: int) -> int:
@@ -87,7 +91,7 @@ def _run(world: World, number: int) -> DistributedTrainer | None:
     """Start the program; return its trainer unless it was killed or failed."""
     scenario = scenario_of(number)
     before = len(world.plan.fired)
-    checkpoint, engine = world.checkpoint(scenario), world.engine(scenario)
+    checkpoint, engine = world.checkpoint(), world.engine()
     trainer = scenario.trainer(engine)
     trainer._clock = world.events.clock
     try:
@@ -95,8 +99,9 @@ def _run(world: World, number: int) -> DistributedTrainer | None:
         trainer.close()
         engine.drain()
     except CoordinatorKilled:
+        engine.shutdown(kill=True)
         world.restart(checkpoint)
-        check_checkpoints(world, checkpoint)
+        check_checkpoints(world, checkpoint, trainer.resumed_from)
         return None
     except Exception as error:
         check_error(world, error, since=before)

@@ -5,6 +5,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -13,7 +14,9 @@ from compss_train.callbacks import Checkpoint
 from compss_train.engines.simulated import Events, Fault, FaultPlan, SimulatedEngine
 from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.simulation.disk import FaultyDisk
+from tests.simulation.fibers import FiberEvents
 from tests.simulation.scenarios import Scenario
+from tests.simulation.stand_ins import simulated_modules, virtual_time
 
 NO_PROCESS = 2**22
 """No process has this id, or a higher one."""
@@ -22,9 +25,11 @@ NO_PROCESS = 2**22
 class World:
     """Everything that outlives the programs of a simulation."""
 
-    def __init__(self, seed: int, faults: Iterable[Fault]) -> None:
+    def __init__(self, seed: int, faults: Iterable[Fault], scenario: Scenario) -> None:
         self.plan = FaultPlan(faults)
-        self.events = Events(seed)
+        self.events = FiberEvents(seed) if scenario.served else Events(seed)
+        self._scenario = scenario
+        self._patches = ExitStack()
         self.root = Path(
             tempfile.mkdtemp(prefix="simulation", dir=SHARED_MEMORY if SHARED_MEMORY.exists() else None)
         )
@@ -34,17 +39,21 @@ class World:
         self._disk = FaultyDisk(self.plan, random.Random(seed), self.root / "trash")
 
     def __enter__(self) -> Self:
+        self._patches.enter_context(virtual_time(self.events))
+        if isinstance(self.events, FiberEvents):
+            self._patches.enter_context(simulated_modules(self.events, self.plan))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._patches.close()
         shutil.rmtree(self.root)
 
-    def engine(self, scenario: Scenario) -> SimulatedEngine:
-        return SimulatedEngine(
-            scenario.processes, events=self.events, faults=self.plan, shares_memory=scenario.shares_memory
-        )
+    def engine(self) -> SimulatedEngine:
+        own = self._scenario
+        return SimulatedEngine(own.processes, events=self.events, faults=self.plan, shares_memory=own.shares_memory)
 
-    def checkpoint(self, scenario: Scenario) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
+        scenario = self._scenario
         best = "val_loss" if scenario.validated else None
         checkpoint = Checkpoint(self.folder, every=scenario.every, keep=scenario.keep, best=best)
         checkpoint._disk = self._disk
@@ -55,6 +64,8 @@ class World:
         if self.plan.killed and self.events.draw.random() < 0.5:
             self._disk.lose_power()
         self.plan.killed = False
+        if isinstance(self.events, FiberEvents):
+            self.events.kill_all()
         self.events.clear()
         if (lock := checkpoint._lock._lock) is not None:
             lock.release(force=True)
@@ -65,7 +76,7 @@ class World:
         self._dead += 1
         for path in self.folder.glob(f".round-*.{os.getpid()}.*"):
             name, _, suffix = path.name.rpartition(f".{os.getpid()}.")
-            path.rename(path.with_name(f"{name}.{NO_PROCESS + self._dead}.{suffix}"))
+            self._disk.rename_safely(path, path.with_name(f"{name}.{NO_PROCESS + self._dead}.{suffix}"))
 
     def checkpoints(self) -> list[int]:
         return list(list_checkpoints(self.folder))

@@ -2,6 +2,6 @@
 
 from compss_train.engines.simulated.engine import SimulatedEngine
 from compss_train.engines.simulated.events import Events
-from compss_train.engines.simulated.faults import CoordinatorKilled, Fault, FaultPlan
+from compss_train.engines.simulated.faults import CoordinatorKilled, Fault, FaultPlan, ProcessDied
 
-__all__ = ["CoordinatorKilled", "Events", "Fault", "FaultPlan", "SimulatedEngine"]
+__all__ = ["CoordinatorKilled", "Events", "Fault", "FaultPlan", "ProcessDied", "SimulatedEngine"]

@@ -159,8 +159,11 @@ class SimulatedEngine(SingleMachineEngine):
         return self._processes.count
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError``: tasks never run at the same time."""
+        """Start the processes that are missing; raise ``ValueError`` where tasks never run at the same time."""
         self._check_open()
+        if self.events.concurrent:
+            self._processes.add(len(tasks) - self._processes.count)
+            return
         raise ValueError(
             f"{len(tasks)} tasks are to run at the same time, but the simulated engine runs one at a time"
         )
@@ -175,6 +178,7 @@ class SimulatedEngine(SingleMachineEngine):
         while self._open and not (kill or self.faults.killed) and self.events.step():
             pass
         self._open = False
+        self._processes.close()
         self.events.clear()
         self._graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
 

@@ -5,14 +5,17 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from typing import ClassVar
 
 
 class Events:
     """A virtual clock and a heap of events; the order of those of one time is drawn from ``seed``.
 
     Nothing waits: the clock is put forward to the next event. All that is drawn during a simulation should come
-    from ``draw``, so that the seed repeats it.
+    from ``draw``, so that the seed repeats it. ``concurrent`` says whether tasks may wait for each other.
     """
+
+    concurrent: ClassVar[bool] = False
 
     def __init__(self, seed: int = 0) -> None:
         self.draw = random.Random(seed)
@@ -26,6 +29,10 @@ class Events:
     def clock(self) -> float:
         """Return the virtual time in seconds, as programs read it."""
         return self._now + self._ahead
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Run a task; a subclass may let it wait for others."""
+        action()
 
     def jump(self, seconds: float) -> None:
         """Put the clock forward, as when a machine was suspended: what is to happen takes as long as before."""

@@ -10,6 +10,10 @@ class CoordinatorKilled(BaseException):
     """The coordinator's process has been killed; whatever it does afterwards to clean up raises this as well."""
 
 
+class ProcessDied(BaseException):
+    """The process of a task has died while it ran; a simulated network raises this, for example."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something that goes wrong, once.

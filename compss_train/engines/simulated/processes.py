@@ -1,5 +1,6 @@
 """The processes of a simulated engine: they run ready tasks in virtual time, and die when they are to."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -8,7 +9,7 @@ from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.task_graph import Task, TaskGraph
 from compss_train.engines.machine import intra_op_threads
 from compss_train.engines.simulated.events import Events
-from compss_train.engines.simulated.faults import CoordinatorKilled, FaultPlan
+from compss_train.engines.simulated.faults import CoordinatorKilled, FaultPlan, ProcessDied
 from compss_train.engines.simulated.values import HeldValue, Values
 from compss_train.exceptions import WorkerLostError
 
@@ -34,29 +35,45 @@ class Processes:
         self.count = count
         self._graph, self._values, self._events, self._faults = graph, values, events, faults
         self._idle = list(range(count))
+        self._open = True
+
+    def add(self, count: int) -> None:
+        """Add processes; negative numbers add none."""
+        self._idle += range(self.count, self.count + count)
+        self.count += max(0, count)
+
+    def close(self) -> None:
+        """Start no more tasks."""
+        self._open = False
 
     def start_ready(self) -> None:
         """Start tasks whose inputs are available on idle processes."""
         self._graph.wake()
-        while self._idle and (task := self._graph.next_ready(_ANY_CPUS)) is not None:
+        while self._open and self._idle and (task := self._graph.next_ready(_ANY_CPUS)) is not None:
             self._start(task, self._idle.pop(self._events.draw.randrange(len(self._idle))))
 
     def _start(self, task: Task, process: int) -> None:
+        run = partial(self._run, task, task.stored_args(), process)
         seconds = self._events.draw.choice(TASK_SECONDS)
         late, repeated = 0.0, False
         for fault in self._faults.at("task"):
             if fault.kind in ("die", "mute", "vanish"):
-                self._events.after(seconds / 2, partial(self._die, task, process, fault.kind))
+                self._events.after(seconds / 2, partial(self._die, task, run, process, fault.kind))
                 return
             seconds += fault.seconds * (fault.kind == "slow")
             late += fault.seconds * (fault.kind == "late")
             repeated |= fault.kind == "twice"
-        self._events.after(seconds, partial(self._end, task, process, late, repeated))
+        end = partial(self._end, task, run, process, late, repeated)
+        self._events.after(seconds, partial(self._events.run, end))
 
-    def _end(self, task: Task, process: int, late: float, repeated: bool) -> None:
-        answer = self._run(task, process)
+    def _end(self, task: Task, run: Callable[[], Answer], process: int, late: float, repeated: bool) -> None:
+        try:
+            answer = run()
+        except ProcessDied:
+            self._die(task, run, process, "die")
+            return
         if repeated:  # either answer may be the first one
-            another = self._run(task, process)
+            another = run()
             answer, another = (answer, another) if self._events.draw.random() < 0.5 else (another, answer)
             self._values.forget(another)
         self._idle.append(process)
@@ -70,26 +87,26 @@ class Processes:
             self._graph.complete(task, answer)
         self.start_ready()
 
-    def _run(self, task: Task, process: int) -> Answer:
-        """Run a task on new copies of its arguments, and store its results."""
+    def _run(self, task: Task, stored: Sequence[Any], process: int) -> Answer:
+        """Run a task on new copies of its arguments, those of its start, and store its results."""
         results: list[HeldValue] = []
         try:
             with intra_op_threads(task.cpus):
-                result = task.function(*map(_load, task.stored_args()))
+                result = task.function(*map(_load, stored))
             items = (result,) if len(task.outputs) == 1 else result
             for item, _ in zip(items, task.outputs, strict=True):
                 results.append(self._values.store(item, f"result of {_name(task)}", process))
             return results
-        except CoordinatorKilled:
+        except (CoordinatorKilled, ProcessDied):
             raise
         except BaseException as error:
             self._values.forget(results)
             return Failure.of(error)
 
-    def _die(self, task: Task, process: int, kind: str) -> None:
+    def _die(self, task: Task, run: Callable[[], Answer], process: int, kind: str) -> None:
         """End a task's process, and with ``vanish`` what it has made, and run the task again."""
         if kind == "mute":
-            self._values.forget(self._run(task, process))
+            self._values.forget(run())
         if kind == "vanish":
             self._values.lose(process)
         self._events.after(RESTART_SECONDS, partial(self._restart, process))

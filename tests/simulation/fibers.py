@@ -1,0 +1,276 @@
+"""Threads that run one at a time and change where they wait, so that a seed repeats what many of them do.
+
+``FiberEvents`` is the clock and the scheduler. ``FakeThreading`` stands in for the module ``threading``: what waits
+there lets others run, and when nobody can, the next event happens. A fiber is a thread of the system that waits for
+its turn; the code that runs in it is that of the package.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from compss_train.engines.simulated import CoordinatorKilled, Events, ProcessDied
+
+MOST_EVENTS = 200_000
+"""Many more than any simulation has: something waits for ever."""
+
+_REAL_THREAD = threading.Thread
+
+
+class FiberKilled(ProcessDied):
+    """The process of a fiber has ended."""
+
+
+class Fiber:
+    """A thread, whether it may go on, and the process that it belongs to: that of the fiber that started it."""
+
+    def __init__(self, process: object) -> None:
+        self.process = process
+        self.ready: Callable[[], bool] = lambda: True
+        self.killed = self.finished = False
+        self.turn = threading.Semaphore(0)
+
+
+class FiberEvents(Events):
+    """Events, and fibers that run until they wait."""
+
+    concurrent: ClassVar[bool] = True
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.current = self._main = Fiber("coordinator")
+        self._fibers: list[Fiber] = []
+        self.changes = 0
+        """How often something has happened that a thread that only looks now and then could see."""
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Start a process that does this."""
+        self.start(action, process=object())
+
+    def start(self, action: Callable[[], None], process: object = None) -> Fiber:
+        """Start a fiber in this process or another one."""
+        fiber = Fiber(process or self.current.process)
+        self._fibers.append(fiber)
+        _REAL_THREAD(target=self._live, args=(fiber, action), daemon=True).start()
+        return fiber
+
+    def _live(self, fiber: Fiber, action: Callable[[], None]) -> None:
+        fiber.turn.acquire()
+        try:
+            if not fiber.killed:
+                action()
+        except (FiberKilled, CoordinatorKilled):
+            pass
+        finally:
+            fiber.finished = True
+            self._fibers.remove(fiber)
+            self._hand_over(self._main if self._main.ready() else self._next())
+
+    def kill(self, process: object) -> None:
+        """End all fibers of a process: they raise where they wait."""
+        for fiber in list(self._fibers):
+            if fiber.process is process:
+                fiber.killed, fiber.ready = True, lambda: True
+
+    def kill_all(self) -> None:
+        """End all fibers but the coordinator's."""
+        for process in {fiber.process for fiber in self._fibers}:
+            self.kill(process)
+        while self._fibers:
+            self.current.ready = lambda: True
+            self._switch(self._fibers[0])
+
+    def next(self) -> float:
+        """Return the time of the next event, which is now where a fiber may go on."""
+        return self.clock() if self._waiting() else super().next()
+
+    def step(self) -> bool:
+        """Let a fiber go on, or the next event happen."""
+        if not self._waiting():
+            return self._happen()
+        self.current.ready = lambda: True
+        self._switch(self._next())
+        return True
+
+    def _happen(self) -> bool:
+        if self.happened > MOST_EVENTS:
+            raise RuntimeError(f"{MOST_EVENTS} events have happened, and a thread still waits")
+        return super().step()
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Let others run until the condition holds, or the time is over; return whether it holds."""
+        over = [False]
+        if timeout is not None and not condition():
+            self.after(max(0.0, timeout), lambda: over.__setitem__(0, True))
+        own = self.current
+        while not (condition() or over[0]):
+            own.ready = lambda: own.killed or condition() or over[0]
+            if others := self._waiting():
+                self._switch(self.draw.choice(others))
+            elif not self._happen():
+                raise RuntimeError("nothing is left to happen, and a thread waits")
+            self._check_alive()
+        own.ready = lambda: True
+        return condition()
+
+    def _waiting(self) -> list[Fiber]:
+        """Return the other fibers that may go on."""
+        fibers = [*self._fibers, self._main]
+        return [fiber for fiber in fibers if fiber is not self.current and fiber.ready()]
+
+    def _next(self) -> Fiber:
+        others = self._waiting()
+        return self.draw.choice(others) if others else self._main
+
+    def _switch(self, fiber: Fiber) -> None:
+        own = self.current
+        self._hand_over(fiber)
+        own.turn.acquire()
+        self._check_alive()
+
+    def _hand_over(self, fiber: Fiber) -> None:
+        self.current = fiber
+        fiber.turn.release()
+
+    def _check_alive(self) -> None:
+        if self.current.killed:
+            raise FiberKilled
+
+
+class FakeThreading:
+    """The module ``threading``, for fibers."""
+
+    def __init__(self, events: FiberEvents) -> None:
+        self._events = events
+        self._threads: dict[Fiber, FakeThread] = {}
+        self._main = threading.main_thread()
+
+    def Thread(self, target: Callable[..., object], args: Any = (), **_: Any) -> FakeThread:  # noqa: N802
+        return FakeThread(self._events, self._threads, lambda: target(*args))
+
+    def Event(self) -> FakeEvent:  # noqa: N802
+        return FakeEvent(self._events)
+
+    def Lock(self) -> FakeLock:  # noqa: N802
+        return FakeLock(self._events)
+
+    RLock = Lock
+
+    def Condition(self, lock: FakeLock | None = None) -> FakeCondition:  # noqa: N802
+        return FakeCondition(self._events, lock or FakeLock(self._events))
+
+    def current_thread(self) -> Any:
+        return self._threads.get(self._events.current, self._main)
+
+    def main_thread(self) -> Any:
+        return self._main
+
+    def get_ident(self) -> int:
+        return id(self._events.current)
+
+
+class FakeThread:
+    def __init__(self, events: FiberEvents, threads: dict[Fiber, FakeThread], target: Callable[[], object]) -> None:
+        self._events, self._threads, self._target = events, threads, target
+        self._fiber: Fiber | None = None
+
+    def start(self) -> None:
+        self._fiber = self._events.start(self._target)
+        self._threads[self._fiber] = self
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._fiber is not None and not self._fiber.killed:
+            self._events.wait(lambda: not self.is_alive(), timeout)
+
+    def is_alive(self) -> bool:
+        return self._fiber is not None and not self._fiber.finished
+
+
+class FakeEvent:
+    def __init__(self, events: FiberEvents) -> None:
+        self._events, self._set = events, False
+
+    def set(self) -> None:
+        self._set = True
+        self._events.changes += 1
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._events.wait(self.is_set, timeout)
+
+
+class FakeLock:
+    """A lock that its fiber may acquire again."""
+
+    def __init__(self, events: FiberEvents) -> None:
+        self._events = events
+        self._owner: Fiber | None = None
+        self._depth = 0
+
+    def _is_free(self) -> bool:
+        return self._owner is None or self._owner is self._events.current or self._owner.finished
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        own = self._events.current
+        seconds = 0.0 if not blocking else None if timeout < 0 else timeout
+        if not self._events.wait(lambda: self._owner in (None, own) or self._owner.finished, seconds):
+            return False
+        self._depth = self._depth + 1 if self._owner is own else 1
+        self._owner = own
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+
+    def locked(self) -> bool:
+        return self._owner is not None
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class FakeCondition:
+    def __init__(self, events: FiberEvents, lock: FakeLock) -> None:
+        self._events, self._lock = events, lock
+        self._notified = 0
+        self.acquire, self.release = lock.acquire, lock.release
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        depth, self._lock._depth, self._lock._owner = self._lock._depth, 0, None
+        before = self._notified
+        try:
+            return self._events.wait(lambda: self._notified > before, timeout)
+        finally:
+            self._lock.acquire()
+            self._lock._depth = depth
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        until = None if timeout is None else self._events.clock() + timeout
+        while not predicate():
+            if until is not None and self._events.clock() >= until:
+                return False
+            self.wait(None if until is None else until - self._events.clock())
+        return True
+
+    def notify(self, n: int = 1) -> None:
+        self._notified += 1
+
+    notify_all = notify
