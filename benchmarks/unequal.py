@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from statistics import median
 
 from _common import Images, image_source, load_images, network, parser, print_table, ratios, spread
@@ -14,35 +14,33 @@ from _common import Images, image_source, load_images, network, parser, print_ta
 from compss_train import BlockedTensor, DistributedTrainer, LocalEngine
 
 SLOWER = 4
-PERIOD = 0.04  # seconds: the slow process runs for a quarter of each
 TARGET = 0.9
 WORKERS = (2, 16, 64)
 
-Speeds = dict[str, list[float]]
+SLOW_DOWN = """
+import os, signal, sys, time
+pid, slower, period = int(sys.argv[1]), float(sys.argv[2]), 0.04
+try:
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(period * (slower - 1) / slower)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(period / slower)
+finally:
+    os.kill(pid, signal.SIGCONT)
+"""
+"""A program that lets a process run for a quarter of the time."""
 
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
     """Stop a process for three quarters of the time."""
-    over = threading.Event()
-
-    def alternate() -> None:
-        with suppress(ProcessLookupError):
-            while not over.is_set():
-                os.kill(pid, signal.SIGSTOP)
-                over.wait(PERIOD * (SLOWER - 1) / SLOWER)
-                os.kill(pid, signal.SIGCONT)
-                over.wait(PERIOD / SLOWER)
-
-    thread = threading.Thread(target=alternate)
-    thread.start()
+    program = subprocess.Popen([sys.executable, "-c", SLOW_DOWN, str(pid), str(SLOWER)], stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
-        over.set()
-        thread.join()
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        program.send_signal(signal.SIGINT)
+        program.wait()
 
 
 def samples_per_second(images: Images, workers: int, places: int, rounds: int, *, slow: bool) -> float:
@@ -50,7 +48,7 @@ def samples_per_second(images: Images, workers: int, places: int, rounds: int, *
     x = BlockedTensor.from_array(images.x, (workers, 1))
     y = BlockedTensor.from_array(images.y, (workers, 1))
     with LocalEngine(places) as engine, DistributedTrainer(workers, engine=engine, seed=0) as trainer:
-        trainer.build(network("MLP", 0), {"optimizer": "sgd", "lr": 0.05}, "cross_entropy")
+        trainer.build(network("CNN", 0), {"optimizer": "sgd", "lr": 0.05}, "cross_entropy")
         trainer.fit(x, y, num_epochs=1, batch_size=100, progress=False)
         with slowed(engine._pool.processes[0].pid) if slow else nullcontext():
             trainer.fit(x, y, num_epochs=rounds + 1, batch_size=100, progress=False)
@@ -59,24 +57,24 @@ def samples_per_second(images: Images, workers: int, places: int, rounds: int, *
 
 def main() -> None:
     options_parser = parser(__doc__, repetitions=3, epochs=2)
-    options_parser.add_argument("--samples", type=int, default=16_000)
+    options_parser.add_argument("--samples", type=int, default=8_000)
     options_parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="workers on the two places")
     options = options_parser.parse_args()
     if options.quick:
-        options.repetitions, options.epochs, options.samples, options.workers = 1, 1, 12_000, (2, 16)
+        options.repetitions, options.epochs, options.samples, options.workers = 1, 1, 2_000, (2, 16)
     images = load_images(options.samples)
-    print(f"{image_source()}; MLP, {options.samples:,} samples, one thread a process, merged every epoch")
+    print(f"{image_source()}; CNN, {options.samples:,} samples, one thread a process, merged every epoch")
     rows = []
     for workers in options.workers:
-        speeds: Speeds = {"fast": [], "slow": [], "both": []}
+        speeds: dict[str, list[float]] = {"fast": [], "slow": [], "both": []}
         for _ in range(options.repetitions):
             for name, places in (("fast", 1), ("slow", 1), ("both", 2)):
                 slow = name != "fast"
                 speeds[name].append(samples_per_second(images, workers, places, options.epochs, slow=slow))
         summed = [fast + slow for fast, slow in zip(speeds["fast"], speeds["slow"], strict=True)]
-        rows.append(
-            [str(workers), *(spread(speeds[n], ",.0f") for n in speeds), spread(ratios(speeds["both"], summed))]
-        )
+        shares = ratios(speeds["both"], summed)
+        rows.append([str(workers), *(spread(speeds[name], ",.0f") for name in speeds), spread(shares)])
+        print(f"{workers} workers: {shares}", file=sys.stderr)
     headers = ["workers", "one fast", "one slow", "both", f"of the sum (target {TARGET})"]
     print_table(f"Samples/s with one of two processes slowed down {SLOWER} times", headers, rows)
 

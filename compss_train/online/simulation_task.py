@@ -16,13 +16,12 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils.closing import Closable
-from compss_train.engines import Engine, LocalEngine, Ref
+from compss_train.engines import Engine, Ref
+from compss_train.engines.local.child import child_engine
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address
 from compss_train.online.sender import as_sample
@@ -42,18 +41,10 @@ def submit_simulation(engine: Engine, *args: Any) -> Ref:
 
 def simulate_in_child(*args: Any) -> None:
     """Run a simulation in a child process, which is reused by the next one."""
-    engine = _child_engine()
+    engine = child_engine()
     task = engine.submit(simulate_and_send, *args)
     engine.fetch([task])
     engine.delete([task])
-
-
-@cache
-def _child_engine() -> LocalEngine:
-    engine = LocalEngine(1)
-    # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
-    Finalize(None, engine.shutdown, kwargs={"kill": True}, exitpriority=0)
-    return engine
 
 
 def simulate_and_send(

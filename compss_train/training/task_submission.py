@@ -106,7 +106,8 @@ class WorkerGroup:
         """Return unions of groups that suit workers which take so many seconds; ``None`` if the present ones do."""
         if not self.places:
             return None
-        active = ranges_for_costs(self.sharing, self.places, worker_seconds, self.engine.task_seconds)
+        places = self.engine.places(self.resources)  # it may have been resized
+        active = ranges_for_costs(self.sharing, places, worker_seconds, self.engine.task_seconds)
         groups = [*active, *(group for group in self.groups if group.start >= self.sharing)]
         return groups if len(groups) < len(self.groups) else None
 

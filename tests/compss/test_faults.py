@@ -24,6 +24,17 @@ def test_a_worker_process_that_dies_ends_the_run_with_a_worker_lost_error(run, t
     assert "trained to the end" not in done.output
 
 
+@pytest.mark.timeout(380)
+def test_with_a_timeout_workers_that_stop_or_die_are_replaced_and_the_bits_are_the_same(run, tmp_path):
+    ends = []
+    for how in ("never", "stop", "kill"):
+        done = run("faulty.py", how, tmp_path / how, seconds=120)
+        assert done.returncode == 0, done.output
+        assert (tmp_path / how).exists() == (how != "never")
+        ends.append(re.search(r"^trained to the end (\w+)$", done.output, re.MULTILINE)[1])
+    assert len(set(ends)) == 1
+
+
 def test_ctrl_c_ends_the_application(launch, tmp_path):
     application = launch("faulty.py", "wait", tmp_path / "flag")
     wait_until((tmp_path / "flag").exists, 60)

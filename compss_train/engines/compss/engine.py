@@ -5,7 +5,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
@@ -27,6 +28,7 @@ from compss_train.engines.compss.resources import (
     thread_share,
 )
 from compss_train.engines.compss.task_body import Call, LostInputError, Placeholder, SerializedValue
+from compss_train.engines.local.child import run_watched
 from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
 from compss_train.exceptions import EngineClosedError
 
@@ -72,6 +74,7 @@ class CompssEngine(Engine):
         self._refs: set[_CompssRef] = set()
         self._gpu_tasks: dict[Resources, deque[_CompssRef]] = {}
         """The results that the next tasks on GPUs wait for, where their number at a time is limited."""
+        self._timeout: float | None = None  # of ``watched``
         self._open = True
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
         weakref.finalize(self, _free, self._api, self._refs, threading.get_ident()).atexit = False
@@ -156,7 +159,9 @@ class CompssEngine(Engine):
         """
         self._check_open()
         self._check_resources(resources)
-        call, inputs = self._call(function, args, gpu=bool(resources.gpus))
+        watched = self._timeout is not None and not resources.gpus
+        run, *start = (run_watched, function, self._timeout) if watched else (function,)
+        call, inputs = self._call(run, (*start, *args), gpu=bool(resources.gpus))
         task = self._tasks.task_for(function, bool(resources.gpus), priority)
         if resources.gpus:
             futures = self._submit_on_gpu(task, resources, returns, call, inputs)
@@ -253,6 +258,15 @@ class CompssEngine(Engine):
         """Return the loopback address if all nodes are this machine, else an address that other machines reach."""
         self._check_open()
         return address_for(self._nodes) if self.asynchronous else LOOPBACK
+
+    @contextmanager
+    def watched(self, timeout: float | None) -> Iterator[None]:
+        """With a ``timeout``, run tasks (not updates, nor on GPUs) in watched children; else, do nothing."""
+        self._timeout = timeout if self.asynchronous else None
+        try:
+            yield
+        finally:
+            self._timeout = None
 
     def shutdown(self, *, kill: bool = False) -> None:
         """Free this engine's values; running tasks continue to their end."""

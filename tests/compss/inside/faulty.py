@@ -1,6 +1,8 @@
-"""Trains networks that fail: faulty.py raise|die|wait FLAG_FILE."""
+"""Trains networks that fail: faulty.py raise|die|wait|stop|kill|never FLAG_FILE; stop and kill happen once."""
 
+import hashlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +28,9 @@ class Faulty(nn.Module):
             raise RuntimeError("the network is broken here")
         if self.how == "die":
             os.kill(os.getpid(), 9)
+        if self.how in ("stop", "kill") and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
         if self.how == "wait":
             self.flag.touch()
             time.sleep(0.2)
@@ -39,8 +44,9 @@ def main():
     torch.manual_seed(0)
     trainer.build(Faulty(how, flag), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
     merge = "commutative" if how == "raise" else "synchronous"
-    trainer.fit(x, (x.sum(1) > 0).astype(np.int64), num_epochs=100, batch_size=5, merge=merge)
-    print("trained to the end")
+    more = {"num_epochs": 3, "worker_timeout": 4.0} if how in ("stop", "kill", "never") else {"num_epochs": 100}
+    fitted = trainer.fit(x, (x.sum(1) > 0).astype(np.int64), batch_size=5, merge=merge, **more)
+    print("trained to the end", hashlib.sha256(b"".join(array.tobytes() for array in fitted.values())).hexdigest())
 
 
 if __name__ == "__main__":
