@@ -94,6 +94,9 @@ class Engine(ABC):
     shared_memory: ClassVar[bool] = False
     """Whether tasks map published values, so that a large argument is not copied."""
 
+    pays_by_value: ClassVar[bool] = False
+    """Whether each value that a task takes costs much, however small it is."""
+
     replaces_processes: ClassVar[bool] = True
     """Whether a task whose process dies is run again in another process, without other tasks."""
 

@@ -63,8 +63,11 @@ class BlockHandles(DataHandles):
         self.weighted = weighted
         on_file = all(is_on_file(block) for tensor in (x, *others) for block in tensor.blocks())
         self.mapped = engine.shared_memory or on_file
-        self._x = publish_blocks(engine, x)
-        self._others = [publish_blocks(engine, tensor) for tensor in others]
+        columns = [x, *others]
+        joined = engine.pays_by_value and len(columns) > 1 and not any(map(_is_remote, columns))
+        self._x, *self._others = (
+            [_publish_rows(engine, columns)] if joined else [publish_blocks(engine, tensor) for tensor in columns]
+        )
 
     def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[list[Ref], list[Ref]]:
         """Return the references to these blocks of x, and of the other tensors one after the other."""
@@ -73,6 +76,15 @@ class BlockHandles(DataHandles):
     def delete(self) -> None:
         """Free the blocks."""
         self._engine.delete([*self._x, *chain.from_iterable(self._others)])
+
+
+def _is_remote(tensor: BlockedTensor) -> bool:
+    return any(isinstance(block, RemoteBlock) for block in tensor.blocks())
+
+
+def _publish_rows(engine: Engine, columns: Sequence[BlockedTensor]) -> list[Ref]:
+    """Publish a block of x with those of the other columns as one value each."""
+    return [engine.publish(blocks) for blocks in zip(*(tensor.blocks() for tensor in columns), strict=True)]
 
 
 def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:

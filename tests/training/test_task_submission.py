@@ -9,6 +9,43 @@ from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, c
 from tests.helpers.serial_engines import CopyingEngine
 
 
+class PayingEngine(CopyingEngine):
+    """A serial engine that is said to pay for each value."""
+
+    pays_by_value = True
+
+    def __init__(self):
+        super().__init__()
+        self.published = []
+
+    def publish(self, value):
+        self.published.append(value)
+        return super().publish(value)
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_the_columns_of_a_block_are_one_value_where_an_engine_pays_by_value(shuffle, columns):
+    x, y = classification(samples=57)
+    data = [x, *([y.astype(np.float32).reshape(-1, 1)] if columns > 1 else [])]
+    weights = {"sample_weight": np.linspace(0.5, 2, len(x), dtype=np.float32)} if columns > 2 else {}
+    results = []
+    for engine in (PayingEngine(), SerialEngine()):
+        trainer = DistributedTrainer(3, engine=engine, seed=3, threads=1)
+        torch.manual_seed(0)
+        trainer.build(torch.nn.Linear(6, 6 if columns == 1 else 1), {"optimizer": "sgd", "lr": 0.1}, "mse")
+        given = [BlockedTensor.from_array(array, (7, 1)) for array in data]
+        parameters = trainer.fit(*given, num_epochs=2, batch_size=4, shuffle=shuffle, **weights)
+        results.append((parameters, trainer.evaluate(*given), trainer.predict(given[0])))
+        if columns > 1 and engine.pays_by_value:
+            rows = [value for value in engine.published if isinstance(value, tuple)]
+            assert [len(row) for row in rows] == [columns] * 7 + [2] * 7  # of the fit, and of the evaluation
+    (ours, *mine), (theirs, *others) = results
+    assert_same_bits(ours, theirs)
+    assert mine[0] == others[0]
+    np.testing.assert_array_equal(mine[1], others[1])
+
+
 def trained(engine, x, y, workers, **options):
     trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")

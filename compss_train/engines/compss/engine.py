@@ -62,6 +62,7 @@ class CompssEngine(Engine):
     """
 
     name: ClassVar[str] = "compss"
+    pays_by_value: ClassVar[bool] = True
     replaces_processes: ClassVar[bool] = False
     task_seconds: ClassVar[float] = 0.02
     waiting_stops_threads: ClassVar[bool] = True  # PyCOMPSs's binding holds the global interpreter lock

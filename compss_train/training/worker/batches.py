@@ -16,7 +16,16 @@ from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.training.worker.buffered import CarriedBuffer, buffered_batches
 from compss_train.training.worker.device_copies import pieces, to_device
-from compss_train.training.worker.source import Columns, Place, PlacedColumns, Shard, Source, gather, training_order
+from compss_train.training.worker.source import (
+    Columns,
+    Place,
+    PlacedColumns,
+    Shard,
+    Source,
+    columns_of,
+    gather,
+    training_order,
+)
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
@@ -47,15 +56,15 @@ PlacedBatch: TypeAlias = tuple[Place, Batch]
 
 
 def split_rows(
-    columns: Sequence[Block], starts: Sequence[int], rows: NDArray[Any], bounds: NDArray[Any]
+    blocks: Sequence[Any], starts: Sequence[int], rows: NDArray[Any], bounds: NDArray[Any]
 ) -> tuple[Piece, ...] | Piece:
     """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total shuffle.
 
-    ``columns`` are the blocks of x, which begin at ``starts``, then those of y and of the weights. Returns a tuple
-    of pieces, or the piece itself if there is only one.
+    ``blocks`` are those of x, which begin at ``starts``, then those of y and of the weights; or tuples of all.
+    Returns a tuple of pieces, or the piece itself if there is only one.
     """
-    number = len(starts)
-    gathered = [gather(rows, starts, columns[first : first + number]) for first in range(0, len(columns), number)]
+    columns = columns_of(blocks[: len(starts)], blocks[len(starts) :])
+    gathered = [gather(rows, starts, column) for column in columns]
     pieces = tuple(tuple(column[start:stop] for column in gathered) for start, stop in pairwise(bounds.tolist()))
     return pieces if len(pieces) > 1 else pieces[0]
 

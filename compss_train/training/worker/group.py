@@ -59,7 +59,8 @@ class RoundSettings:
 class GroupWork:
     """What the workers of a task train on: everything but the values that the task receives.
 
-    The values are the blocks of x, then those of y and of weights in the same order; or pieces of blocks.
+    The values are the blocks of x, then those of y and of weights in the same order; or blocks, or pieces of them,
+    with all columns.
     """
 
     settings: RoundSettings
@@ -69,7 +70,7 @@ class GroupWork:
     starts: tuple[int, ...] = ()
     """Number of the first sample of each block or piece, where passes name their samples; else empty."""
     pieces: bool = False
-    """Whether the values are pieces, which include their rows of all columns."""
+    """Whether the values are pieces."""
     files: FilePart | None = None
     """The files of all members, in place of values."""
 
@@ -103,7 +104,6 @@ class GroupWork:
             starts=self.starts,
             seed=settings.seed,
             name=self.name_of(member),
-            pieces=self.pieces,
             weighted=settings.weighted,
             hyperparameters=member.hyperparameters or {},
             draws=member.draws,

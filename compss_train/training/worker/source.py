@@ -66,8 +66,6 @@ class Shard:
     """Seed of every random order: rows within blocks, buffers, partial shuffles."""
     name: str = "training"
     """Round and worker, for messages."""
-    pieces: bool = False
-    """Whether the task receives pieces of blocks, each with its rows of all columns, instead of blocks."""
     weighted: bool = False
     """Whether the last column holds the samples' weights."""
     hyperparameters: Mapping[int, TimedHyperparameters] = field(default_factory=dict)
@@ -90,7 +88,7 @@ class Shard:
 
 def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:
     """Return the shard of all samples of these blocks or files in their order, for evaluation and prediction."""
-    sizes = xs.sizes if isinstance(xs, FilePart) else {number: len(block) for number, block in enumerate(xs)}
+    sizes = xs.sizes if isinstance(xs, FilePart) else {n: len(rows) for n, rows in enumerate(_first_column(xs))}
     assignment = tuple(BlockPass(number, 0, size) for number, size in sizes.items())
     starts = tuple(accumulate(sizes.values(), initial=0))[:-1]
     files = max(INFERENCE_FILES, xs.threads + 1) if isinstance(xs, FilePart) else INFERENCE_FILES
@@ -194,17 +192,30 @@ class Source(ABC):
 
 
 def source_of(shard: Shard, xs: Sequence[Any] | FilePart, others: Sequence[Block]) -> Source:
-    """Return the source of a task's arguments: blocks of x, or pieces, or a part of a ``FileDataset``.
+    """Return the source of a task's arguments: blocks, or pieces of them, or a part of a ``FileDataset``.
 
-    ``others`` are the blocks of y, followed by those of the weights, if the data have them.
+    ``xs`` and ``others`` are as ``columns_of`` takes them.
     """
     if isinstance(xs, FilePart):
         return FileSource(xs, shard)
-    if shard.pieces:
-        return BlockSource(list(zip(*xs, strict=True)), shard)
+    return BlockSource(columns_of(xs, others), shard)
+
+
+def columns_of(xs: Sequence[Any], others: Sequence[Block]) -> list[Sequence[Block]]:
+    """Return the blocks of x, of y and of the weights, if the data have them.
+
+    ``others`` are the blocks of y, followed by those of the weights; or the blocks in ``xs`` are tuples, which have
+    all columns.
+    """
+    if xs and isinstance(xs[0], tuple):
+        return list(zip(*xs, strict=True))
     blocks = [*xs, *others]
     columns = range(0, len(blocks), len(xs) or 1)  # no blocks, where all samples are in a buffer
-    return BlockSource([blocks[start : start + len(xs)] for start in columns], shard)
+    return [blocks[start : start + len(xs)] for start in columns]
+
+
+def _first_column(xs: Sequence[Any]) -> Sequence[Block]:
+    return columns_of(xs, [])[0] if xs else []
 
 
 class BlockSource(Source):
