@@ -28,6 +28,10 @@ class BlockPass:
     rest: int = 0
     """Number of samples that the whole pass trains after this part of it."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields: what dataclasses with slots do takes several times as long."""
+        return type(self), (self.block, self.epoch, self.size, self.samples, self.first, self.skip, self.rest)
+
     @property
     def whole(self) -> int:
         """Number of samples in the whole pass of which this is a part."""
@@ -84,6 +88,9 @@ def cut_assignment(assignment: WorkerAssignment, start: int, stop: int) -> Worke
 
 def join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
     """Return the passes with consecutive parts of the same pass as one part."""
+    parts = tuple(parts)
+    if len(parts) < 2:
+        return parts
     runs: list[list[BlockPass]] = []
     for part in parts:
         if runs and _continues(runs[-1][-1], part):

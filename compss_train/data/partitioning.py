@@ -77,7 +77,7 @@ class Round:
         """Samples of each worker."""
         if self.draws:
             return tuple(draws.samples if draws else 0 for draws in self.draws)
-        return tuple(sum(block_pass.size for block_pass in assignment) for assignment in self.assignments)
+        return tuple([sum([block_pass.size for block_pass in assignment]) for assignment in self.assignments])
 
     @property
     def stop(self) -> Fraction:
@@ -237,7 +237,8 @@ class RoundPlan:
     def _epoch_assignments(self, epoch: int, workers: int) -> list[WorkerAssignment]:
         if self.shuffle == "partial":
             return self._equal_parts(epoch, workers)
-        return list(self._assign([(block_pass,) for block_pass in self._block_passes(epoch)], workers))
+        passes = self._block_passes(epoch)
+        return [tuple(passes[worker::workers]) for worker in range(workers)]
 
     def _equal_parts(self, epoch: int, number: int) -> list[WorkerAssignment]:
         """Return equal parts of the epoch's samples, each in the order of its files."""
@@ -284,4 +285,6 @@ def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
 
 def _join_assignments(epochs: list[list[WorkerAssignment]]) -> tuple[WorkerAssignment, ...]:
     """Return each worker's assignments of several epochs as one."""
+    if len(epochs) == 1:
+        return tuple(epochs[0])
     return tuple(tuple(chain.from_iterable(of_worker)) for of_worker in zip(*epochs, strict=True))

@@ -49,17 +49,20 @@ def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, 
     other place in tuples, lists or dicts.
     """
     return tuple(
-        [_map_ref(item, function) for item in argument]
-        if isinstance(argument, list)
-        else _map_ref(argument, function)
-        for argument in args
+        [
+            [function(item) if isinstance(item, Ref) else _plain(item) for item in argument]
+            if isinstance(argument, list)
+            else function(argument)
+            if isinstance(argument, Ref)
+            else _plain(argument)
+            for argument in args
+        ]
     )
 
 
-def _map_ref(value: Any, function: Callable[[Ref], Any]) -> Any:
-    if isinstance(value, Ref):
-        return function(value)
-    if _holds_ref(value):
+def _plain(value: Any) -> Any:
+    """Return a value that holds no references."""
+    if isinstance(value, list | tuple | dict) and _holds_ref(value):
         raise TypeError(
             f"a reference is hidden in a {type(value).__name__}; pass references as arguments of their own or in "
             "a plain list that is an argument"

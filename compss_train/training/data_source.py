@@ -10,6 +10,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from compss_train._utils.validation import warn_user
@@ -30,6 +31,7 @@ class DataHandles(ABC):
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
         self.starts = tuple(accumulate(sizes[:-1], initial=0))
+        self._starts = np.array(self.starts)
 
     mapped: bool
     """Whether a task that is given a block reads only the rows that it uses."""
@@ -46,6 +48,12 @@ class DataHandles(ABC):
 
         ``upcoming`` are those of the worker's next task, which a task on files reads ahead if it has a cache.
         """
+
+    def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
+        """Return the numbers of the blocks that hold these samples, ascending; all where few would be left out."""
+        if len(samples) >= len(self.sizes):
+            return tuple(range(len(self.sizes)))
+        return tuple(sorted({*(self._starts.searchsorted(samples, side="right") - 1).tolist()}))
 
     @abstractmethod
     def delete(self) -> None:

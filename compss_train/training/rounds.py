@@ -291,13 +291,19 @@ class RoundRunner:
             **({"lr": self.workers.schedule.lr(round_.epoch - 1, round_.stop)} if self.workers.schedule else {}),
             **(agreement(measured, values["merge"][0]) if values["merge"] else {}),
             "workers": [
-                {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
-                | self.measures.values([sums])
-                | {name: sums[name] for name in ("started", "files", "skipped_batches") if name in sums}
+                self._of_worker(worker, sums)
                 for worker, sums in zip(chain.from_iterable(submitted.tasks), measured, strict=True)
             ],
             **self._validated(values),
         }
+
+    def _of_worker(self, worker: int, sums: dict[str, Any]) -> Record:
+        own = {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
+        own.update(self.measures.values([sums]))
+        for name in ("started", "files", "skipped_batches"):
+            if name in sums:
+                own[name] = sums[name]
+        return own
 
     def _validated(self, values: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
         prefixes = {prefix: values[prefix] for prefix in (PLAIN, AVERAGED) if values[prefix]}

@@ -58,19 +58,16 @@ class RoundInputs:
         if self._pieces:
             return self._pieces[group]
         assignments = self._share(group)
-        numbers = self._holding(assignments) if self._shuffled else blocks_of(chain.from_iterable(assignments))
+        numbers = (
+            self._data.holding(_samples_of(assignments))
+            if self._shuffled
+            else blocks_of(chain.from_iterable(assignments))
+        )
         x, others = self._data.select(numbers, list(chain.from_iterable(upcoming)))
         if isinstance(x, FilePart):
             return TaskInputs(assignments=assignments, blocks=numbers, files=x)
         starts = tuple([self._data.starts[number] for number in numbers]) if self._shuffled else ()
         return TaskInputs(assignments=assignments, values=[*x, *others], blocks=numbers, starts=starts)
-
-    def _holding(self, assignments: Sequence[WorkerAssignment]) -> tuple[int, ...]:
-        """Return the blocks that hold the samples of a total shuffle; all where it is not worth a search."""
-        samples = _samples_of(assignments)
-        if len(samples) >= len(self._data.sizes):
-            return tuple(range(len(self._data.sizes)))
-        return tuple(sorted({*(np.searchsorted(self._data.starts, samples, side="right") - 1).tolist()}))
 
     def _share(self, group: int) -> Sequence[WorkerAssignment]:
         workers = self._groups[group]

@@ -7,7 +7,7 @@ has moved, depends on the order of arrival where some workers are ahead of other
 """
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
@@ -54,12 +54,13 @@ class CommutativeMerge(Merge):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base, then update the global parameters."""
         counts = round_.counts
+        total, active = sum(counts), len(counts) - counts.count(0)
         measured: dict[int, Ref] = {}
         for worker, count in enumerate(counts):
             if count:
                 trained, sums = workers.train_alone(worker, round_, self._bases[worker], self._moments)
                 measured[worker] = sums
-                self._update(worker, trained, sums if workers.data.may_skip else count, counts)
+                self._update(worker, trained, sums if workers.data.may_skip else count, total, active)
         self._moments = None  # from now on workers have their own
         return SubmittedRound(
             round=round_,
@@ -69,12 +70,13 @@ class CommutativeMerge(Merge):
             states=tuple(workers.states),
         )
 
-    def _update(self, worker: int, trained: Ref, count: int | Ref, counts: Sequence[int]) -> None:
-        base, total = self._bases[worker], sum(counts)
+    def _update(self, worker: int, trained: Ref, count: int | Ref, total: int, active: int) -> None:
+        """Merge what a worker trained on ``count`` of the ``total`` samples of all ``active`` workers."""
+        base = self._bases[worker]
         if self._rule == "halving":
             self._bases[worker] = self._engine.commute(self.parameters, params.halve, trained)
         elif self._optimizer is not None:
-            merged = base, trained, count, total, len(counts) - counts.count(0), self._buffers
+            merged = base, trained, count, total, active, self._buffers
             self._bases[worker] = self._engine.commute(self.parameters, step_on_arrival, self._optimizer, *merged)
         else:
             self._bases[worker] = self._engine.commute(

@@ -96,11 +96,12 @@ class ServerMerge(Merge):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base and exchange parameters, then read the server's."""
         counts = round_.counts
+        total = sum(counts)
         measured: dict[int, Ref] = {}
         for worker, count in enumerate(counts):
             if count:
                 base = self._bases[worker]
-                more = train_and_exchange, self._address, sum(counts)
+                more = train_and_exchange, self._address, total
                 self._bases[worker], measured[worker] = workers.train_alone(
                     worker, round_, base, self._moments, *more
                 )

@@ -40,7 +40,7 @@ class Member(NamedTuple):
     """The files that the worker reads ahead for the next round."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RoundSettings:
     """What the tasks of all groups have in common in a round."""
 
@@ -55,7 +55,7 @@ class RoundSettings:
     """Whether workers may skip files, and then have fewer samples than planned."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupWork:
     """What the workers of a task train on: everything but the values that the task receives.
 
