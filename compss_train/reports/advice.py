@@ -127,6 +127,7 @@ def measured_cost(history: Sequence[Record], workers: int) -> Cost:
     first = history[0]["epoch"]
     later = [number for number, record in enumerate(history) if record["epoch"] > first]
     kept = later or list(range(min(1, len(history) - 1), len(history)))
+    kept = [number for number in kept if history[number]["workers"]]  # early ones of many workers have none
     own = [worker for number in kept for worker in history[number]["workers"]]
     seconds = float(np.mean([history[number]["seconds"] for number in kept]))
     samples = sum(history[number]["samples"] for number in kept)

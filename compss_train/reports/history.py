@@ -24,11 +24,23 @@ if TYPE_CHECKING:
     from compss_train.reports.curves import Axis
 
 
+MOST_WORKER_ENTRIES = 250_000
+"""The most entries of workers in a history: of 25 rounds with 10,000 workers, or of 4,000 with 60."""
+
+
 class History(list[Record]):
     """A list of records, which are dicts that JSON can represent. Slices are histories, too.
 
-    docs/watching.md explains the fields of a record.
+    docs/watching.md explains the fields of a record. Those of early rounds lose the entries of their workers where
+    there would be more than ``MOST_WORKER_ENTRIES``, so that memory does not grow with workers times rounds.
     """
+
+    def append(self, record: Record) -> None:
+        """Add a record, and empty ``workers`` in the one that is now too early to have them."""
+        super().append(record)
+        early = -1 - max(1, MOST_WORKER_ENTRIES // max(1, len(record.get("workers", ()))))
+        if len(self) >= -early and self[early].get("workers"):
+            self[early] = {**self[early], "workers": []}
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Record: ...

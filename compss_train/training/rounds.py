@@ -1,9 +1,10 @@
 """``RoundRunner``: submits the rounds of a fit a little ahead, collects their measurements, records the history."""
 
 import contextlib
+import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from statistics import median
@@ -35,6 +36,9 @@ Record = dict[str, Any]
 MERGE_SECONDS = 1.0
 """How long an interrupted fit waits for the merge of a round that has been trained."""
 
+
+MANY_WORKERS = 500
+"""From so many workers on, objects from before the fit are left out of garbage collection."""
 
 PLAIN, AVERAGED = "val_", "val_averaged_"
 """Prefixes of the measures of the validation data: with the global parameters, and with their average."""
@@ -107,7 +111,10 @@ class RoundRunner:
 
         Returns the final parameters, ``None`` if no round was completed. Raises the exceptions of tasks.
         """
-        upcoming = iter(rounds)
+        with _earlier_objects_kept(len(self.workers.devices)):
+            return self._run(iter(rounds))
+
+    def _run(self, upcoming: Iterator[Round]) -> Parameters | None:
         left = deque(islice(upcoming, 1))
         while left or self._pending:
             if (reason := self.stopping.reason) is not None:
@@ -310,3 +317,21 @@ class RoundRunner:
         return {
             name: v for prefix, sums in prefixes.items() for name, v in self.measures.values(sums, prefix).items()
         }
+
+
+@contextlib.contextmanager
+def _earlier_objects_kept(workers: int) -> Iterator[None]:
+    """Leave what exists now out of garbage collection in a fit of many workers, unless the program does so already.
+
+    Rounds of thousands of workers make so many objects that Python searches all modules for garbage in each of them:
+    half of the coordinator's time.
+    """
+    if workers < MANY_WORKERS or gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -146,12 +146,12 @@ class _RoundTasks:
     def of(self, group: int) -> tuple[list[Ref], GroupWork]:
         """Return the values that the task of a group receives, and what its workers train on."""
         active = self._workers.active(group, self.round)
-        upcoming = [self._upcoming(worker) for worker in active]
-        inputs = self._inputs.of(group, upcoming)
+        ahead = {worker: self._upcoming(worker) for worker in active} if self._workers.data.reads_ahead else {}
+        inputs = self._inputs.of(group, ahead.values())
         first = self._workers.groups[group].start
         members = [
-            self._member(worker, worker - first, inputs.assignments[worker - first], ahead)
-            for worker, ahead in zip(active, upcoming, strict=True)
+            self._member(worker, worker - first, inputs.assignments[worker - first], ahead.get(worker, ()))
+            for worker in active
         ]
         return inputs.values, GroupWork(
             settings=self._settings,
@@ -172,9 +172,8 @@ class _RoundTasks:
     def _upcoming(self, worker: int) -> tuple[int, ...]:
         """Return the first files that a worker needs in the next round, as many as it may read ahead."""
         next_round = self._workers.next_round
-        if next_round is None or not self._workers.data.reads_ahead:
-            return ()
-        return blocks_of(next_round.assignments[worker])[: self._workers.options.read_ahead]
+        blocks = blocks_of(next_round.assignments[worker]) if next_round else ()
+        return blocks[: self._workers.options.read_ahead]
 
     def _timed(
         self, schedule: LrSchedule, worker: int, assignment: WorkerAssignment

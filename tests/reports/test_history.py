@@ -12,10 +12,11 @@ from hypothesis import given, settings
 
 from compss_train import BadFileError, DistributedTrainer
 from compss_train.callbacks import Callback
+from compss_train.reports import history as history_module
 from compss_train.reports.curves import panels, positions, title_of
 from compss_train.reports.history import History, line_of
 from compss_train.reports.records import flatten
-from compss_train.reports.timeline import KINDS
+from compss_train.reports.timeline import KINDS, round_rows, worker_rows
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, blocked, classification, mlp
 
@@ -54,6 +55,21 @@ def test_records_have_times_of_fits_rounds_and_tasks(trainer):
             assert record["fit_started"] <= own["started"] < own["started"] + own["seconds"]
             assert own["started"] + own["seconds"] <= record["ended"] + 0.1  # two clocks of one machine
     assert history[-1]["ended"] <= time.time()
+
+
+def test_early_records_lose_their_workers_where_there_are_too_many(trainer, monkeypatch):
+    monkeypatch.setattr(history_module, "MOST_WORKER_ENTRIES", 5)  # two rounds of two workers
+    records = [{**trainer.history[0], "round": number} for number in range(5)]
+    history = History()
+    for record in records:
+        history.append(record)
+    assert [len(record["workers"]) for record in history] == [0, 0, 0, 2, 2]
+    assert all(len(record["workers"]) == 2 for record in records)  # what callbacks have got stays
+    for ours, full in zip(history, records, strict=True):
+        assert {**ours, "workers": full["workers"]} == full
+    assert len(worker_rows(history)) == 4
+    assert [row["training"] > 0 for row in round_rows(history) if "training" in row] == [True, True]
+    json.loads(json.dumps(panels(history) and history))
 
 
 def test_build_resets_the_history():

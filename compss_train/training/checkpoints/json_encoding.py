@@ -43,7 +43,7 @@ class EncodedValue:
 
 @dataclass
 class IncrementalListEncoder:
-    """Encodes a growing list repeatedly, each item once: all items but the last are assumed not to change.
+    """Encodes a growing list repeatedly, each item once: other items than the last may be replaced, not changed.
 
     So the cost of a history in a checkpoint is the joining of texts, and thousands of rounds do not slow it down.
     """
@@ -54,21 +54,14 @@ class IncrementalListEncoder:
     def encode(self, items: Sequence[object]) -> EncodedValue:
         """Return the encoded list."""
         settled = items[:-1]
-        del self._encoded[self._unchanged(settled) :]
-        for index in range(len(self._encoded), len(settled)):
-            self._encoded.append((settled[index], self._encode_item(settled[index], index)))
+        del self._encoded[len(settled) :]
+        for index, item in enumerate(settled):
+            if index >= len(self._encoded) or self._encoded[index][0] is not item:
+                self._encoded[index : index + 1] = [(item, self._encode_item(item, index))]
         parts = [part for _, part in self._encoded]
         parts += [self._encode_item(item, len(parts)) for item in items[-1:]]
         tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
         return EncodedValue(f"[{', '.join(part.text for part in parts)}]", tensors)
-
-    def _unchanged(self, items: Sequence[object]) -> int:
-        """Return how many items at the start of the list are encoded already."""
-        pairs = enumerate(zip(self._encoded, items, strict=False))
-        return next(
-            (index for index, (encoded, item) in pairs if encoded[0] is not item),
-            min(len(self._encoded), len(items)),
-        )
 
     def _encode_item(self, item: object, index: int) -> EncodedValue:
         return EncodedValue.encode(item, f"{self.name}/{index}")
