@@ -9,7 +9,7 @@ import pstats
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,13 +80,19 @@ def _nothing(returns: int, *args: Any) -> list[Any]:
 
 
 def _trained(returns: int, *args: Any) -> list[Any]:
-    now = time.time()
+    """Return measurements in place of a sum, which carries them; or as the last result of a worker alone."""
     each = {"samples": 8, "batches": 1, "loss": 16.0, "metrics": {}, "given": 8, "change": 0.25}
-    return [None, None, [{**each, "started": now, "seconds": 0.5} for _ in args[4].members]]
+    now = time.time()
+    measured = [{**each, "started": now, "seconds": 0.5} for _ in args[4].members]
+    return [measured, None] if returns == 2 else [None, None, measured]
 
 
-def _finished(returns: int, items: Any, rule: Any, base: Any, *more: Any) -> list[Any]:
-    return [base.value, [{"change": 0.2}], *([None] * (returns - 2))]
+def _added_up(returns: int, items: Sequence[Any]) -> list[Any]:
+    return [[*chain.from_iterable(item.value for item in items)]]
+
+
+def _finished(returns: int, items: Sequence[Any], rule: Any, base: Any, *more: Any) -> list[Any]:
+    return [base.value, [{"change": 0.2}, *_added_up(1, items)[0]], *([None] * (returns - 2))]
 
 
 def _evaluated(returns: int, *args: Any) -> list[Any]:
@@ -95,7 +101,9 @@ def _evaluated(returns: int, *args: Any) -> list[Any]:
 
 RESULTS: dict[str, Callable[..., list[Any]]] = {
     "train_group": _trained,
+    "train_alone": _trained,
     "train_and_exchange": _trained,
+    "partial_sum": _added_up,
     "finish": _finished,
     "evaluate": _evaluated,
 }

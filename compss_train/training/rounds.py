@@ -323,8 +323,8 @@ class RoundRunner:
 def _earlier_objects_kept(workers: int) -> Iterator[None]:
     """Leave what exists now out of garbage collection in a fit of many workers, unless the program does so already.
 
-    Rounds of thousands of workers make so many objects that Python searches all modules for garbage in each of them:
-    half of the coordinator's time.
+    Rounds of thousands of workers make so many objects that Python searches all modules for garbage in each round,
+    which was half of the coordinator's time.
     """
     if workers < MANY_WORKERS or gc.get_freeze_count():
         yield

@@ -197,6 +197,8 @@ class Inference:
     batch_size: int
     resources: Resources
     devices: list[str]
+    _tasks: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict, repr=False)
+    """Of an evaluation, the arguments of each task but the parameters; for a number of places."""
 
     @cached_property
     def _ranges(self) -> list[tuple[str, list[int]]]:
@@ -209,25 +211,25 @@ class Inference:
     def evaluate(self, parameters: Ref) -> list[Ref]:
         """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
         places = 0 if self.resources.gpus else self.engine.places(self.resources)
-        groups = aligned_ranges(len(self._ranges), places)
-        return [self._evaluate(self._ranges[group.start : group.stop], parameters) for group in groups]
+        if places not in self._tasks:
+            groups = aligned_ranges(len(self._ranges), places)
+            self._tasks = {places: [self._task_on(self._ranges[group.start : group.stop]) for group in groups]}
+        first = self.training_spec, parameters
+        return [
+            self.engine.submit(evaluate, *first, *task, resources=self.resources) for task in self._tasks[places]
+        ]
 
-    def _evaluate(self, parts: list[tuple[str, list[int]]], parameters: Ref) -> Ref:
-        """Submit one task for the blocks or files of several workers."""
+    def _task_on(self, parts: list[tuple[str, list[int]]]) -> tuple[Any, ...]:
+        """Return the arguments of an evaluation task on the blocks or files of several workers."""
         xs, others = zip(*(self.data.select(numbers) for _, numbers in parts), strict=True)
         in_files = isinstance(xs[0], FilePart)
-        ref: Ref = self.engine.submit(
-            evaluate,
-            self.training_spec,
-            parameters,
+        return (
             list(xs if in_files else chain.from_iterable(xs)),
             list(chain.from_iterable(others)),
             [] if in_files else [len(numbers) for _, numbers in parts],
             self.batch_size,
             parts[0][0],
-            resources=self.resources,
         )
-        return ref
 
     def predict(self, parameters: Ref) -> NDArray[Any]:
         """Predict and return the outputs of all samples in order."""
