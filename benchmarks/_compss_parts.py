@@ -19,6 +19,8 @@ SAMPLES = 2
 WIDTH = 250
 WARM_UP = (0.1, 4)
 TASKS = 40
+MANY_TASKS = 1000
+"""Enough for Java to have compiled what it runs."""
 
 Case = tuple[float, int]
 """Megabytes of parameters, and number of workers."""
@@ -59,12 +61,14 @@ def rounds_and_parts(cases: list[Case], number: int) -> dict[str, object]:
     """Return the times of rounds on the compss engine, and of their parts in the same application.
 
     The parts are the seconds of an empty task: fetched one at a time, in a chain of dependent tasks, and among many
-    independent tasks; and the seconds to write and to read a file of each case's parameters.
+    independent tasks; the processor time of one in the coordinator's process, which is PyCOMPSs's and COMPSs's; and
+    the seconds to write and to read a file of each case's parameters.
     """
     measured = rounds("compss", cases, number)
     with engine_class("compss").start(1, 1) as engine:
         engine.fetch([engine.submit(_nothing) for _ in range(4)])
         tasks = {"alone": _alone(engine), "row": _row(engine), "many": _many(engine)}
+        tasks["coordinator"] = _processor_time(engine)
     files = [_files(megabytes) for megabytes, _ in cases]
     return {"rounds": measured, "tasks": tasks, "files": files}
 
@@ -93,6 +97,13 @@ def _many(engine: Engine) -> float:
     began = time.perf_counter()
     engine.fetch([engine.submit(_nothing) for _ in range(TASKS)])
     return (time.perf_counter() - began) / TASKS
+
+
+def _processor_time(engine: Engine) -> float:
+    engine.fetch([engine.submit(_nothing) for _ in range(MANY_TASKS)])
+    began = time.process_time()
+    engine.fetch([engine.submit(_nothing) for _ in range(MANY_TASKS)])
+    return (time.process_time() - began) / MANY_TASKS
 
 
 def _files(megabytes: float) -> tuple[float, float]:

@@ -106,6 +106,7 @@ def report(measured: dict[parts.Case, Measured], tasks: dict[str, list[float]]) 
         "alone": "waited for one at a time",
         "row": "each takes the one before (counted above)",
         "many": f"independent, {UNITS} at a time",
+        "coordinator": f"processor time of the coordinator ({parts.MANY_TASKS} tasks)",
     }
     rows = [[label, spread([1000 * seconds for seconds in tasks[name]], ".1f")] for name, label in names.items()]
     print_table("An empty task of COMPSs", [f"{parts.TASKS} tasks", "ms a task"], rows)

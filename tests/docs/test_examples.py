@@ -101,3 +101,10 @@ def test_the_examples_of_watching_run_after_the_readmes_first(run_blocks, tmp_pa
 def test_the_picture_of_a_report_exists_and_is_small():
     assert "(report.png)" in (ROOT / "docs/watching.md").read_text()
     assert 10_000 < (ROOT / "docs/report.png").stat().st_size < 200_000
+
+
+def test_the_tables_of_scale_are_what_its_programs_print(run_blocks):
+    lines = run_blocks(python_blocks("docs/scale.md")).splitlines()
+    assert len(lines) == 9 + 5
+    assert "\n".join(lines[:9]) in (text := (ROOT / "docs" / "scale.md").read_text())
+    assert "\n".join(lines[9:]) in text
