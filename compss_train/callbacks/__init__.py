@@ -6,6 +6,7 @@ from compss_train.callbacks.loggers import Csv, JsonLines
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.report import Report
 from compss_train.callbacks.tensorboard import TensorBoard
+from compss_train.callbacks.trackers import MLflow, Trackio, WandB
 from compss_train.training.callback import Callback
 
 __all__ = [
@@ -14,8 +15,11 @@ __all__ = [
     "Csv",
     "EarlyStopping",
     "JsonLines",
+    "MLflow",
     "ProgressBar",
     "Report",
     "RoundLines",
     "TensorBoard",
+    "Trackio",
+    "WandB",
 ]

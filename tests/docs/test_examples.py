@@ -98,6 +98,18 @@ def test_the_examples_of_watching_run_after_the_readmes_first(run_blocks, tmp_pa
     assert files == {"history.jsonl", "history.csv", "board", "report.html"}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+def test_the_examples_of_trackers_run_after_the_readmes_first(run_blocks):
+    for package in ("mlflow", "sqlalchemy", "optuna"):
+        pytest.importorskip(package)
+    blocks = python_blocks("docs/trackers.md")
+    assert len(blocks) == 2
+    *_, run_id, study = run_blocks([python_blocks("README.md")[0], *blocks]).splitlines()
+    assert len(run_id) == 32
+    assert "COMPLETE" in study
+    assert "lr" in study
+
+
 def test_the_picture_of_a_report_exists_and_is_small():
     assert "(report.png)" in (ROOT / "docs/watching.md").read_text()
     assert 10_000 < (ROOT / "docs/report.png").stat().st_size < 200_000

@@ -1,0 +1,208 @@
+"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, Weights & Biases and Trackio."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from typing import Any
+
+from compss_train._utils.imports import import_optional
+from compss_train._utils.validation import warn_user
+from compss_train.reports.records import flatten, measured_numbers
+from compss_train.training.callback import Callback, TrainerProtocol
+
+_RATES = ("samples_per_second", "batches_per_second")
+MAX_VALUE = 500
+"""Characters of a setting that MLflow accepts in all its versions."""
+
+
+class _Tracker(Callback):
+    """Logs the configuration at the start of a fit, and losses, metrics and samples/s of each round as a step.
+
+    A fit that is resumed from a checkpoint, and a second fit with the same callback, go on in the same run. If the
+    tracker fails between rounds, a warning says so once, and the fit goes on without it.
+    """
+
+    def __init__(self) -> None:
+        self.run_id: str | None = None
+        """The tracker's name of the run, once a fit has started."""
+        self._logs = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run, in which a resumed fit goes on."""
+        return {} if self.run_id is None else {"run": self.run_id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the run of the fit that is resumed."""
+        self.run_id = state["run"]
+
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+        """Start a run, or go on in that of an earlier fit; raises what the tracker raises."""
+        self.run_id = self._start(trainer.configuration)
+        self._logs = True
+
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+        """Log the numbers of the round."""
+        numbers = measured_numbers(record) | {name: record[name] for name in _RATES if name in record}
+        self._try(self._log, {**numbers, "epoch": record["epoch"]}, record["round"])
+
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+        """End the run."""
+        self._try(self._end, True)
+
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+        """End the run as failed."""
+        self._try(self._end, False)
+
+    def _try(self, call: Any, *arguments: Any) -> None:
+        if not self._logs:
+            return
+        try:
+            call(*arguments)
+        except Exception as error:  # trackers raise what their transports raise
+            self._logs = False
+            warn_user(f"{type(self).__name__} logs no more of this fit: {type(error).__name__}: {error}")
+
+    @abstractmethod
+    def _start(self, configuration: dict[str, Any]) -> str:
+        """Start or continue the run; return its name."""
+
+    @abstractmethod
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        """Log numbers of a round."""
+
+    @abstractmethod
+    def _end(self, succeeded: bool) -> None:
+        """End the run."""
+
+
+class MLflow(_Tracker):
+    """Logs to MLflow: a server or a database.
+
+    Parameters
+    ----------
+    experiment:
+        Its name; created if there is none.
+    run_name:
+        Name of the run; by default MLflow invents one.
+    tracking_uri:
+        Such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of MLflow's own settings.
+
+    Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are parameters with
+    dotted names, such as ``build.optimizer.arguments.lr``. Raises ``ModuleNotFoundError`` without the extra
+    ``mlflow``.
+    """
+
+    def __init__(
+        self, experiment: str = "compss_train", *, run_name: str | None = None, tracking_uri: str | None = None
+    ) -> None:
+        super().__init__()
+        _import_mlflow()
+        self._experiment, self._run_name, self._uri = experiment, run_name, tracking_uri
+        self._owns = True
+
+    def _start(self, configuration: dict[str, Any]) -> str:
+        mlflow = _import_mlflow()
+        self._client = mlflow.MlflowClient(self._uri)
+        active = mlflow.active_run()
+        self._owns = active is None
+        if active is not None:
+            run_id = str(active.info.run_id)
+        elif self.run_id is None:
+            run_id = self._new_run()
+        else:
+            run_id = self.run_id
+            self._client.set_terminated(run_id, "RUNNING")
+        known = self._client.get_run(run_id).data.params  # MLflow refuses other values
+        settings = {name: str(value)[:MAX_VALUE] for name, value in _settings(configuration).items()}
+        new = [mlflow.entities.Param(name, value) for name, value in settings.items() if name not in known]
+        self._client.log_batch(run_id, params=new[:100])
+        return run_id
+
+    def _new_run(self) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+        return str(self._client.create_run(experiment, run_name=self._run_name).info.run_id)
+
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        metric, now = _import_mlflow().entities.Metric, round(1000 * time.time())
+        metrics = [metric(_name(key), value, now, step) for key, value in numbers.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+    def _end(self, succeeded: bool) -> None:
+        if self._owns:
+            self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
+
+
+class WandB(_Tracker):
+    """Logs to Weights & Biases; ``options`` are those of ``wandb.init``, such as ``mode="offline"`` or ``name``.
+
+    If the program has a run of its own (``wandb.run``), the fit logs to it and leaves it open. Raises
+    ``ModuleNotFoundError`` without the extra ``wandb``.
+    """
+
+    def __init__(self, project: str = "compss_train", **options: Any) -> None:
+        super().__init__()
+        _import_wandb()
+        self._options = {"project": project, **options}
+
+    def _start(self, configuration: dict[str, Any]) -> str:
+        wandb = _import_wandb()
+        self._owns = wandb.run is None
+        again = {} if self.run_id is None else {"id": self.run_id, "resume": "allow"}
+        self._run = wandb.init(**{**self._options, **again}) if self._owns else wandb.run
+        self._run.config.update(configuration, allow_val_change=True)
+        return str(self._run.id)
+
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        self._run.log(numbers, step=step, commit=True)
+
+    def _end(self, succeeded: bool) -> None:
+        if self._owns:
+            self._run.finish(exit_code=0 if succeeded else 1)
+
+
+class Trackio(_Tracker):
+    """Logs to Trackio; ``options`` are those of ``trackio.init``, such as ``name``.
+
+    Raises ``ModuleNotFoundError`` without the extra ``trackio``.
+    """
+
+    def __init__(self, project: str = "compss_train", **options: Any) -> None:
+        super().__init__()
+        _import_trackio()
+        self._options = {"project": project, "embed": False, **options}
+
+    def _start(self, configuration: dict[str, Any]) -> str:
+        again = {} if self.run_id is None else {"name": self.run_id, "resume": "allow"}
+        self._run = _import_trackio().init(config=_settings(configuration), **{**self._options, **again})
+        return str(self._run.name)
+
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        self._run.log({name: value for name, value in numbers.items() if math.isfinite(value)}, step=step)
+
+    def _end(self, succeeded: bool) -> None:
+        self._run.finish()
+
+
+def _import_mlflow() -> Any:
+    return import_optional("mlflow", extra="mlflow", needed_by="MLflow")
+
+
+def _import_wandb() -> Any:
+    return import_optional("wandb", extra="wandb", needed_by="WandB")
+
+
+def _import_trackio() -> Any:
+    return import_optional("trackio", extra="trackio", needed_by="Trackio")
+
+
+def _settings(configuration: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration by dotted names."""
+    return {_name(name): value for name, value in flatten(configuration).items() if value is not None}
+
+
+def _name(name: str) -> str:
+    """Return a name that all trackers accept: ``recall/0`` for ``recall[0]``."""
+    return name.replace("[", "/").replace("]", "")

@@ -1,0 +1,141 @@
+"""Trackers: what MLflow, Weights & Biases and Trackio have of a fit, and fits whose tracker fails."""
+
+import copy
+import sys
+
+import pytest
+
+from compss_train.callbacks import MLflow, Trackio, WandB
+from compss_train.callbacks.trackers import _Tracker
+from tests.helpers.callbacks import StopAfter
+from tests.helpers.small_fits import PLAIN_SGD as SGD
+from tests.helpers.small_fits import fit, trainer_of
+
+pytestmark = pytest.mark.filterwarnings(  # of the trackers' own dependencies
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def mlflow_store(tmp_path_factory):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+def mlflow_run(store, tracker):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(store)
+    run = client.get_run(tracker.run_id)
+    steps = {name: client.get_metric_history(tracker.run_id, name) for name in ("loss", "accuracy", "epoch")}
+    return run, {name: [(each.step, each.value) for each in history] for name, history in steps.items()}
+
+
+def test_mlflow_has_every_round_and_the_settings(mlflow_store):
+    trainer, tracker = trainer_of(optimizer=SGD), MLflow("small", run_name="a", tracking_uri=mlflow_store)
+    fit(trainer, tracker)
+    fit(trainer, copy.deepcopy(tracker), num_epochs=1)  # a second fit goes on in the same run
+    run, steps = mlflow_run(mlflow_store, tracker)
+    assert (run.info.run_name, run.info.status) == ("a", "FINISHED")
+    assert run.data.params["build.optimizer.arguments.lr"] == "0.1"
+    for name, values in steps.items():
+        assert values == [(record["round"], record[name]) for record in trainer.history]
+
+
+def test_mlflow_logs_to_the_run_that_is_active_and_leaves_it_open(mlflow_store, monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store)
+    mlflow.set_tracking_uri(mlflow_store)
+    with mlflow.start_run() as active:
+        tracker = MLflow()
+        fit(trainer_of(), tracker, num_epochs=1)
+        assert tracker.run_id == active.info.run_id
+        assert mlflow_run(mlflow_store, tracker)[0].info.status == "RUNNING"
+    mlflow.set_tracking_uri(None)
+
+
+def test_failed_fits_are_failed_runs(mlflow_store):
+    class Failing(StopAfter):
+        def on_round_end(self, trainer, record):
+            raise ZeroDivisionError
+
+    tracker = MLflow(tracking_uri=mlflow_store)
+    with pytest.raises(ZeroDivisionError):
+        fit(trainer_of(), tracker, Failing(0))
+    run, steps = mlflow_run(mlflow_store, tracker)
+    assert (run.info.status, len(steps["loss"])) == ("FAILED", 1)
+
+
+def test_weights_and_biases_has_the_numbers_of_the_round(tmp_path):
+    wandb = pytest.importorskip("wandb")
+    with wandb.init(project="small", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
+        trainer, tracker = trainer_of(optimizer=SGD), WandB()
+        fit(trainer, tracker)
+        assert tracker.run_id == run.id
+        assert run.summary["loss"] == trainer.history[-1]["loss"]
+        assert run.step == 3
+        assert run.config["build"]["optimizer"]["arguments"]["lr"] == 0.1
+
+
+def test_weights_and_biases_ends_a_run_of_its_own(tmp_path):
+    wandb = pytest.importorskip("wandb")
+    tracker = WandB("small", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True))
+    fit(trainer_of(), tracker, num_epochs=1)
+    assert wandb.run is None
+    assert list(tmp_path.glob(f"wandb/offline-run-*-{tracker.run_id}"))
+
+
+def test_trackio_has_every_round(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    pytest.importorskip("trackio")
+    trainer, tracker = trainer_of(), Trackio("small", name="a")
+    fit(trainer, tracker)
+    from trackio.sqlite_storage import SQLiteStorage
+
+    logged = SQLiteStorage.get_logs("small", tracker.run_id)
+    assert [(each["step"], each["loss"]) for each in logged] == [
+        (record["round"], record["loss"]) for record in trainer.history
+    ]
+
+
+class Broken(_Tracker):
+    def __init__(self):
+        super().__init__()
+        self.logged = []
+
+    def _start(self, configuration):
+        return "mine" if self.run_id is None else f"{self.run_id} again"
+
+    def _log(self, numbers, step):
+        self.logged.append(step)
+        if step == 1:
+            raise ConnectionError("no route")
+
+    def _end(self, succeeded):
+        self.logged.append(succeeded)
+
+
+def test_a_tracker_that_fails_does_not_end_the_fit():
+    tracker = Broken()
+    with pytest.warns(UserWarning, match="Broken logs no more of this fit: ConnectionError: no route") as caught:
+        fit(trainer_of(), tracker)
+    assert len(caught) == 1
+    assert tracker.logged == [0, 1]
+
+
+def test_resumed_fits_go_on_in_the_same_run():
+    tracker, other = Broken(), Broken()
+    fit(trainer_of(), tracker, num_epochs=1)
+    other.load_state_dict(tracker.state_dict())
+    fit(trainer_of(), other, num_epochs=1)
+    assert (tracker.run_id, other.run_id) == ("mine", "mine again")
+    assert Broken().state_dict() == {}
+
+
+@pytest.mark.parametrize(("kind", "extra"), [(MLflow, "mlflow"), (WandB, "wandb"), (Trackio, "trackio")])
+def test_without_its_package_a_tracker_names_the_extra(kind, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'compss_train\[{extra}\]'"):
+        kind()
