@@ -91,7 +91,7 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             a worker, or like the other if that is in blocks; or a ``FileDataset`` as ``x``, whose files are the
             blocks and are read by the workers. Without ``y`` each transformed batch is its own target.
         num_epochs:
-            Passes over all samples.
+            Passes over all samples, at most 10**9 (with ``max_time``).
         preset:
             Chooses among ``batch_size``, ``merge_every``, ``merge_unit``, ``outer_optimizer`` and
             ``optimizer_state`` those that are not given: ``"auto"`` by the number of workers, the data and the

@@ -111,11 +111,15 @@ class RoundPlan:
     put_counts: PutCounts | None = None
     """Of a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
 
-    def rounds(self) -> Iterator[Round]:
-        """Iterate over the rounds; the order of an epoch is computed when the epoch is reached."""
+    def rounds(self, is_over: Callable[[], bool] = lambda: False) -> Iterator[Round]:
+        """Iterate over the rounds; the order of an epoch is computed when the epoch is reached.
+
+        A round of many epochs takes long to plan: ``is_over`` is called for each, and ends the iteration if it
+        returns ``True``.
+        """
         splits_epochs = self.merge_unit != "epochs" and self.merge_every
         numbers = count(self.first_round)
-        return self._rounds_within_epochs(numbers) if splits_epochs else self._rounds_of_epochs(numbers)
+        return self._rounds_within_epochs(numbers) if splits_epochs else self._rounds_of_epochs(numbers, is_over)
 
     @property
     def samples(self) -> int:
@@ -141,10 +145,15 @@ class RoundPlan:
     def _every(self, epoch: int) -> int:
         return units_between_merges(epoch, self.merge_every)
 
-    def _rounds_of_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
+    def _rounds_of_epochs(self, numbers: Iterator[int], is_over: Callable[[], bool]) -> Iterator[Round]:
         """Iterate over rounds that each consist of whole epochs."""
         for epochs in epochs_of_rounds(self._epochs, self.merge_every):
-            assignments = _join_assignments([self._epoch_assignments(epoch, self.num_workers) for epoch in epochs])
+            planned: list[list[WorkerAssignment]] = []
+            for epoch in epochs:
+                if is_over():
+                    return
+                planned.append(self._epoch_assignments(epoch, self.num_workers))
+            assignments = _join_assignments(planned)
             yield Round(next(numbers), epochs.stop, assignments, Position(epochs.stop))
 
     def _rounds_within_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:

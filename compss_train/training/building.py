@@ -34,6 +34,9 @@ from compss_train.training.fit_state import ActiveFit
 from compss_train.training.session import Session
 from compss_train.training.training_state import TrainingState
 
+MAX_WORKERS = 100_000
+"""The most workers of a trainer: each has a state, and its place in the plan of every round."""
+
 
 class BuildableTrainer:
     """Builds a model; subclasses evaluate and train it. ``DistributedTrainer`` documents the arguments."""
@@ -56,6 +59,8 @@ class BuildableTrainer:
         if num_workers is None:
             num_workers = self._default_workers(fixed or 1)
         self.num_workers = check_count("num_workers", num_workers)
+        if self.num_workers > MAX_WORKERS:
+            raise ValueError(f"num_workers={num_workers}: give at most {MAX_WORKERS} workers, one a block or fewer")
         self.threads = fixed or self._engine_class.thread_share(self.num_workers)
         self._session: Session | None = None
         self._built: BuildArguments | None = None

@@ -23,6 +23,15 @@ from compss_train.training.presets import OptimizerState, Preset
 MergeName = Literal["synchronous", "commutative", "parameter_server"]
 Rule = Literal["weighted", "halving"]
 
+MAX_EPOCHS = 10**9
+"""The most epochs of a fit; for one that ends by ``max_time`` or a callback."""
+
+MAX_PASSES = 10**7
+"""The most passes over blocks in a round of several epochs, all workers together: they are planned at once."""
+
+CHECKED_EPOCHS = 10_000
+"""The epochs for which a function ``merge_every`` is called before a fit."""
+
 JSON_VALUES = str | bool | int | float | None
 """Values that JSON holds as they are."""
 
@@ -52,7 +61,8 @@ class FitOptions:
     file_buffer: int = 10
 
     def __post_init__(self) -> None:
-        check_count("num_epochs", self.num_epochs)
+        if check_count("num_epochs", self.num_epochs) > MAX_EPOCHS:
+            raise ValueError(f"num_epochs={self.num_epochs}: give at most {MAX_EPOCHS} epochs, and max_time=")
         if not callable(self.merge_every):
             check_count("merge_every", self.merge_every, least=0)
         if (self.num_batches_per_worker is None) == (self.batch_size is None):
@@ -183,10 +193,23 @@ class FitOptions:
             return options
         return replace(options, shuffle_buffer=max(sizes))
 
-    def check_epochs(self, epochs: range) -> None:
-        """Raise ``ValueError`` unless ``merge_every`` is valid in all of these epochs."""
-        for epoch in epochs:
-            units_between_merges(epoch, self.merge_every)
+    def check_epochs(self, epochs: range, blocks: int) -> None:
+        """Raise ``ValueError`` unless ``merge_every`` is valid in these epochs, and for rounds that are too long.
+
+        A function is called for the first ``CHECKED_EPOCHS`` of them, and for others when they are reached.
+        """
+        for epoch in epochs[: CHECKED_EPOCHS if callable(self.merge_every) else 1]:
+            units = units_between_merges(epoch, self.merge_every)
+            if self.merge_unit == "epochs" or not units:
+                self._check_passes(min(units or len(epochs), len(epochs)), blocks)
+
+    def _check_passes(self, epochs: int, blocks: int) -> None:
+        if epochs > 1 and epochs * blocks > MAX_PASSES:
+            raise ValueError(
+                f"a round of {epochs} epochs would pass over {blocks} blocks {epochs} times before workers merge, "
+                "and is planned as a whole: merge more often, with merge_every= of at most "
+                f"{MAX_PASSES // blocks or 1}"
+            )
 
     def check_blocks(self, sizes: tuple[int, ...], num_workers: int, *, reading_threads: int | None) -> None:
         """Check the options against the numbers of samples of the blocks, or files that threads read.

@@ -99,7 +99,8 @@ class FittingTrainer(ResumableTrainer):
         reading_threads = x.threads if isinstance(x, FileDataset) else None
         options.check_blocks(data.sizes, self.num_workers, reading_threads=reading_threads)
         progress = self._progress(checkpoint, options, data)
-        options.check_epochs(range(progress.first_epoch, progress.first_epoch + options.num_epochs))
+        epochs = range(progress.first_epoch, progress.first_epoch + options.num_epochs)
+        options.check_epochs(epochs, blocks=len(data.sizes))
         params.check_finite(self._parameters if checkpoint is None else checkpoint[1].parameters)
         data.warn_of_idle_workers(self.num_workers, options.shuffle)
         return FitPlan(
@@ -205,7 +206,7 @@ class FittingTrainer(ResumableTrainer):
         active.running = rounds
         try:
             with session.engine.watched(plan.worker_timeout):
-                self._parameters = params.copy_of(rounds.run(round_plan.rounds()) or self._parameters)
+                self._parameters = params.copy_of(rounds.run(round_plan.rounds(rounds.is_over)) or self._parameters)
             self.stopped = rounds.stopped
         except BaseException:
             self._parameters = params.copy_of(rounds.newest() or self._parameters)

@@ -133,6 +133,12 @@ class RoundRunner:
             self.merge.retire(self._complete.popleft())
         return final
 
+    def is_over(self) -> bool:
+        """Return whether the fit must stop at once, also while rounds are planned; if so, note why."""
+        if self.stopped is None and self.stopping.urgent:
+            self.stopped = self.stopping.reason
+        return self.stopped is not None
+
     def current(self) -> Parameters | None:
         """Return the global parameters after the last complete round, ``None`` before the first."""
         return self.merge.current(self._complete[-1]) if self._complete else None

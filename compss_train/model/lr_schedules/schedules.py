@@ -21,6 +21,10 @@ WHOLE = Fraction(0), Fraction(1)
 """Start and end of an epoch."""
 
 
+PREPARED_STEPS = 20_000
+"""The steps of a schedule that are computed before a fit: a second's work."""
+
+
 class LrSchedule(ABC):
     """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of a trainer."""
 
@@ -142,8 +146,11 @@ class EpochSchedule(LrSchedule):
         return self._groups.hyperparameters()
 
     def prepare(self, stop: int) -> None:
-        """Compute the hyperparameters of all epochs before ``stop``."""
-        self.at(stop * self.steps - 1)
+        """Compute the hyperparameters of all epochs before ``stop``, at most of the first ``PREPARED_STEPS`` steps.
+
+        Those of later steps are computed when they are reached, and raise an error then.
+        """
+        self.at(min(stop * self.steps, PREPARED_STEPS) - 1)
 
 
 _CONSTRUCTOR_ARGUMENTS = (

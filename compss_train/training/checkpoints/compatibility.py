@@ -1,5 +1,6 @@
 """Checks that a checkpoint matches the network, the trainer and the fit that resume from it."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool)
             "train; a new fit needs its own folder, or no resume="
         )
     first, end = progress.first_epoch, progress.first_epoch + num_epochs
-    last = list(epochs_of_rounds(range(first, first + saved_epochs), options.merge_every))[-1]
+    (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.merge_every), maxlen=1)
     planned = next(epochs_of_rounds(range(last.start, max(end, last.stop)), options.merge_every))
     if options.merge_unit == "epochs" and len(planned) > len(last):
         warn_user(

@@ -1,0 +1,104 @@
+"""Numbers that nobody means, or means as "until max_time": rounds that are not reached take no time."""
+
+from itertools import islice
+
+import pytest
+from torch.optim.lr_scheduler import OneCycleLR
+
+from compss_train import DistributedTrainer
+from compss_train.data.partitioning import RoundPlan
+from compss_train.training import PostLocal
+from compss_train.training.building import MAX_WORKERS
+from compss_train.training.fit_options import CHECKED_EPOCHS, MAX_PASSES
+from tests.helpers.serial_engines import NoTasks
+from tests.helpers.small_fits import fit, trainer_of
+
+MANY = 10**7
+
+
+class Clock:
+    """Each look at it takes a second."""
+
+    def __init__(self):
+        self.now = 0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"merge_every": PostLocal(epochs=2, then=3), "merge_unit": "blocks"}, {"schedule": lambda epoch: 1.0}],
+    ids=["plain", "merge_every is a function", "schedule"],
+)
+def test_a_fit_until_max_time_begins_at_once(options):
+    """Of ten million epochs it looks at those that it trains, and at the first ones."""
+    schedule = {name: options[name] for name in options if name == "schedule"}
+    trainer = trainer_of(clock=Clock(), **schedule)
+    fit(trainer, num_epochs=MANY, max_time=100, **{n: options[n] for n in options if n not in schedule})
+    assert trainer.stopped == "max_time"
+    assert 0 < len(trainer.history) < 100
+
+
+def test_planning_a_long_round_ends_when_the_time_is_up():
+    trainer = trainer_of(clock=Clock(), workers=1)
+    before = trainer.get_parameters()
+    after = fit(trainer, blocks=1, num_epochs=MANY, max_time=100, merge_every=0)
+    assert trainer.stopped == "max_time"
+    assert list(trainer.history) == []
+    assert {name: array.tobytes() for name, array in after.items()} == {
+        name: array.tobytes() for name, array in before.items()
+    }
+
+
+def test_a_round_that_is_planned_too_long_beside_one_that_is_trained():
+    """The first round is kept."""
+    trainer = trainer_of(clock=Clock(), workers=1)
+    fit(trainer, blocks=1, num_epochs=MANY, max_time=100, merge_every=lambda epoch: 1 if epoch < 1 else MANY - 1)
+    assert trainer.stopped == "max_time"
+    assert [record["epoch"] for record in trainer.history] in ([], [1])
+
+
+@pytest.mark.parametrize("merge_every", [0, MANY, lambda epoch: MANY])
+def test_a_round_of_too_many_passes_is_an_error(merge_every):
+    trainer = trainer_of(NoTasks())
+    with pytest.raises(ValueError, match=r"pass over 7 blocks 10000000 times.*merge_every= of at most 1428571"):
+        fit(trainer, num_epochs=MANY, merge_every=merge_every)
+    assert MAX_PASSES // 7 == 1428571
+
+
+def test_merge_every_is_checked_for_the_first_epochs_and_later_when_they_are_reached():
+    def every(epoch):
+        return 1 if epoch < limit else 0
+
+    limit = CHECKED_EPOCHS - 1
+    with pytest.raises(ValueError, match=rf"merge_every\({limit}\)=0: give an integer of at least 1"):
+        fit(trainer_of(NoTasks()), num_epochs=MANY, merge_every=every)
+    limit = CHECKED_EPOCHS
+    plan = RoundPlan((3,), 1, MANY, 0, merge_every=every, first_epoch=limit - 2)
+    rounds = plan.rounds()
+    assert [round_.epoch for round_ in islice(rounds, 2)] == [limit - 1, limit]
+    with pytest.raises(ValueError, match=rf"merge_every\({limit}\)=0"):
+        next(rounds)
+
+
+def test_a_schedule_that_ends_too_early_is_found_at_once_all_the_same():
+    trainer = trainer_of(NoTasks(), schedule=lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=5))
+    with pytest.raises(ValueError, match="schedule= fails in epoch 6"):
+        fit(trainer, num_epochs=MANY)
+
+
+@pytest.mark.parametrize("workers", [10**9, MAX_WORKERS + 1])
+def test_more_workers_than_anybody_has_are_an_error(workers):
+    with pytest.raises(ValueError, match=f"num_workers={workers}: give at most 100000 workers"):
+        DistributedTrainer(workers, engine=NoTasks())
+    assert DistributedTrainer(MAX_WORKERS, engine=NoTasks()).num_workers == 100_000
+
+
+def test_more_epochs_than_anybody_trains_are_an_error():
+    with pytest.raises(ValueError, match=f"num_epochs={10**30}: give at most 1000000000 epochs"):
+        fit(trainer_of(NoTasks()), num_epochs=10**30)
+    trainer = trainer_of(clock=Clock())
+    fit(trainer, num_epochs=10**9, max_time=20)
+    assert trainer.stopped == "max_time"
