@@ -4,7 +4,9 @@ It holds a control connection to the coordinator as long as it runs. Under COMPS
 that die, the task does its work in a child process.
 """
 
+import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +84,7 @@ class CoordinatorConnection(Closable):
     def start(self, port: int, handlers: dict[str, Callable[[Any], None]]) -> None:
         """Report the port for samples, and pass later messages to ``handlers`` by their name."""
         self._handlers = handlers
-        self.send({"endpoint": [self.local_host, port]})
+        self.send({"endpoint": [self.local_host, port], "process": f"{os.getpid()} on {socket.gethostname()}"})
         self._thread.start()
 
     def _listen(self) -> None:

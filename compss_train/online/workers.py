@@ -14,6 +14,7 @@ import torch
 
 from compss_train._utils.closing import Closable
 from compss_train._utils.files import TemporaryFolder
+from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError
 from compss_train.model.weighted_mean import aligned_ranges
@@ -29,6 +30,8 @@ from compss_train.training.session import Session
 
 MAX_ATTEMPTS = 4
 """Maximum number of attempts of a worker, as of tasks elsewhere."""
+SILENT_SECONDS = 30.0
+"""The shortest silence of a worker that is worth a warning."""
 START_SECONDS = 300.0
 """Maximum time for a worker to start: with too few computing units some would never start."""
 
@@ -51,6 +54,29 @@ class Worker:
         self.repetitions: list[int] = []
         self.state: Ref | None = None
         """State of its optimizer and random number generators, once it is done."""
+        self._process = "unknown"
+        self._heard, self._longest_silence = clock(), 0.0
+
+    def hear(self, header: Header) -> None:
+        """Note that it has sent a message."""
+        self._process = header.get("process", self._process)
+        if "role" not in header:  # with which an attempt begins
+            self._longest_silence = max(self._longest_silence, self._clock() - self._heard)
+        self._heard = self._clock()
+
+    def warn_if_silent(self) -> None:
+        """Warn if it has sent nothing for long, though workers send something twice a second.
+
+        The silence is the longest so far from then on, so that the next warning comes after ten times as long.
+        """
+        silence = self._clock() - self._heard
+        if silence > max(SILENT_SECONDS, 10 * self._longest_silence):
+            self._longest_silence = silence
+            warn_user(
+                f"worker {self.number} has sent nothing for {silence:.0f} s: its process, {self._process}, is "
+                "stopped (kill -CONT lets it go on) or hangs; if it is killed, another one goes on from its last "
+                "checkpoint"
+            )
 
     def resubmitted(self, task: Ref) -> None:
         """Replace its task."""
@@ -122,7 +148,10 @@ class Workers:
         """Resubmit tasks that were lost with their node; raises exceptions of tasks that never connected."""
         engine = self._session.engine
         for worker in self.all:
-            if worker.done or worker.liveness.client is not None:
+            if worker.done:
+                continue
+            if worker.liveness.client is not None:
+                worker.warn_if_silent()
                 continue
             ended = engine.ended(worker.task)
             if ended:
@@ -141,6 +170,8 @@ class Workers:
     def handle(self, client: Client, header: Header | None, arrays: Sequence[torch.Tensor]) -> Worker | None:
         """Process an event of a worker; return the worker if it has just died."""
         worker = self.all[int(client.number)]
+        if header is not None and worker.liveness.client in (client, None):
+            worker.hear(header)
         if header is not None and "role" in header:
             self._connect(worker, client)
         elif worker.liveness.client is not client:

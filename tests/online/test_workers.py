@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compss_train.engines import Resources
-from compss_train.online.workers import CheckpointStore, Workers
+from compss_train.online.workers import CheckpointStore, Worker, Workers
 
 
 def bytes_of(*values):
@@ -82,3 +82,22 @@ def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
     workers.all[1].liveness = SimpleNamespace(is_lost=True, client=None)
     workers.restart_lost()
     assert submitted == [Resources(cpus=3, gpus=1)] * 3
+
+
+def test_a_worker_that_sends_nothing_for_long_is_warned_of_once():
+    now = [0.0]
+    worker = Worker(3, None, lambda: now[0])
+    for now[0] in (50.0, 500.0):
+        worker.hear({"role": "worker"})
+    worker.hear({"process": "4711 on node1"})
+    for now[0] in (501.0, 503.5):
+        worker.hear({"report": True})
+    now[0] += 29
+    worker.warn_if_silent()  # no warning: those of tests are errors
+    now[0] += 2
+    with pytest.warns(
+        UserWarning, match="worker 3 has sent nothing for 31 s: its process, 4711 on node1, is stopped"
+    ):
+        worker.warn_if_silent()
+    now[0] += 200
+    worker.warn_if_silent()
