@@ -1,5 +1,6 @@
 """Exporting a network to a file for other programs: its parameters, or the network as ONNX."""
 
+import inspect
 import io
 import logging
 import os
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from compss_train._utils.files import atomic_path
 from compss_train._utils.imports import import_optional
+from compss_train._utils.nested import leaves, map_leaves, rebuilt, template_of
 from compss_train.model import parameters
+from compss_train.model.training_spec import outputs as network_outputs
 
-Transform = Callable[[Tensor], Tensor]
+Transform = Callable[[Any], Any]
 
 ONNX = ".onnx"
 FORMATS = (*parameters.FORMATS, ONNX)
@@ -36,10 +39,12 @@ def export(
     ----------
     path:
         ``.safetensors`` or ``.npz`` for the arrays of its state_dict; ``.onnx`` for the network in evaluation mode,
-        with one input ``x`` and one output ``output``. ONNX needs the extra ``onnx``, and holds 2 GiB at most.
+        with one input ``x`` and one output ``output``. Several inputs are called as the items of a dict or the
+        arguments of ``forward``, several outputs as the items of a dict or ``output_0``, ``output_1``, .... ONNX
+        needs the extra ``onnx``, and holds 2 GiB at most.
     example:
-        For ONNX: a batch of x, such as ``x[:2]``, an array or tensor. Only shape and dtype of a sample matter: the
-        exported network takes any number of samples.
+        For ONNX: a batch of x, such as ``x[:2]``, an array or tensor, or a tuple, list or dict of them. Only shape
+        and dtype of a sample matter: the exported network takes any number of samples.
     transform:
         For ONNX: applied to x before the network, and exported with it, so that the exported network
         takes the same input as the workers.
@@ -61,27 +66,51 @@ def _write_parameters(net: nn.Module, path: Path) -> None:
 
 
 def _onnx_writer(net: nn.Module, example: Any, transform: Transform | None) -> Callable[[Path], None]:
-    batch = _example_batch(example)
+    if example is None:
+        raise ValueError("ONNX needs the shape and dtype of a sample: give example=x[:2], a batch of x")
+    batch = map_leaves(_example_batch, example if isinstance(example, tuple | dict) else _listed(example))
     for package in ("onnx", "onnxscript"):
         import_optional(package, extra="onnx", needed_by="export to ONNX")
     return partial(_write_onnx, _TransformedNet(net, transform).eval(), batch)
 
 
 class _TransformedNet(nn.Module):
-    """A network with the transform of its input."""
+    """A network with the transform of its inputs."""
 
     def __init__(self, net: nn.Module, transform: Transform | None) -> None:
         super().__init__()
         self.net, self.transform = net, transform
+        self.template: Any = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.net(x if self.transform is None else self.transform(x))
-        return output
+    def forward(self, *inputs: Tensor) -> Any:
+        x = rebuilt(self.template, inputs)
+        return network_outputs(self.net, x if self.transform is None else self.transform(x))
+
+
+def _listed(example: Any) -> Any:
+    """Return a list of arrays as it is, and any other list as an array."""
+    if isinstance(example, list) and not all(isinstance(each, np.ndarray | Tensor) for each in example):
+        return np.asanyarray(example)
+    return example
+
+
+def _names(value: Any, name: str) -> list[str]:
+    """Return the names of tensors in tuples, lists and dicts."""
+    if isinstance(value, dict):
+        return [each for key, item in value.items() for each in _names(item, str(key))]
+    if isinstance(value, tuple | list):
+        return [each for number, item in enumerate(value) for each in _names(item, f"{name}_{number}")]
+    return [name]
+
+
+def _input_names(net: nn.Module, batch: Any) -> list[str]:
+    if isinstance(batch, tuple | list):
+        arguments = [*inspect.signature(net.forward).parameters]
+        return arguments[: len(batch)] if len(arguments) >= len(batch) else _names(batch, INPUT)
+    return _names(batch, INPUT)
 
 
 def _example_batch(example: Any) -> Tensor:
-    if example is None:
-        raise ValueError("ONNX needs the shape and dtype of a sample: give example=x[:2], a batch of x")
     samples = example if isinstance(example, Tensor) else np.asanyarray(example)
     if samples.ndim == 0:
         raise ValueError(f"the example is a scalar: {example!r}; give a batch of x, such as x[:2]")
@@ -92,18 +121,21 @@ def _example_batch(example: Any) -> Tensor:
     return batch if len(batch) > 1 else torch.cat([batch, batch])
 
 
-def _write_onnx(net: nn.Module, batch: Tensor, path: Path) -> None:
-    samples = torch.export.Dim("samples", min=1)
+def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
+    samples, inputs = torch.export.Dim("samples", min=1), tuple(leaves(batch))
+    net.template = template_of(batch)
     with _silence_exporter():
         try:
+            with torch.no_grad():
+                output = net(*inputs)
             torch.onnx.export(
                 net,
-                (batch,),
+                inputs,
                 path,
                 dynamo=True,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_shapes=({0: samples},),
+                input_names=_input_names(net.net, batch),
+                output_names=_names(output, OUTPUT),
+                dynamic_shapes=(tuple({0: samples} for _ in inputs),),
                 external_data=False,
                 verbose=False,
             )

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compss_train._utils.nested import leaves
 from compss_train.model.losses import BatchFunction
 
 ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
@@ -37,16 +38,17 @@ class TrainingLoss:
         """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1)."""
         if weight is None and self._class_weight is None:
             return _as_loss(self._loss(output, target))
-        weights = [] if weight is None else [_check_sample_weight(weight, len(target))]
+        samples = len(leaves(target)[0])
+        weights = [] if weight is None else [_check_sample_weight(weight, samples)]
         if self._class_weight is not None:
             weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
         if self._elementwise is None:
-            sample_weights = _multiply(weights, output, torch.Size([len(target)]))
+            sample_weights = _multiply(weights, output, torch.Size([samples]))
             return _as_loss(self._loss(output, target, weight=sample_weights))  # type: ignore[call-arg]
         losses = _as_loss(self._elementwise(output, target))
-        if losses.dim() == 0 or len(losses) != len(target):
+        if losses.dim() == 0 or len(losses) != samples:
             raise ValueError(
-                f"the loss with reduction='none' has shape {tuple(losses.shape)} for {len(target)} samples; a "
+                f"the loss with reduction='none' has shape {tuple(losses.shape)} for {samples} samples; a "
                 "weighted loss must return one or more values for each sample"
             )
         product = _multiply(weights, output, losses.shape)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import nn
 
+from compss_train._utils.nested import leaves, map_leaves
 from compss_train._utils.validation import check_choice, check_count, check_positive
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import TrainingLoss
@@ -98,7 +99,7 @@ class TrainingSpec:
     optimizer: NetOptimizer
     loss: BatchFunction
     measures: Measures = field(default_factory=Measures)
-    transform: Callable[[torch.Tensor], torch.Tensor] | None = None
+    transform: Callable[[Any], Any] | None = None
     """Applied to each batch of x in the worker, on its device."""
     train_transform: TrainTransform | None = None
     """Applied to training batches only, before ``transform``."""
@@ -160,20 +161,17 @@ class ModelReplica:
     device: str
     loss: TrainingLoss
 
-    def transformed(self, x: torch.Tensor) -> torch.Tensor:
+    def transformed(self, x: Any) -> Any:
         """Return a batch as the network gets it."""
         return x if self.training_spec.transform is None else self.training_spec.transform(x)
 
-    def formatted(self, x: torch.Tensor) -> torch.Tensor:
+    def formatted(self, x: Any) -> Any:
         """Return a batch in the memory format of the network."""
-        if self.training_spec.memory_format == "channels_last" and x.dim() == 4:
-            return x.contiguous(memory_format=torch.channels_last)
-        return x
+        return map_leaves(_channels_last, x) if self.training_spec.memory_format == "channels_last" else x
 
-    def predict(self, x: torch.Tensor) -> torch.Tensor:
+    def predict(self, x: Any) -> Any:
         """Return the outputs of a transformed batch."""
-        output: torch.Tensor = self.training_spec.net(self.formatted(x))
-        return output
+        return outputs(self.training_spec.net, self.formatted(x))
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
         """Run a training or validation step on a transformed batch."""
@@ -194,9 +192,7 @@ class ModelReplica:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16)
 
     @contextlib.contextmanager
-    def annotate_errors(
-        self, x: torch.Tensor, y: torch.Tensor | None = None, *, own_target: bool = False
-    ) -> Iterator[None]:
+    def annotate_errors(self, x: Any, y: Any = None, *, own_target: bool = False) -> Iterator[None]:
         """Add notes on a batch and the network to an exception that leaves the block."""
         try:
             yield
@@ -205,20 +201,38 @@ class ModelReplica:
                 error.add_note(note)
             raise
 
-    def _notes(
-        self, error: Exception, x: torch.Tensor, y: torch.Tensor | None, *, own_target: bool
-    ) -> Iterator[str]:
-        own = str(x.dtype).removeprefix("torch.")
-        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in self.training_spec.net.parameters()})
-        convert = "" if own in dtypes else " If this is the problem, convert x, or batches by build(transform=)."
+    def _notes(self, error: Exception, x: Any, y: Any, *, own_target: bool) -> Iterator[str]:
+        parts = [part for part in leaves(x) if isinstance(part, torch.Tensor)]
+        dtypes = sorted({_name(each) for each in self.training_spec.net.parameters()})
+        convert = " If this is the problem, convert x, or batches by build(transform=)."
+        described = " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in parts)
         yield (
-            f"While a batch of x with shape {tuple(x.shape)} and dtype {own} went through a network with "
-            f"{', '.join(dtypes)} parameters.{convert}"
+            f"While a batch of x with {described} went through a network with {', '.join(dtypes)} parameters."
+            f"{'' if {_name(part) for part in parts} <= {*dtypes} else convert}"
         )
+        if isinstance(x, tuple | list | dict) and "forward" in str(error):
+            given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
+            yield f"x is a {type(x).__name__}, so that the network is called with {given}."
         if own_target:
             yield "There is no y, so that x is its own target."
-        if str(error).startswith("Target ") and y is not None and y.numel() and not y.is_floating_point():
+        known = isinstance(y, torch.Tensor) and y.numel() and not y.is_floating_point()
+        if str(error).startswith("Target ") and known:
             yield (
                 f"The targets of the batch go from {int(y.min())} to {int(y.max())}: classes are numbered from 0, "
                 "and the network needs an output for each."
             )
+
+
+def outputs(net: nn.Module, x: Any) -> Any:
+    """Return what a network returns for x: several tensors are its arguments, those of a dict by name."""
+    if isinstance(x, dict):
+        return net(**x)
+    return net(*x) if isinstance(x, tuple | list) else net(x)
+
+
+def _channels_last(part: torch.Tensor) -> torch.Tensor:
+    return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -55,8 +55,11 @@ class BaseTrainer(BuildableTrainer):
             raise BadFileError(*next(iter(skipped.items())))
         return built.training_spec.measures.values(sums)
 
-    def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> NDArray[Any]:
-        """Return the outputs for all samples in order, shape (samples, ...), with the global parameters."""
+    def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> Any:
+        """Return the outputs for all samples in order, with the global parameters.
+
+        An array of shape (samples, ...), or tuples, lists and dicts of such arrays where the network returns them.
+        """
         built = self._require_built()
         built.training_spec.check_forward()
         self._require_workers("predict")

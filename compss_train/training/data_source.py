@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, RemoteBlock, as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
+from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
@@ -39,8 +41,8 @@ class DataHandles(ABC):
     """Whether tasks may skip files, and then have fewer samples than planned."""
     reads_ahead = False
     """Whether tasks read the files of the next round ahead."""
-    weighted: bool
-    """Whether samples have weights."""
+    structure: ColumnStructure
+    """Which of their columns are x, y and weights."""
 
     @abstractmethod
     def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[Any, list[Ref]]:
@@ -61,14 +63,13 @@ class DataHandles(ABC):
 
 
 class BlockHandles(DataHandles):
-    """The blocks of x, and of tensors with the same blocks: y, then the weights."""
+    """The blocks of all columns: those of x, then of y and of the weights."""
 
-    def __init__(
-        self, engine: Engine, x: BlockedTensor, others: Sequence[BlockedTensor] = (), *, weighted: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, columns: Sequence[BlockedTensor], structure: ColumnStructure) -> None:
+        x, *others = columns
         super().__init__(x.sizes)
         self._engine = engine
-        self.weighted = weighted
+        self.structure = structure
         on_file = all(is_on_file(block) for tensor in (x, *others) for block in tensor.blocks())
         self.mapped = engine.shared_memory or on_file
         columns = [x, *others]
@@ -78,7 +79,7 @@ class BlockHandles(DataHandles):
         )
 
     def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[list[Ref], list[Ref]]:
-        """Return the references to these blocks of x, and of the other tensors one after the other."""
+        """Return the references to these blocks of the first column, and of the others one after the other."""
         return [self._x[n] for n in numbers], [refs[n] for refs in self._others for n in numbers]
 
     def delete(self) -> None:
@@ -118,9 +119,9 @@ class FileHandles(DataHandles):
 
     mapped = True
 
-    def __init__(self, dataset: FileDataset, keys: tuple[str, ...], *, weighted: bool = False) -> None:
+    def __init__(self, dataset: FileDataset, keys: tuple[str, ...], structure: ColumnStructure) -> None:
         super().__init__(dataset.sizes)
-        self.weighted = weighted
+        self.structure = structure
         self._dataset = dataset
         self._keys = keys
         self.may_skip = dataset.on_bad_file == "skip"
@@ -142,8 +143,8 @@ class DataSource(ABC):
 
     @property
     @abstractmethod
-    def has_weights(self) -> bool:
-        """Whether samples have weights."""
+    def structure(self) -> ColumnStructure:
+        """Which columns are x, y and weights."""
 
     @property
     @abstractmethod
@@ -195,22 +196,22 @@ class DataSource(ABC):
 
 @dataclass(frozen=True)
 class BlockedSource(DataSource):
-    """Blocked tensors."""
+    """Blocked tensors, or tuples, lists and dicts of them."""
 
-    x: BlockedTensor
-    y: BlockedTensor | None
+    x: Any
+    y: Any
     weight: BlockedTensor | None = None
     unit = "block"
 
     @property
-    def has_weights(self) -> bool:
-        """Whether the samples have weights."""
-        return self.weight is not None
+    def structure(self) -> ColumnStructure:
+        """Which columns are x, y and weights."""
+        return replace(ColumnStructure.of(self.x, self.y), weighted=self.weight is not None)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block."""
-        return self.x.sizes
+        return self._columns[0].sizes
 
     @cached_property
     def fingerprint(self) -> int | None:
@@ -219,21 +220,20 @@ class BlockedSource(DataSource):
 
     def publish(self, engine: Engine) -> DataHandles:
         """Publish the blocks."""
-        x, *others = self._columns
-        return BlockHandles(engine, x, others, weighted=self.has_weights)
+        return BlockHandles(engine, self._columns, self.structure)
 
     def load(self, number: int) -> tuple[list[Block], list[Block]]:
-        """Return the block of x, and those of y and of the weights."""
+        """Return the block of the first column, and those of the others."""
         x, *others = (load_block(list(tensor.blocks())[number]) for tensor in self._columns)
         return [x], others
 
     @property
     def _columns(self) -> list[BlockedTensor]:
-        return [tensor for tensor in (self.x, self.y, self.weight) if tensor is not None]
+        return [tensor for tensor in leaves((self.x, self.y, self.weight)) if tensor is not None]
 
     def weighted(self, sample_weight: Any) -> DataSource:
         """Return this source with these weights, in blocks like those of x or in an array."""
-        return self if sample_weight is None else replace(self, weight=as_weights(sample_weight, self.x))
+        return self if sample_weight is None else replace(self, weight=as_weights(sample_weight, self._columns[0]))
 
 
 @dataclass(frozen=True)
@@ -246,13 +246,18 @@ class FilesSource(DataSource):
     unit = "file"
 
     @property
+    def structure(self) -> ColumnStructure:
+        """Which columns are x, y and weights."""
+        return ColumnStructure(weighted=self.has_weights)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Samples of each file."""
         return self.dataset.sizes
 
     def publish(self, engine: Engine) -> DataHandles:
         """Return handles with the names of the files, which tasks read themselves."""
-        return FileHandles(self.dataset, self.keys, weighted=self.has_weights)
+        return FileHandles(self.dataset, self.keys, self.structure)
 
     def load(self, number: int) -> tuple[FilePart, list[Block]]:
         """Return the part of the data set with this file, which holds all columns."""
@@ -275,7 +280,7 @@ class FilesSource(DataSource):
 def as_data_source(x: Any, y: Any, num_workers: int, *, targets: bool = True) -> DataSource:
     """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into a block a worker, or files.
 
-    If one of both is in blocks and the other is an array, this is cut into the same blocks.
+    Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same blocks.
 
     Without ``targets`` only the samples are read from files.
 
@@ -283,15 +288,26 @@ def as_data_source(x: Any, y: Any, num_workers: int, *, targets: bool = True) ->
     """
     if isinstance(x, FileDataset):
         return _files(x, y, targets)
-    if y is None:
-        return BlockedSource(as_blocked(x, num_workers), None)
-    if _is_array(x) and not _is_array(y):
-        paired = as_blocked(y, num_workers)
-        return BlockedSource(as_blocked_like(x, paired, "x"), paired)
-    blocked = as_blocked(x, num_workers)
-    paired = as_blocked_like(y, blocked, "y") if _is_array(y) and not _is_array(x) else as_blocked(y, num_workers)
-    check_paired(blocked, paired)
-    return BlockedSource(blocked, paired)
+    both = structured(x), None if y is None else structured(y)
+    named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
+    blocked = _blocked_columns(named, num_workers)
+    own = len(leaves(both[0]))
+    return BlockedSource(rebuilt(both[0], blocked[:own]), None if y is None else rebuilt(both[1], blocked[own:]))
+
+
+def _blocked_columns(named: Sequence[tuple[str, Any]], num_workers: int) -> list[BlockedTensor]:
+    """Return columns as blocked tensors with the same blocks, those of the first one that is in blocks."""
+    ready = {name: as_blocked(value, num_workers) for name, value in named if not _is_array(value)}
+    reference = next(iter(ready.values()), None)
+    for name, value in named:
+        if name not in ready and reference is not None:
+            ready[name] = as_blocked_like(value, reference, name)
+        elif name not in ready:
+            ready[name] = as_blocked(value, num_workers)
+    first, *others = (name for name, _ in named)
+    for name in others:
+        check_paired(ready[first], ready[name], name)
+    return [ready[name] for name, _ in named]
 
 
 def _is_array(value: object) -> bool:

@@ -89,7 +89,7 @@ class FittingTrainer(ResumableTrainer):
             worker_timeout = check_seconds("worker_timeout", worker_timeout)
         checkpoint = self._find_checkpoint(resume, callbacks)
         data = as_data_source(x, y, self._number_blocks(checkpoint)).weighted(sample_weight)
-        if data.has_weights and built.training_spec.training_step is None:
+        if data.structure.weighted and built.training_spec.training_step is None:
             check_weightable(built.training_spec.loss)
         validation = None if validation_data is None else self._validation_source(validation_data)
         if options.outer_optimizer is not None:
@@ -150,7 +150,7 @@ class FittingTrainer(ResumableTrainer):
                 blocks=(number,),
                 starts=(0,),
                 name="the first batch",
-                weighted=data.has_weights,
+                structure=data.structure,
                 check_outputs=True,
             )
             with suppress(*skipped_errors):

@@ -208,7 +208,7 @@ class ResumableTrainer(BaseTrainer):
         return {
             "loss": described(training_spec.loss),
             "class_weight": training_spec.class_weight,
-            "sample_weight": "given" if data.has_weights else None,
+            "sample_weight": "given" if data.structure.weighted else None,
         }
 
     def _load(self, snapshot: Snapshot) -> None:

@@ -7,8 +7,8 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data.block_passes import WorkerAssignment, blocks_of
 from compss_train.data.order import split_points
@@ -138,7 +138,7 @@ class _RoundTasks:
             number=round_.number,
             options=workers.options,
             seed=workers.seed,
-            weighted=workers.data.weighted,
+            structure=workers.data.structure,
             check_outputs=check_outputs,
             may_skip=workers.data.may_skip,
         )
@@ -229,18 +229,20 @@ class Inference:
             [] if in_files else [len(numbers) for _, numbers in parts],
             self.batch_size,
             parts[0][0],
+            self.data.structure,
         )
 
-    def predict(self, parameters: Ref) -> NDArray[Any]:
-        """Predict and return the outputs of all samples in order."""
+    def predict(self, parameters: Ref) -> Any:
+        """Predict and return the outputs of all samples in order, in the network's tuples, lists and dicts."""
         refs = [
             self.engine.submit(
                 predict,
                 self.training_spec,
                 parameters,
-                self.data.select(numbers)[0],
+                *self.data.select(numbers),
                 self.batch_size,
                 device,
+                self.data.structure,
                 resources=self.resources,
             )
             for device, numbers in self._ranges
@@ -248,7 +250,9 @@ class Inference:
         results = self.engine.fetch(refs)
         self.engine.delete(refs)
         warn_of_random_transform([warnings for _, warnings in results])
-        return np.concatenate([output for outputs, _ in results for output in outputs])
+        batches = [output for outputs, _ in results for output in outputs]
+        columns = zip(*map(leaves, batches), strict=True)
+        return rebuilt(batches[0], [np.concatenate(column) for column in columns])
 
 
 def skipped_batches(number: int) -> dict[str, int]:

@@ -378,22 +378,28 @@ def test_a_failed_evaluation_loses_nothing(engine):
     assert_same_bits(trainer.fit(x, y, num_epochs=2, **options), expected)
 
 
-def test_networks_with_several_outputs_train_and_say_that_they_do_not_predict(engine):
+def test_networks_with_several_outputs_predict_all_of_them_if_they_are_tensors(engine):
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(6, 3)
 
         def forward(self, x):
-            return self.layer(x), x
+            return self.layer(x), x, *extra
 
+    extra = ()
     x, y = classification()
     trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
     trainer.build(Two(), SGD, lambda output, target: nn.functional.cross_entropy(output[0], target))
     trainer.fit(x, y, num_epochs=1, batch_size=5)
     assert trainer.evaluate(x, y)["loss"] > 0
-    with pytest.raises(TypeError, match="returns one tensor, this one returns a tuple"):
-        trainer.predict(x)
+    logits, same = trainer.predict(x)
+    np.testing.assert_array_equal(same, x)
+    assert logits.shape == (len(x), 3)
+    for extra, kind in ((("text",), "a str"), ((torch.zeros(()),), "a single number")):  # noqa: B007 - forward's
+        trainer.build(Two(), SGD, lambda output, target: nn.functional.cross_entropy(output[0], target))
+        with pytest.raises(TypeError, match=f"returns a tensor with a row.*this one returns {kind}"):
+            trainer.predict(x)
 
 
 def test_a_loss_of_one_element_will_do_and_one_of_many_is_an_error(engine):

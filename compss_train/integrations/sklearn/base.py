@@ -143,7 +143,8 @@ class DistributedEstimator(EstimatorParameters):
     def _predict_outputs(self, X: Any) -> NDArray[Any]:
         """Return the outputs of the network, computed in this process."""
         check_is_fitted(self)
-        return self._predictor(self.module_).predict(validate_samples(self, X))
+        outputs: NDArray[Any] = self._predictor(self.module_).predict(validate_samples(self, X))
+        return outputs
 
     def _predictor(self, net: nn.Module) -> DistributedTrainer:
         """Return a trainer that predicts with the network in this process."""

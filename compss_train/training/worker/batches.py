@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.block import Block
 from compss_train.data.block_passes import BlockPass, WorkerAssignment, batch_sizes
 from compss_train.data.order import Batching, partial_shuffle_generator
@@ -34,8 +35,9 @@ Piece: TypeAlias = tuple[Block, ...]
 class Batch(NamedTuple):
     """The samples of one training or evaluation step."""
 
-    x: torch.Tensor
-    y: torch.Tensor | None = None
+    x: Any
+    """A tensor, or tuples, lists and dicts of tensors."""
+    y: Any = None
     weight: torch.Tensor | None = None
     """One number a sample."""
     samples_before: int | None = None
@@ -44,12 +46,23 @@ class Batch(NamedTuple):
     @property
     def samples(self) -> int:
         """Number of samples, whatever the transform has made of them."""
-        return len(self.x) if self.samples_before is None else self.samples_before
+        return number_of(self.x) if self.samples_before is None else self.samples_before
 
     def to(self, device: str) -> Self:
         """Return the batch on a device."""
-        y, weight = (None if part is None else to_device([part], device)[0] for part in (self.y, self.weight))
-        return self._replace(x=to_device([self.x], device)[0], y=y, weight=weight)
+        moved = to_device(leaves(self.parts), device)
+        return self._replace(**rebuilt(self.parts, moved))
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Return what holds tensors, by the names of the fields."""
+        parts = {"x": self.x, "y": self.y, "weight": self.weight}
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+def number_of(x: Any) -> int:
+    """Return the number of samples of x."""
+    return len(leaves(x)[0])
 
 
 PlacedBatch: TypeAlias = tuple[Place, Batch]
@@ -83,7 +96,7 @@ def placed_batches(
     ``buffer`` is that of a worker whose epoch has several rounds.
     """
     for place, columns in _columns(shard, source, device, buffer or CarriedBuffer()):
-        yield place, _batch(columns, weighted=shard.weighted)
+        yield place, Batch(*shard.structure.parts(columns))
 
 
 def batches_in_epoch(shard: Shard, epoch: int) -> int:
@@ -95,12 +108,6 @@ def batches_in_epoch(shard: Shard, epoch: int) -> int:
     if options.partial_shuffle is not None or options.buffer is not None:
         return len(batch_sizes(block_passes, options.batching))
     return sum(len(batch_bounds(block_pass, options.batching)) for block_pass in block_passes)
-
-
-def _batch(columns: Columns, *, weighted: bool) -> Batch:
-    x, *others = columns
-    weight = others.pop() if weighted else None
-    return Batch(x, others[0] if others else None, weight)
 
 
 def _columns(shard: Shard, source: Source, device: str, buffer: CarriedBuffer) -> Iterator[PlacedColumns]:

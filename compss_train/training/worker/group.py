@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from compss_train.data.block import Block
 from compss_train.data.block_passes import Draws, WorkerAssignment, blocks_of
+from compss_train.data.columns import ColumnStructure
 from compss_train.data.reading import FilePart
 from compss_train.model.compression import Contribution
 from compss_train.model.lr_schedules import TimedHyperparameters
@@ -49,7 +50,7 @@ class RoundSettings:
     options: FitOptions
     """As ``FitOptions.for_tasks`` returns them."""
     seed: int
-    weighted: bool
+    structure: ColumnStructure
     check_outputs: bool
     may_skip: bool
     """Whether workers may skip files, and then have fewer samples than planned."""
@@ -104,7 +105,7 @@ class GroupWork:
             starts=self.starts,
             seed=settings.seed,
             name=self.name_of(member),
-            weighted=settings.weighted,
+            structure=settings.structure,
             hyperparameters=member.hyperparameters or {},
             draws=member.draws,
             check_outputs=settings.check_outputs,

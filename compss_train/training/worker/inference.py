@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.nested import map_leaves
 from compss_train.data.block import Block
+from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.reading import FilePart
 from compss_train.engines import heartbeat
 from compss_train.model.metrics import MetricAccumulator
@@ -29,28 +32,31 @@ def evaluate(
     parts: Sequence[int],
     batch_size: int,
     device: str,
+    structure: ColumnStructure = SINGLE,
 ) -> list[dict[str, Any]]:
     """Return the sums of a ``MetricAccumulator`` over each part of blocks, or of files, in evaluation mode.
 
+    ``xs`` are the blocks of the first column, ``ys`` those of the others, part by part and column by column.
     ``parts`` are the numbers of blocks; of files, each item of ``xs`` is a part. The sums of a part have the same
     bits whichever other parts the task has.
     """
-    same = training_spec, parameters
+    evaluated = partial(_evaluate, training_spec, parameters, batch_size, device, structure)
     if not parts:
-        return [_evaluate(*same, part, [], batch_size, device) for part in xs if isinstance(part, FilePart)]
-    bounds = pairwise(accumulate(parts, initial=0))
-    return [_evaluate(*same, xs[start:stop], ys[start:stop], batch_size, device) for start, stop in bounds]
+        return [evaluated(part, []) for part in xs if isinstance(part, FilePart)]
+    bounds, columns = pairwise(accumulate(parts, initial=0)), len(ys) // len(xs)
+    return [evaluated(xs[start:stop], ys[columns * start : columns * stop]) for start, stop in bounds]
 
 
 def _evaluate(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    xs: Any,
-    ys: Sequence[Block],
     batch_size: int,
     device: str,
+    structure: ColumnStructure,
+    xs: Any,
+    ys: Sequence[Block],
 ) -> dict[str, Any]:
-    shard = unshuffled(xs, batch_size)
+    shard = unshuffled(xs, batch_size, structure)
     source = source_of(shard, xs, ys)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
@@ -70,7 +76,7 @@ class _Transform:
         self.warnings: dict[str, bool] = {}
         """``random_transform`` if it draws; otherwise empty."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Any) -> Any:
         if self._checked:
             return self._replica.transformed(x)
         self._checked = True
@@ -89,7 +95,7 @@ def _measure(replica: ModelReplica, batch: Batch, transform: _Transform, accumul
         accumulator.add(batch.samples, *result)
 
 
-def _result(replica: ModelReplica, x: torch.Tensor, y: torch.Tensor | None) -> StepResult:
+def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
     spec = replica.training_spec
     if spec.validation_step is not None:
         return replica.run_step(spec.validation_step, x, y, StepContext(loss=spec.loss, training=False))
@@ -101,29 +107,38 @@ def predict(
     training_spec: TrainingSpec,
     parameters: Parameters,
     xs: Sequence[Block] | FilePart,
+    others: Sequence[Block],
     batch_size: int,
     device: str,
-) -> tuple[list[NDArray[np.generic]], dict[str, bool]]:
+    structure: ColumnStructure = SINGLE,
+) -> tuple[list[Any], dict[str, bool]]:
     """Return the outputs of each batch of blocks or files, with the network in evaluation mode, and warnings.
 
     bfloat16 is converted to float32. A file that cannot be read is always an error: every sample needs an output.
     """
     xs = replace(xs, skip=False) if isinstance(xs, FilePart) else xs
-    shard = unshuffled(xs, batch_size)
+    shard = unshuffled(xs, batch_size, structure)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
         transform = _Transform(replica)
-        every = batches(shard, source_of(shard, xs, []), device)
+        every = batches(shard, source_of(shard, xs, others), device)
         return [_output(replica, batch.x, transform) for batch in every], transform.warnings
 
 
-def _output(replica: ModelReplica, x: torch.Tensor, transform: _Transform) -> NDArray[np.generic]:
+def _output(replica: ModelReplica, x: Any, transform: _Transform) -> Any:
+    """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network returns them."""
     with replica.annotate_errors(x), replica.autocast():
         output = replica.predict(transform(x))
-    if not isinstance(output, torch.Tensor):
+    return map_leaves(_as_array, output)
+
+
+def _as_array(output: Any) -> NDArray[np.generic]:
+    if not isinstance(output, torch.Tensor) or not output.dim():
+        kind = "a single number" if isinstance(output, torch.Tensor) else f"a {type(output).__name__}"
         raise TypeError(
-            f"predict needs a network that returns one tensor, this one returns a {type(output).__name__}; "
-            "wrap it in a module that returns the tensor that you need, or use model()"
+            "predict needs a network that returns a tensor with a row for each sample, or tuples, lists and dicts "
+            f"of such tensors, this one returns {kind}; wrap it in a module that returns what you need, or use "
+            "model()"
         )
     array: NDArray[np.generic] = (output.float() if output.dtype == torch.bfloat16 else output).cpu().numpy()
     return array

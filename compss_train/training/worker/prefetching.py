@@ -134,7 +134,7 @@ class Preparation:
     def finish(self, ready: _Ready) -> PlacedBatch:
         """Return a batch, transformed, in the thread and stream of the training steps."""
         place, batch, copied = ready
-        self._stream.wait(copied, (batch.x, batch.y, batch.weight))
+        self._stream.wait(copied, leaves(batch.parts))
         if self._transforms and batch.samples_before is None:
             device = self._replica.device
             with random_state(self._seed_of(place), device):
@@ -182,7 +182,7 @@ class Preparation:
 
 def _versions(batch: Batch) -> list[int]:
     """Return numbers that an operation in place raises."""
-    return [part._version for part in leaves((batch.x, batch.y)) if part is not None]
+    return [part._version for part in leaves(batch.parts)]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block import Block, as_tensor, rows_of_bytes
 from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment
+from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.order import row_order
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
@@ -30,7 +31,7 @@ Several reading threads hold one file each.
 
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
-"""Rows of x, then of y and of weights if the data have them."""
+"""Rows of the columns of x, then of those of y and of weights if the data have them."""
 
 
 class Place(NamedTuple):
@@ -66,8 +67,8 @@ class Shard:
     """Seed of every random order: rows within blocks, buffers, partial shuffles."""
     name: str = "training"
     """Round and worker, for messages."""
-    weighted: bool = False
-    """Whether the last column holds the samples' weights."""
+    structure: ColumnStructure = SINGLE
+    """Which columns are x, y and weights."""
     hyperparameters: Mapping[int, TimedHyperparameters] = field(default_factory=dict)
     """The optimizer's hyperparameters by epoch; empty without a learning-rate schedule."""
     draws: Draws | None = None
@@ -86,7 +87,7 @@ class Shard:
         return self.seed if self.options.shuffle_block_data else None
 
 
-def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:
+def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int, structure: ColumnStructure = SINGLE) -> Shard:
     """Return the shard of all samples of these blocks or files in their order, for evaluation and prediction."""
     sizes = xs.sizes if isinstance(xs, FilePart) else {n: len(rows) for n, rows in enumerate(_first_column(xs))}
     assignment = tuple(BlockPass(number, 0, size) for number, size in sizes.items())
@@ -95,7 +96,7 @@ def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int) -> Shard:
     options = FitOptions(
         num_epochs=1, batch_size=batch_size, shuffle=None, shuffle_block_data=False, file_buffer=files
     )
-    return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts)
+    return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts, structure=structure)
 
 
 def take(block: Block, rows: NDArray[Any]) -> Block:

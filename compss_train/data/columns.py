@@ -1,0 +1,98 @@
+"""``ColumnStructure``: which columns of the samples are x, which y, and how several of them belong together.
+
+Samples have columns, tensors with a row each: those of x, then those of y and of weights. Sources, batches and
+engines only see columns; a batch gets its structure when it is made of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from compss_train._utils.nested import leaves, rebuilt, template_of
+from compss_train.data.block import as_block
+from compss_train.data.blocked import BlockedTensor
+
+
+class Parts(NamedTuple):
+    """The columns of one batch, as the network and the loss get them."""
+
+    x: Any
+    y: Any = None
+    weight: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStructure:
+    """The tuples, lists and dicts of x and y, with ``None`` for each column: a single column is ``None`` itself."""
+
+    x: Any = None
+    y: Any = None
+    """Those of y, if there are columns for it: without, x is its own target."""
+    weighted: bool = False
+    """Whether the last column holds the samples' weights."""
+
+    @classmethod
+    def of(cls, x: Any, y: Any = None) -> "ColumnStructure":
+        """Return the structure of these data."""
+        return cls(template_of(x), None if y is None else template_of(y))
+
+    def parts(self, columns: Iterable[torch.Tensor]) -> Parts:
+        """Return x, y and weights of these columns."""
+        own = list(columns)
+        weight = own.pop() if self.weighted else None
+        each = iter(own)
+        x = rebuilt(self.x, each)
+        return Parts(x, rebuilt(self.y, each) if len(own) > len(leaves(x)) else None, weight)
+
+
+SINGLE = ColumnStructure()
+"""One column for x, and perhaps one for y."""
+
+
+def structured(value: Any) -> Any:
+    """Return data with their tuples, lists and dicts as such: their leaves are arrays or blocked tensors.
+
+    Dicts are several columns, and so are tuples and lists of arrays or blocked tensors. But a list of arrays of one
+    dtype and shape is an array of as many samples, as numpy sees it. Raises ``ValueError`` for an empty one.
+    """
+    if isinstance(value, Mapping):
+        parts: Any = {name: structured(item) for name, item in value.items()}
+    elif isinstance(value, tuple | list) and _are_columns(value):
+        items = [structured(item) for item in value]
+        parts = tuple(items) if isinstance(value, tuple) else items
+    else:
+        return as_block(value) if isinstance(value, tuple | list) else value
+    if not parts:
+        raise ValueError(f"an empty {type(value).__name__} has no samples")
+    return parts
+
+
+def _are_columns(items: Sequence[Any]) -> bool:
+    if not items or not all(isinstance(item, Mapping) or _is_column(item) or _is_nested(item) for item in items):
+        return False
+    arrays = [item for item in items if isinstance(item, np.ndarray | torch.Tensor)]
+    if isinstance(items, tuple) or len(arrays) < len(items):
+        return True
+    return len({len(each) for each in arrays}) == 1 and len({(str(a.dtype), a.shape) for a in arrays}) > 1
+
+
+def _is_column(item: Any) -> bool:
+    if isinstance(item, np.ndarray | torch.Tensor):
+        return item.ndim > 0
+    return isinstance(item, BlockedTensor) or hasattr(item, "tensors")
+
+
+def _is_nested(item: Any) -> bool:
+    return isinstance(item, tuple | list) and _are_columns(item)
+
+
+def named_columns(value: Any, name: str) -> list[tuple[str, Any]]:
+    """Return the leaves of structured data, with names for messages such as ``x['user']``."""
+    if isinstance(value, dict):
+        return [each for key, item in value.items() for each in named_columns(item, f"{name}[{key!r}]")]
+    if isinstance(value, tuple | list):
+        return [each for number, item in enumerate(value) for each in named_columns(item, f"{name}[{number}]")]
+    return [(name, value)]

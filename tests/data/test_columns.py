@@ -1,0 +1,218 @@
+"""Several inputs and outputs: tuples, lists and dicts of columns, on every engine, bit for bit as a plain loop."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, TrainTransform
+from compss_train.callbacks import Checkpoint
+from compss_train.data.columns import ColumnStructure, structured
+from compss_train.engines.machine import intra_op_threads
+from compss_train.model.random_state import random_state
+from tests.helpers.models import assert_same_bits, state_arrays
+
+RANDOM = np.random.default_rng(0)
+USERS, ITEMS = RANDOM.integers(0, 9, 62), RANDOM.normal(size=(62, 4)).astype(np.float32)
+RATINGS = RANDOM.normal(size=62).astype(np.float32)
+LIKES = RANDOM.integers(0, 2, 62)
+SGD = {"optimizer": "sgd", "lr": 0.005, "momentum": 0.9}
+STILL = {"shuffle": None, "shuffle_block_data": False}
+
+
+class Towers(nn.Module):
+    """Takes two inputs, and returns what its last line says."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.user, self.item = nn.Embedding(9, 8), nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2))
+
+    def forward(self, user, item):
+        both = self.user(user) * self.item(item)
+        return {"rating": both[:, :4].sum(dim=1), "like": both[:, 4:6]}
+
+
+def loss(output, target):
+    return functional.mse_loss(output["rating"], target["rating"]) + functional.cross_entropy(
+        output["like"], target["like"]
+    )
+
+
+X, Y = {"user": USERS, "item": ITEMS}, {"rating": RATINGS, "like": LIKES}
+FORMS = {
+    "dict": X,
+    "tuple": (USERS, ITEMS),
+    "list": [torch.from_numpy(USERS), torch.from_numpy(ITEMS)],
+    "blocks": (BlockedTensor.from_array(USERS, 4), ITEMS),
+}
+
+
+def trainer_of(engine="serial", workers=1, **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(Towers(), SGD, loss, **options)
+    return trainer
+
+
+def plain_loop():
+    net = Towers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9)
+    with intra_op_threads(1), random_state(3, "cpu"):
+        for _ in range(2):
+            for rows in np.array_split(np.arange(62), 4):
+                for part in np.array_split(rows, 3):
+                    user, item, rating, like = (
+                        torch.from_numpy(each[part]) for each in (USERS, ITEMS, RATINGS, LIKES)
+                    )
+                    optimizer.zero_grad()
+                    loss(net(user, item), {"rating": rating, "like": like}).backward()
+                    optimizer.step()
+    return state_arrays(net)
+
+
+def blocks(value):
+    return {name: BlockedTensor.from_array(each, 4) for name, each in value.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_the_plain_loop(form):
+    x = blocks(X) if form == "dict" else FORMS[form]
+    y = blocks(Y)
+    ours = trainer_of().fit(x, y, num_epochs=2, num_batches_per_worker=3, progress=False, **STILL)
+    assert_same_bits(ours, plain_loop())
+
+
+OPTIONS = [
+    {"shuffle": "total"},
+    {"shuffle": "partial", "shuffle_buffer": 9},
+    {"buffer": BufferSpec("FIRO", 20)},
+    {"merge_unit": "batches", "merge_every": 2, "sample_weight": np.ones(62)},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["total", "partial", "buffer", "weights"])
+def test_engines_agree_whatever_the_batches_are(engine, options):
+    def weighable(output, target, reduction="mean"):
+        each = (output["rating"] - target["rating"]).square() + functional.cross_entropy(
+            output["like"], target["like"], reduction="none"
+        )
+        return each.mean() if reduction == "mean" else each
+
+    results = []
+    for each in (engine, "serial"):
+        trainer = DistributedTrainer(2, engine=each, seed=3, threads=1)
+        trainer.build(Towers(), SGD, weighable)
+        trainer.fit(X, Y, num_epochs=2, batch_size=7, progress=False, validation_data=(X, Y), **options)
+        results.append((trainer.get_parameters(), trainer.history[-1]["val_loss"]))
+    assert_same_bits(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_a_fit_with_several_inputs_is_resumed(tmp_path):
+    options = {"num_epochs": 3, "batch_size": 7, "progress": False, "shuffle": "total"}
+    whole = trainer_of(workers=2)
+    whole.fit(X, Y, callbacks=[Checkpoint(tmp_path, keep=9)], **options)
+    for folder in sorted(tmp_path.glob("round-*"))[:-1]:
+        resumed = trainer_of(workers=2)
+        resumed.fit(X, Y, resume=folder, **options)
+        assert_same_bits(whole.get_parameters(), resumed.get_parameters())
+
+
+def test_evaluation_and_prediction_of_several_outputs(engine):
+    trainer = trainer_of(engine, workers=3)
+    with torch.no_grad():
+        expected = trainer.model().eval()(torch.from_numpy(USERS), torch.from_numpy(ITEMS))
+        value = float(loss(expected, {"rating": torch.from_numpy(RATINGS), "like": torch.from_numpy(LIKES)}))
+    for x in FORMS.values():
+        found = trainer.predict(x, batch_size=10)
+        assert list(found) == ["rating", "like"]
+        for name, array in found.items():
+            np.testing.assert_allclose(array, expected[name].numpy(), atol=1e-5)
+        assert trainer.evaluate(x, Y)["loss"] == pytest.approx(value, rel=1e-5)
+
+
+def test_transforms_and_steps_get_the_structure():
+    def transform(x):
+        return {**x, "item": x["item"] / 2}
+
+    def augment(x, y):
+        assert list(y) == ["rating", "like"]
+        return {**x, "item": x["item"] + torch.randn(x["item"].shape)}, y
+
+    def step(model, batch, context):
+        x, y = batch
+        return context.loss(model(**x), y)
+
+    results = []
+    for by_sample in (False, True):
+        given = TrainTransform(augment, by_sample=by_sample)
+        pair = [
+            trainer_of(transform=transform, train_transform=given, **more) for more in ({}, {"training_step": step})
+        ]
+        for trainer in pair:
+            results.append(trainer.fit(X, Y, num_epochs=1, batch_size=7, progress=False))
+        assert_same_bits(*results[-2:])
+    assert results[0]["item.0.weight"].tobytes() != results[2]["item.0.weight"].tobytes()
+
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, left, right):
+        return self.layer(left) + self.layer(right), self.layer(left - right)
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_onnx_has_every_input_and_output(tmp_path, kind):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    trainer = DistributedTrainer(1, engine="serial", threads=1)
+    trainer.build(
+        Sums(),
+        SGD,
+        loss,
+        transform=lambda x: (
+            kind({"left": x["left"], "right": 2 * x["right"]}) if kind is dict else (x[0], 2 * x[1])
+        ),
+    )
+    x = {"left": ITEMS, "right": ITEMS[::-1].copy()} if kind is dict else (ITEMS, ITEMS[::-1].copy())
+    trainer.export(tmp_path / "net.onnx", x)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["left", "right"]
+    assert [each.name for each in session.get_outputs()] == ["output_0", "output_1"]
+    found = session.run(None, {"left": ITEMS, "right": ITEMS[::-1].copy()})
+    for one, other in zip(found, trainer.predict(x), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_what_is_several_columns_and_what_is_one_array():
+    array = np.zeros((3, 2), np.float32)
+    same, mixed = [array, array], [array, np.zeros(3)]
+    assert isinstance(structured(same), np.ndarray)
+    assert structured(same).shape == (2, 3, 2)
+    assert isinstance(structured(mixed), list)
+    assert isinstance(structured((array, array)), tuple)
+    assert isinstance(structured([[1.0, 2.0], [3.0, 4.0]]), np.ndarray)
+    assert isinstance(structured(((1.0, 2.0), (3.0, 4.0))), np.ndarray)
+    assert structured({"a": (array, array)})["a"][1] is array
+    assert isinstance(structured([BlockedTensor.from_array(array, 1)] * 2), list)
+    assert ColumnStructure.of({"a": array}, (array, [array])).y == (None, [None])
+
+
+def test_columns_that_do_not_fit_are_named():
+    trainer = trainer_of()
+    with pytest.raises(ValueError, match=r"x\['item'\] .*61"):
+        trainer.fit({"user": BlockedTensor.from_array(USERS, 4), "item": ITEMS[:61]}, Y, num_epochs=1, batch_size=7)
+    with pytest.raises(ValueError, match=r"in x and 61 in y\['like'\]|y\['like'\]"):
+        trainer.fit(X, {**Y, "like": LIKES[:61]}, num_epochs=1, batch_size=7)
+    with pytest.raises(ValueError, match="an empty dict has no samples"):
+        trainer.predict({})
+
+
+def test_arguments_that_the_network_lacks_are_explained():
+    with pytest.raises(TypeError, match="forward") as error:
+        trainer_of().predict({"user": USERS, "thing": ITEMS})
+    assert "keyword arguments user, thing" in "".join(error.value.__notes__)
