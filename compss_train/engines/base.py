@@ -261,6 +261,14 @@ class Engine(ABC):
         self.shutdown(kill=error is not None)
 
 
+def exited(error: SystemExit) -> RuntimeError:
+    """Return the error of a task that would have ended its process, and with the serial engine the program."""
+    return RuntimeError(
+        f"a task called sys.exit({'' if error.code is None else repr(error.code)}): networks, losses and all else "
+        "that tasks run must not end their process; raise an exception instead"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception of a task in a form that can be sent; one that cannot be pickled becomes a ``RuntimeError``."""
@@ -270,8 +278,10 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return the failure for an exception that is being handled."""
+        """Return the failure for an exception that is being handled; ``SystemExit`` becomes a ``RuntimeError``."""
         text = "".join(traceback.format_exception(error))
+        if isinstance(error, SystemExit):
+            error = exited(error)
         try:
             pickled = cloudpickle.dumps(error)
             pickle.loads(pickled)

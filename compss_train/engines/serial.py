@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 from compss_train.engines import heartbeat
-from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
+from compss_train.engines.base import ONE_CPU, Ref, Resources, exited, map_refs
 from compss_train.engines.machine import LOOPBACK, SingleMachineEngine, intra_op_threads
 from compss_train.exceptions import EngineClosedError
 
@@ -49,7 +49,10 @@ class SerialEngine(SingleMachineEngine):
         """Run the task immediately."""
         self._check_open()
         with intra_op_threads(resources.cpus), heartbeat.reporting_to(self._heartbeat):
-            result = function(*map_refs(args, lambda ref: _serial(ref).value))
+            try:
+                result = function(*map_refs(args, lambda ref: _serial(ref).value))
+            except SystemExit as error:  # else the program would end, without a word
+                raise exited(error) from error
         if returns == 1:
             return _SerialRef(result)
         if len(result) != returns:

@@ -1,15 +1,14 @@
 """Messages over TCP between the parts of an online fit, which may run on different nodes.
 
-A message is the length of its header (four bytes, little-endian), the header as JSON, and the bytes of the arrays
-that the header lists under ``arrays``, ``[[dtype, shape], ...]``, one after the other. Nothing is pickled. The
-first message on a connection is the client's handshake: its ``role`` and a ``token``. docs/online.md lists all
-messages.
+A message is the length of its header (four bytes, little-endian), the header as JSON, the code of both, the bytes
+of the arrays that the header lists under ``arrays``, ``[[dtype, shape], ...]``, one after the other, and their code
+if there are any (``authentication.MessageCodes``). Nothing is pickled. The first message on an authenticated
+connection is the client's handshake with its ``role``. docs/online.md lists all messages.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import select
 import socket
 import struct
@@ -23,6 +22,13 @@ import torch
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
+from compss_train.online.authentication import (
+    CODE_BYTES,
+    ConnectionLostError,
+    MessageCodes,
+    accept_client,
+    join_listener,
+)
 from compss_train.parameter_server.messages import MessageError, array_sizes, pack, unpack
 
 Header: TypeAlias = dict[str, Any]
@@ -33,13 +39,11 @@ _MAX_HEADER_BYTES = 2**24
 _MAX_COPIED_BYTES = 2**16  # copying an array of at most this size costs less than a system call
 _READ_BUFFER_BYTES = 2**16
 _HANDSHAKE_SECONDS = 10.0
+_CONNECT_SECONDS = 60.0  # threads of a busy coordinator may be late
+_MAX_STRANGERS = 128
 _RETRY_SECONDS = 0.05
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """An idle connection to a node that failed is closed after 25 seconds."""
-
-
-class ConnectionLostError(OSError):
-    """The peer has closed the connection, or it broke."""
 
 
 @dataclass(frozen=True)
@@ -50,29 +54,31 @@ class Address:
     port: int
     token: str = field(repr=False)
 
-    def connect(self, handshake: Header, timeout: float = _HANDSHAKE_SECONDS) -> Connection:
-        """Connect and send the handshake; raises ``OSError`` if the connection is refused."""
-        sock = socket.create_connection((self.host, self.port), timeout)
-        sock.settimeout(None)
-        connection = Connection(sock)
+    def connect(self, handshake: Header) -> Connection:
+        """Connect and send the handshake.
+
+        Raises ``OSError`` if the connection is refused, ``PermissionError`` for a wrong token.
+        """
+        sock = socket.create_connection((self.host, self.port), _HANDSHAKE_SECONDS)
         try:
-            connection.send({**handshake, "token": self.token})
+            connection = Connection(sock, join_listener(sock, self.token, _CONNECT_SECONDS))
+            connection.send(handshake)
         except BaseException:
-            connection.close()
+            sock.close()
             raise
         return connection
 
 
 class Connection(Closable):
-    """Sends messages from any thread, and receives them in one thread."""
+    """Sends messages from any thread, and receives them in one thread; both ends have been authenticated."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, codes: MessageCodes) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in _KEEPALIVE.items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-        self._socket = sock
+        self._socket, self._codes = sock, codes
         self._reader = SocketReader(sock)
         self._send_lock = threading.Lock()
 
@@ -84,23 +90,33 @@ class Connection(Closable):
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
         """Send a message; blocks while the peer does not read. Raises ``ConnectionLostError``."""
         head, *rest = pack(header, arrays)
-        parts = [_LENGTH.pack(len(head)), head]
+        length = _LENGTH.pack(len(head))
         try:
             with self._send_lock:
-                for part in rest:
-                    parts.append(part)
-                    if part.nbytes > _MAX_COPIED_BYTES:
-                        self._socket.sendall(b"".join(parts[:-1]))
-                        self._socket.sendall(part)
-                        parts = []
-                self._socket.sendall(b"".join(parts))
+                parts = [length, head, self._codes.sign(length, head), *rest]
+                self._send_parts([*parts, self._codes.sign(*rest)] if any(map(len, rest)) else parts)
         except OSError as error:
             raise ConnectionLostError(f"connection lost: {error}") from error
+
+    def _send_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send small parts together, and large ones without copying them."""
+        small: list[bytes | memoryview] = []
+        for part in parts:
+            if len(part) <= _MAX_COPIED_BYTES:
+                small.append(part)
+                continue
+            self._socket.sendall(b"".join(small))
+            self._socket.sendall(part)
+            small = []
+        self._socket.sendall(b"".join(small))
 
     def receive(self) -> Message:
         """Wait for the next message; raises ``ConnectionLostError``, and ``MessageError`` for malformed data."""
         head = self._receive_header()
-        return unpack([head, *(self._read(size) for size in array_sizes(head))])
+        arrays = [self._read(size) for size in array_sizes(head)]
+        if any(array.nbytes for array in arrays):
+            self._codes.check(self._read(CODE_BYTES).data, *(array.data for array in arrays))
+        return unpack([head, *arrays])
 
     def has_message(self) -> bool:
         """Return True if data have arrived, so that ``receive`` would hardly wait."""
@@ -113,7 +129,7 @@ class Connection(Closable):
                 pass
 
     def receive_handshake(self) -> Header:
-        """Receive the first message, within a time limit; it may have no arrays."""
+        """Receive the first message; it may have no arrays."""
         self._socket.settimeout(_HANDSHAKE_SECONDS)
         head = self._receive_header()
         if array_sizes(head):
@@ -125,10 +141,13 @@ class Connection(Closable):
         return handshake
 
     def _receive_header(self) -> bytes:
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size).data)
+        size = self._read(_LENGTH.size).tobytes()
+        (length,) = _LENGTH.unpack(size)
         if length > _MAX_HEADER_BYTES:
             raise MessageError(f"a header of {length} bytes; the maximum is {_MAX_HEADER_BYTES}")
-        return self._read(length).tobytes()
+        data = self._read(length + CODE_BYTES).tobytes()
+        self._codes.check(data[length:], size, data[:length])
+        return data[:length]
 
     def _read(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         try:
@@ -143,8 +162,7 @@ class Connection(Closable):
 
     def close(self) -> None:
         """Close the socket; a pending ``receive`` raises ``ConnectionLostError``. Sent messages still arrive."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        _shut_down(self._socket)
         self._socket.close()
 
 
@@ -197,7 +215,8 @@ class Listener(Closable):
         role: str | None = None,
     ) -> None:
         self._handler, self._token, self._role = handler, token, role
-        self._open: set[Connection] = set()
+        self._strangers: dict[socket.socket, None] = {}  # not authenticated yet, in the order of their connections
+        self._trusted: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         try:
@@ -214,44 +233,71 @@ class Listener(Closable):
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                connection = Connection(self._socket.accept()[0])
-            except OSError:  # closed, or the client disconnected, or too many files are open
+                self._admit(self._socket.accept()[0])
+            except Exception:  # closed, or too many files are open, or no thread can be started
                 self._closed.wait(_RETRY_SECONDS)
-                continue
-            with self._lock:
-                if self._closed.is_set():  # meanwhile
-                    connection.close()
-                    return
-                self._open.add(connection)
-            threading.Thread(target=self._serve, args=[connection], name="connection", daemon=True).start()
 
-    def _serve(self, connection: Connection) -> None:
+    def _admit(self, sock: socket.socket) -> None:
+        """Serve a new connection in a thread; of too many that are not authenticated yet, close the oldest."""
+        with self._lock:
+            if self._closed.is_set():  # meanwhile
+                sock.close()
+                return
+            self._strangers[sock] = None
+            if len(self._strangers) > _MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                _shut_down(oldest)  # its thread closes it
         try:
-            handshake = connection.receive_handshake()
-            if not self._is_authenticated(handshake):
-                connection.send({"error": "wrong token; use the token= given to fit_online"})
-            elif self._role not in (None, handshake["role"]):
-                connection.send({"error": f"role {handshake['role']!r}; this address accepts {self._role!r}"})
-            else:
-                self._handler(connection, handshake)
+            threading.Thread(target=self._serve, args=[sock], name="connection", daemon=True).start()
+        except BaseException:
+            self._forget(sock)
+            raise
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            codes = accept_client(sock, self._token, _HANDSHAKE_SECONDS)
+            if codes is not None:
+                self._serve_client(self._trust(sock, codes))
         except (OSError, MessageError):
             pass  # disconnected, or not a client of ours
         finally:
-            with self._lock:
-                self._open.discard(connection)
-            connection.close()
+            self._forget(sock)
 
-    def _is_authenticated(self, handshake: Header) -> bool:
-        token = str(handshake.get("token")).encode(errors="surrogatepass")
-        return hmac.compare_digest(token, self._token.encode())
+    def _trust(self, sock: socket.socket, codes: MessageCodes) -> Connection:
+        """Return the connection of a client that has proved that it has the token."""
+        with self._lock:
+            if self._closed.is_set():
+                raise ConnectionLostError("the listener was closed")
+            self._strangers.pop(sock, None)
+            self._trusted.add(sock)
+        return Connection(sock, codes)
+
+    def _serve_client(self, connection: Connection) -> None:
+        handshake = connection.receive_handshake()
+        if self._role not in (None, handshake["role"]):
+            connection.send({"error": f"role {handshake['role']!r}; this address accepts {self._role!r}"})
+        else:
+            self._handler(connection, handshake)
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(sock, None)
+            self._trusted.discard(sock)
+        _shut_down(sock)
+        sock.close()
 
     def close(self) -> None:
         """Stop accepting, and close all connections."""
         with self._lock:
             self._closed.set()
-            connections = list(self._open)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            connections = [*self._strangers, *self._trusted]
+        _shut_down(self._socket)
         self._socket.close()
-        for connection in connections:
-            connection.close()
+        for sock in connections:
+            _shut_down(sock)  # its thread closes it
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

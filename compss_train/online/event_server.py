@@ -17,7 +17,8 @@ import torch
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
-from compss_train.online.connection import Connection, ConnectionLostError, Header, Listener
+from compss_train.online.authentication import ConnectionLostError
+from compss_train.online.connection import Connection, Header, Listener
 from compss_train.parameter_server.messages import MessageError
 
 RECONNECT_SECONDS = 120.0
@@ -83,13 +84,20 @@ class EventServer(Closable):
             while True:
                 header, arrays = connection.receive()
                 if "checkpoint" in header and client.role == "worker":
-                    self._store_checkpoint(int(client.number), arrays[0])
-                    arrays = []
+                    header, arrays = self._store(int(client.number), header, arrays[0]), []
                 self._events.put(Event(client, header, arrays))
         except (OSError, MessageError):
             pass
         finally:
             self._events.put(Event(client, None))
+
+    def _store(self, worker: int, header: Header, checkpoint: torch.Tensor) -> Header:
+        """Store a checkpoint; if that fails, the event says why, and the worker goes on."""
+        try:
+            self._store_checkpoint(worker, checkpoint)
+        except OSError as error:
+            return {"not_stored": str(error)}
+        return header
 
     def next(self, timeout: float) -> Event | None:
         """Return the next event, ``None`` after ``timeout`` seconds."""

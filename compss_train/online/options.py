@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from compss_train._utils.validation import check_choice, check_count, check_seconds
 from compss_train.buffers import BufferSpec
+from compss_train.engines.machine import is_loopback
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.online.connection import Address
 from compss_train.online.sender import host_and_port
@@ -106,7 +107,7 @@ class OnlineJob:
     key: str = field(repr=False)
     """The token that the workers' receivers require of streams."""
     host: str | None
-    """Host on which workers listen for streams, ``None`` for the one that they connect to the coordinator from."""
+    """The host of the address for senders, ``None`` without one."""
     server_address: ServerAddress
     """The global parameters."""
     num_workers: int
@@ -127,6 +128,16 @@ class OnlineJob:
     def paired(self) -> bool:
         """Whether batches are pairs of time steps."""
         return self.pairing is not None
+
+    def listening_host(self, local_host: str) -> str:
+        """Return the host on which a worker listens for streams.
+
+        ``local_host`` is its own address on its connection to the coordinator. Senders on other machines can reach
+        that, unless it is the loopback interface: such a worker listens where the coordinator does.
+        """
+        if self.host is None or is_loopback(self.host) or not is_loopback(local_host):
+            return local_host
+        return self.host
 
     def end_offset(self, worker: int, stream: int, samples: int) -> int:
         """Return the offset that a worker has when it holds all its samples of a stream of ``samples``."""

@@ -12,7 +12,8 @@ import torch
 from compss_train._utils.closing import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
-from compss_train.online.connection import Connection, ConnectionLostError, Header, Listener, Message
+from compss_train.online.authentication import ConnectionLostError
+from compss_train.online.connection import Connection, Header, Listener, Message
 from compss_train.parameter_server.messages import MessageError
 
 Offsets = dict[int, int]

@@ -114,7 +114,7 @@ def _job(
     return OnlineJob(
         coordinator=coordinator,
         key=new_key(),
-        host=None if options.address is None else "0.0.0.0",
+        host=None if options.address is None else host_and_port(options.address)[0],
         server_address=server_address,
         num_workers=num_workers,
         buffer=options.buffer,

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from traceback import format_exception
+from typing import Any, Self
 
-import numpy as np
 import torch
 
 from compss_train._utils.closing import Closable
@@ -22,20 +22,22 @@ from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.block import Block
 from compss_train.data.order import buffer_seed
 from compss_train.engines import Engine, LocalEngine, Ref, Resources
-from compss_train.engines.base import Failure
-from compss_train.engines.codec import decode, encode
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.online.connection import Address, ConnectionLostError, Header
+from compss_train.online.authentication import ConnectionLostError
+from compss_train.online.connection import Address, Header
 from compss_train.online.learner import OnlineLearner, ServerShare
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets, Receiver
+from compss_train.online.values import decode_value, encode_value
+from compss_train.training.checkpoints.snapshot import worker_from_dict, worker_to_dict
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.group import GroupState
 from compss_train.training.worker.prefetching import PreparingThread
 from compss_train.training.worker.source import Place
 from compss_train.training.worker.train import WorkerState
 
+_ALL_ADDRESSES = "0.0.0.0"
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
 
@@ -49,15 +51,15 @@ class WorkerCheckpoint:
     offsets: Offsets
     batches: int
 
+    def encode(self) -> torch.Tensor:
+        """Return the checkpoint as bytes."""
+        return encode_value({**vars(self), "state": worker_to_dict(self.state)})
 
-def pickle_to_tensor(value: object) -> torch.Tensor:
-    """Return a value, pickled, as a tensor of bytes."""
-    return torch.from_numpy(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(value)]))
-
-
-def unpickle_tensor(data: torch.Tensor) -> Any:
-    """Return the pickled value; only for data from the fit's own tasks, as pickles may execute code."""
-    return decode(data.numpy())
+    @classmethod
+    def decode(cls, data: torch.Tensor) -> Self:
+        """Return the checkpoint from its bytes."""
+        saved = decode_value(data)
+        return cls(**{**saved, "state": worker_from_dict(saved["state"])})
 
 
 class CoordinatorConnection(Closable):
@@ -81,10 +83,11 @@ class CoordinatorConnection(Closable):
         self._handlers: dict[str, Callable[[Any], None]] = {}
         self._thread = threading.Thread(target=self._listen, name="worker-control", daemon=True)
 
-    def start(self, port: int, handlers: dict[str, Callable[[Any], None]]) -> None:
-        """Report the port for samples, and pass later messages to ``handlers`` by their name."""
+    def start(self, host: str, port: int, handlers: dict[str, Callable[[Any], None]]) -> None:
+        """Report where samples are received, and pass later messages to ``handlers`` by their name."""
         self._handlers = handlers
-        self.send({"endpoint": [self.local_host, port], "process": f"{os.getpid()} on {socket.gethostname()}"})
+        heard_at = self.local_host if host == _ALL_ADDRESSES else host
+        self.send({"endpoint": [heard_at, port], "process": f"{os.getpid()} on {socket.gethostname()}"})
         self._thread.start()
 
     def _listen(self) -> None:
@@ -102,8 +105,8 @@ class CoordinatorConnection(Closable):
         self._connection.send(header, arrays)
 
     def report_failure(self, error: BaseException) -> None:
-        """Report an exception, which ends the fit."""
-        self.send({"failed": True}, [pickle_to_tensor(Failure.of(error))])
+        """Report an exception, which ends the fit; the engine has the exception itself when the task has ended."""
+        self.send({"failed": f"{type(error).__name__}: {error}", "traceback": "".join(format_exception(error))})
 
     def close(self) -> None:
         """Disconnect."""
@@ -135,7 +138,7 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
         elif coordinator.accepted:
             try:
                 data = coordinator.checkpoint
-                checkpoint: WorkerCheckpoint | None = None if data is None else unpickle_tensor(data)
+                checkpoint: WorkerCheckpoint | None = None if data is None else WorkerCheckpoint.decode(data)
                 (state,) = states
                 initial = state if checkpoint is None else checkpoint.state
                 stack.enter_context(random_state(initial.random, device))
@@ -159,11 +162,11 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
 def _only_receive(job: OnlineJob, coordinator: CoordinatorConnection, stack: ExitStack) -> None:
     """Receive and discard samples in place of a worker that had completed its training, so that none blocks."""
     buffer = job.buffer.make(job.batch_size, 0)
-    host = job.host or coordinator.local_host
+    host = job.listening_host(coordinator.local_host)
     receiver = stack.enter_context(Receiver(buffer, host, token=job.key, paired=job.paired))
     receiver.discard()
     receiver.start()
-    coordinator.start(receiver.port, {})
+    coordinator.start(host, receiver.port, {})
     coordinator.ended.wait()
 
 
@@ -191,15 +194,17 @@ class OnlineWorker:
         self._preparing = stack.enter_context(PreparingThread(self._learner.preparation))
         self._buffer = self._make_buffer(number, checkpoint)
         self._batches = 0 if checkpoint is None else checkpoint.batches
+        self._host = job.listening_host(coordinator.local_host)
+        self._failed: Exception | None = None  # in a thread of the receiver
         self._receiver = stack.enter_context(
             Receiver(
                 self._buffer,
-                job.host or coordinator.local_host,
+                self._host,
                 token=job.key,
                 paired=job.paired,
                 offsets={} if checkpoint is None else checkpoint.offsets,
                 checkpointing=job.checkpoint_every is not None,
-                on_failure=coordinator.report_failure,
+                on_failure=self._fail,
             )
         )
         self._drained = False  # nothing is left in the buffer, and nothing more comes
@@ -207,6 +212,10 @@ class OnlineWorker:
         self._reported = time.monotonic()
         # Staggered, so that workers do not checkpoint at the same time.
         self._checkpointed = self._reported - (job.checkpoint_every or 0) * number / job.num_workers
+
+    def _fail(self, error: Exception) -> None:
+        """End the task with an error of the receiver."""
+        self._failed = error
 
     def _make_buffer(self, number: int, checkpoint: WorkerCheckpoint | None) -> Buffer:
         seed = buffer_seed(self._job.seed, 0, number)
@@ -224,7 +233,7 @@ class OnlineWorker:
             "forget": receiver.forget,
             "stop": lambda _: self._stopped.set(),
         }
-        self._coordinator.start(receiver.port, handlers)
+        self._coordinator.start(self._host, receiver.port, handlers)
         for batch in self._prepared_batches():
             self._learner.learn(batch)
             self._batches += 1
@@ -233,7 +242,7 @@ class OnlineWorker:
         self._learner.merge()
         self._report()
         repetitions = self._buffer.repetitions().tolist()
-        state = pickle_to_tensor(self._learner.state())
+        state = encode_value(worker_to_dict(self._learner.state()))
         self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
         self._coordinator.ended.wait()
 
@@ -263,6 +272,8 @@ class OnlineWorker:
         """Return a batch from the buffer; ``None`` if there is none now, or none at all any more."""
         if self._coordinator.ended.is_set():
             raise ConnectionLostError("the coordinator has ended this fit")
+        if self._failed is not None:
+            raise self._failed
         if self._is_complete():
             return None
         try:
@@ -297,12 +308,12 @@ class OnlineWorker:
             "put": buffer.samples_put,
             "got": buffer.samples_got,
         }
-        self._coordinator.send({"report": True}, [pickle_to_tensor({**self._learner.pop_sums(), **counts})])
+        self._coordinator.send({"report": True}, [encode_value({**self._learner.pop_sums(), **counts})])
 
     def _checkpoint(self) -> None:
         self._learner.merge()  # moves all changes to the global parameters, which the checkpoint does not contain
         buffer, offsets = self._receiver.snapshot()
         checkpoint = WorkerCheckpoint(self._learner.state(), buffer, offsets, self._batches)
         by_stream = [[stream, offset] for stream, offset in offsets.items()]
-        self._coordinator.send({"checkpoint": by_stream}, [pickle_to_tensor(checkpoint)])
+        self._coordinator.send({"checkpoint": by_stream}, [checkpoint.encode()])
         self._checkpointed = time.monotonic()

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from compss_train._utils.closing import Closable
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref
-from compss_train.exceptions import WorkerLostError
+from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.online.connection import Header
 from compss_train.online.event_server import Client, TaskLiveness
@@ -25,13 +25,17 @@ from compss_train.online.receiver import Offsets
 from compss_train.online.records import Progress
 from compss_train.online.simulations import Simulation, Simulations
 from compss_train.online.stream import Endpoint
-from compss_train.online.worker_task import submit_worker, unpickle_tensor
+from compss_train.online.values import decode_value
+from compss_train.online.worker_task import submit_worker
+from compss_train.training.checkpoints.snapshot import worker_from_dict
 from compss_train.training.session import Session
 
 MAX_ATTEMPTS = 4
 """Maximum number of attempts of a worker, as of tasks elsewhere."""
 SILENT_SECONDS = 30.0
 """The shortest silence of a worker that is worth a warning."""
+FAILURE_SECONDS = 10.0
+"""How long the task of a worker may take to end after it has reported an exception."""
 START_SECONDS = 300.0
 """Maximum time for a worker to start: with too few computing units some would never start."""
 
@@ -131,6 +135,7 @@ class Workers:
         session.regroup(aligned_ranges(job.num_workers, places=0))
         self._session, self._job = session, job
         self._simulations, self._progress, self._checkpoints = simulations, progress, checkpoints
+        self._warned = False
         self.all = [Worker(number, self._submit(number)) for number in range(job.num_workers)]
 
     def _submit(self, number: int) -> Ref:
@@ -182,15 +187,26 @@ class Workers:
         elif "endpoint" in header:
             worker.endpoint = header["endpoint"]
         elif "report" in header:
-            self._progress.add(worker.number, unpickle_tensor(arrays[0]))
+            self._progress.add(worker.number, decode_value(arrays[0]))
         elif "checkpoint" in header:
             self._checkpointed(worker, header)
+        elif "not_stored" in header:
+            self._warn_not_stored(header["not_stored"])
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]
-            worker.state = self._session.engine.publish((unpickle_tensor(arrays[0]),))
+            worker.state = self._session.engine.publish((worker_from_dict(decode_value(arrays[0])),))
         elif "failed" in header:
-            raise unpickle_tensor(arrays[0]).exception()
+            self._raise(worker, header)
         return None
+
+    def _raise(self, worker: Worker, header: Header) -> NoReturn:
+        """Raise the exception of a worker's task, which the engine has: messages hold its text only."""
+        engine = self._session.engine
+        if engine.wait([worker.task], FAILURE_SECONDS):
+            engine.fetch([worker.task])
+        raise RuntimeError(f"worker {worker.number} failed: {header['failed']}") from WorkerTraceback(
+            header["traceback"]
+        )
 
     def _connect(self, worker: Worker, client: Client) -> None:
         if worker.liveness.client is not None:
@@ -215,6 +231,15 @@ class Workers:
         # A worker without endpoint is still connecting: its first message must be the reply to its handshake.
         for other in [worker for worker in self.all if safe and worker.endpoint is not None]:
             other.send({"forget": [simulation.number for simulation in safe]})
+
+    def _warn_not_stored(self, reason: str) -> None:
+        """Warn once that checkpoints cannot be stored; the last ones that could stay valid."""
+        if not self._warned:
+            self._warned = True
+            warn_user(
+                f"{reason}; training goes on, and a worker that dies continues from its checkpoint before: free "
+                "space, set TMPDIR to another folder, or give checkpoint_every=None"
+            )
 
     def _is_needed(self, simulation: Simulation) -> bool:
         """Return True if the death of some worker would require this simulation again."""
@@ -247,10 +272,16 @@ class CheckpointStore(Closable):
         folder.create()
 
     def store(self, worker: int, checkpoint: torch.Tensor) -> None:
-        """Replace the checkpoint of a worker."""
+        """Replace the checkpoint of a worker; if that raises ``OSError``, the one before is kept."""
         new = self._folder / f"{worker}.new"
-        checkpoint.numpy().tofile(new)
-        new.replace(self._path(worker))
+        try:
+            checkpoint.numpy().tofile(new)
+            new.replace(self._path(worker))
+        except OSError as error:  # numpy's has no errno and no file name
+            new.unlink(missing_ok=True)
+            raise OSError(
+                f"a checkpoint of worker {worker} could not be written to {self._folder}: {error}"
+            ) from error
 
     def load(self, worker: int) -> Sequence[torch.Tensor]:
         """Return the checkpoint of a worker: one tensor of bytes, or an empty list."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compss_train._utils.validation import check_integer
+from compss_train._utils.validation import check_count, check_integer
 from compss_train.data.block import Block, as_tensor
 from compss_train.parameter_server.base import (
     ArraySpecs,
@@ -16,14 +16,15 @@ from compss_train.parameter_server.base import (
 )
 from compss_train.parameter_server.connection import Connection, Request
 from compss_train.parameter_server.store import copy_values
+from compss_train.parameter_server.tokens import check_token, proof_of
 
 
 class RemoteParameterServer(ParameterServer):
     """A parameter server at an address, for any number of threads of this process; see ``connect``."""
 
-    def __init__(self, address: str, token: str, timeout: float, name: str | None) -> None:
+    def __init__(self, address: str, token: str, timeout: float, name: str | None, generation: int) -> None:
         self._specs: dict[str, ArraySpecs] = {}
-        self._connection = Connection(address, token.encode(), timeout, name)
+        self._connection = Connection(address, token, timeout, name, generation)
         self._finalizer = weakref.finalize(self, self._connection.close)
 
     def init(
@@ -90,7 +91,9 @@ def _memory(weight: Block) -> torch.Tensor | None:
     return tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else None
 
 
-def connect(address: str, token: str, *, timeout: float = 60.0, name: str | None = None) -> RemoteParameterServer:
+def connect(
+    address: str, token: str, *, timeout: float = 60.0, name: str | None = None, generation: int = 0
+) -> RemoteParameterServer:
     """Return the parameter server at an address; address and token are attributes of what ``serve`` returned.
 
     Pushes are sent in the background, those with a higher priority first. A broken connection is made again and
@@ -101,15 +104,23 @@ def connect(address: str, token: str, *, timeout: float = 60.0, name: str | None
     not; a ``pull`` returns the present arrays. Only one client at a time may use a name, and it must call each key
     from one thread, so that the order is the same.
 
+    Tasks of one name that follow one another, such as those of a worker round after round, give their number as
+    ``generation``. The server keeps the records of the latest one only: the first call of a later generation says
+    that the earlier ones have ended, and their calls are not executed any more.
+
     Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and ``PermissionError`` for a
     wrong token; both here and in calls of the client. Raises ``ValueError`` for a name that is not a string or is
-    empty.
+    empty, an empty token, and a negative generation.
     """
+    check_token(token)
+    check_count("generation", generation, least=0)
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
-    server = RemoteParameterServer(address, token, timeout, name)
+    server = RemoteParameterServer(address, token, timeout, name, generation)
     try:
-        server._ask(server._connection.request("hello", ""))
+        hello = server._connection.request("hello", "")
+        hello.proof = proof_of(token)
+        server._ask(hello)
     except BaseException:
         server._connection.close(wait=False)
         raise

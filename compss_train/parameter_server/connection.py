@@ -28,6 +28,8 @@ from compss_train.parameter_server.messages import (
     pack_header,
     unpack_lazily,
 )
+from compss_train.parameter_server.sockets import HANDSHAKE_FAILED, client_socket
+from compss_train.parameter_server.tokens import WRONG_TOKEN
 
 MAX_BACKLOG = 2**30
 """Maximum number of bytes of pushes that wait to be sent."""
@@ -37,7 +39,10 @@ _POLL_MILLISECONDS = 100
 _GOODBYE_MILLISECONDS = 200  # time to send the last message
 _ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "PermissionError": PermissionError}
 _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
-_FIELDS = "call", "key", "priority", "number", "count", "optimized", "replicas"  # of a request's header
+_FIELDS = "call", "key", "priority", "number", "count", "optimized", "replicas", "proof"  # of a request's header
+_MAX_KEY_BYTES = 2**12
+_MAX_HEADER_BYTES = PIECE - 2**14  # servers accept frames of PIECE bytes and a bit
+_MAX_REFUSALS = 5  # handshakes that fail one after another, before any has succeeded
 _MAX_FREE_FRAMES = 2**26 // PIECE
 
 
@@ -51,6 +56,8 @@ class Request(Call):
     """Whether a new key is updated by the server's optimizer."""
     replicas: int = 1
     """How many replicas of its one parameter a new key was given."""
+    proof: str = ""
+    """That of the token, in the first call."""
     descriptions: ArrayDescriptions = field(default_factory=list)
     frames: Sequence[bytes | zmq.Frame] = ()
     number: int = -1
@@ -142,8 +149,9 @@ class FramePool:
 class Connection:
     """A thread with a socket: it sends requests, those with the highest priority first, and receives answers."""
 
-    def __init__(self, address: str, token: bytes, timeout: float, name: str | None) -> None:
-        self._address, self._token, self._timeout, self._named = address, token, timeout, name is not None
+    def __init__(self, address: str, token: str, timeout: float, name: str | None, generation: int) -> None:
+        self._address, self._timeout, self._named = address, timeout, name is not None
+        self._generation = generation
         self._queue = CallQueue(MAX_BACKLOG)
         self._in_flight = InFlight(_MAX_IN_FLIGHT)
         self._frames = FramePool()
@@ -156,16 +164,15 @@ class Connection:
         self._woken, self._wake = os.pipe()
         self._pipe, self._ended = threading.Lock(), False
         self._identity = f"unnamed {uuid.uuid4().hex}" if name is None else _identity(name)
-        self._open(address)
+        self._refusals = 0
+        self._open(address, token)
         self._thread = threading.Thread(target=self._run, name="parameter-client", daemon=True)
         self._thread.start()
 
-    def _open(self, address: str) -> None:
+    def _open(self, address: str, token: str) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt_string(zmq.IDENTITY, self._identity)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._socket = client_socket(self._context, address, token, self._identity)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED)
         self._socket.connect(address)
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, self._woken):
@@ -174,6 +181,7 @@ class Connection:
     def request(self, call: str, key: str, arrays: Sequence[Block] = (), priority: int = 0) -> Request:
         """Return a request with copies of its arrays."""
         descriptions, views = pack_arrays(arrays)
+        _check_header(key, descriptions)
         size = sum(len(view) for view in views)
         frames = [self._frames.copy(view) for view in views]
         return Request(key, size=size, call=call, priority=priority, descriptions=descriptions, frames=frames)
@@ -246,10 +254,17 @@ class Connection:
         if self._woken in ready:
             os.read(self._woken, 4096)
         if self._monitor in ready:
-            recv_monitor_message(self._monitor)
+            self._handshake_ended(recv_monitor_message(self._monitor)["event"])
+
+    def _handshake_ended(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             if self._connected:
                 self._in_flight.lose_all()  # the server knows which of them it has executed
             self._connected = True
+            return
+        self._refusals += 1
+        if self._refusals >= _MAX_REFUSALS and not self._connected:
+            raise PermissionError(f"{WRONG_TOKEN}, or there is no parameter server at {self._address}")
 
     def _send(self, request: Request) -> None:
         request.number, self._next_number = self._next_number, self._next_number + 1
@@ -261,8 +276,8 @@ class Connection:
     def _transmit(self, request: Request) -> None:
         self._in_flight.add(request)
         fields = {name: getattr(request, name) for name in _FIELDS}
-        fields["client"] = self._identity
-        self._socket.send_multipart([self._token, pack_header(fields, request.descriptions), *request.frames])
+        fields |= {"client": self._identity, "generation": self._generation}
+        self._socket.send_multipart([pack_header(fields, request.descriptions), *request.frames])
 
     def _receive_answers(self) -> bool:
         """Process pending answers; return True if there were any."""
@@ -321,6 +336,16 @@ class Connection:
             self._ended = True
             os.close(self._wake)
             os.close(self._woken)
+
+
+def _check_header(key: str, descriptions: ArrayDescriptions) -> None:
+    """Raise ``ValueError`` for a key or for arrays whose description no server accepts."""
+    if len(key.encode()) > _MAX_KEY_BYTES:
+        raise ValueError(f"a key of {len(key):,} characters, {key[:40]!r}...: give at most {_MAX_KEY_BYTES:,}")
+    if len(descriptions) > 1000 and len(pack_header({}, descriptions)) > _MAX_HEADER_BYTES:
+        raise ValueError(
+            f"{key!r} with {len(descriptions):,} arrays: these are too many for a key; use several keys"
+        )
 
 
 def _identity(name: str) -> str:

@@ -16,7 +16,9 @@ from compss_train.model.optimizers import OptimizerFactory
 from compss_train.parameter_server.base import check_specs
 from compss_train.parameter_server.call_queue import Call, CallQueue
 from compss_train.parameter_server.messages import MessageError, ReceivedArray, pack, unpack_lazily
+from compss_train.parameter_server.sockets import ServerSocket
 from compss_train.parameter_server.store import ParameterStore
+from compss_train.parameter_server.tokens import WRONG_TOKEN, proof_of
 
 CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
@@ -37,6 +39,8 @@ class _Request:
     count: int
     optimized: bool
     replicas: int
+    generation: int
+    proof: str
     arrays: list[ReceivedArray]
 
     @property
@@ -56,8 +60,17 @@ def _request(header: dict[str, Any], arrays: list[ReceivedArray]) -> _Request:
         count=int(header["count"]),
         optimized=bool(header.get("optimized", True)),
         replicas=int(header.get("replicas", 1)),
+        generation=int(header.get("generation", 0)),
+        proof=str(header.get("proof", "")),
         arrays=arrays,
     )
+
+
+def _described(error: Exception) -> CallError:
+    """Return an error as it is sent."""
+    if isinstance(error, ValueError | TypeError | LookupError):
+        return "ValueError", str(error)
+    return "RuntimeError", f"{type(error).__name__}: {error}"
 
 
 @dataclass
@@ -99,6 +112,8 @@ class ClientState:
     keys: defaultdict[str, KeyCalls] = field(default_factory=lambda: defaultdict(KeyCalls))
     pulls: set[int] = field(default_factory=set)
     """Numbers of waiting pulls: one that is received again is answered once."""
+    generation: int = 0
+    """That of the last client of this name; calls of earlier ones have been executed."""
 
 
 class ServerLoop:
@@ -107,13 +122,12 @@ class ServerLoop:
     def __init__(
         self,
         *,
-        context: zmq.Context[Any],
-        socket: zmq.Socket[Any],
-        token: bytes,
+        socket: ServerSocket,
+        token: str,
         optimizer: OptimizerFactory | None,
         max_backlog: int,
     ) -> None:
-        self._context, self._socket, self._token = context, socket, token
+        self._server, self._socket, self._proof = socket, socket.socket, proof_of(token)
         self._queue = CallQueue(max_backlog)
         self._store = ParameterStore(optimizer)
         self._clients: defaultdict[bytes, ClientState] = defaultdict(ClientState)
@@ -129,11 +143,14 @@ class ServerLoop:
 
     def run(self) -> None:
         """Serve until stopped."""
+        strangers = self._server.strangers
         while self._execute() or not self._stopped.is_set():
             self._answer_pushes()
+            if strangers is not None:
+                strangers.update()
             if not len(self._queue):
                 self._socket.poll(_STOP_MILLISECONDS)
-        self._context.destroy(1000)
+        self._server.close(1000)
 
     def _execute(self) -> bool:
         """Execute a batch of calls; return whether there were any."""
@@ -155,30 +172,30 @@ class ServerLoop:
     def _receive(self) -> None:
         """Receive all pending messages: the last may have the highest priority."""
         while self._queue.has_space and int(self._socket.EVENTS) & zmq.POLLIN:
-            _, token, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            _, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            if self._server.strangers is not None:
+                self._server.strangers.heard(frames[0])
             try:
                 header, arrays = unpack_lazily(frames)
                 request = _request(header, arrays)
-            except (MessageError, KeyError, TypeError, ValueError, OverflowError):
-                continue  # not from a client; no answer is possible
-            self._handle(request, token.bytes)
+            except (MessageError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
+                continue  # not from a client of ours; no answer is possible
+            self._handle(request)
 
-    def _handle(self, request: _Request, token: bytes) -> None:
-        if not hmac.compare_digest(token, self._token):
-            self._answer(request, error=("PermissionError", "the token is not the server's"))
-            return
+    def _handle(self, request: _Request) -> None:
         if request.call == "goodbye":
             self._clients.pop(request.client, None)
             return
         try:
             self._call(request)
-        except (ValueError, TypeError, LookupError) as error:
-            self._answer(request, error=("ValueError", str(error)))
+        except Exception as error:
+            self._answer(request, error=_described(error))
 
     def _call(self, request: _Request) -> None:
         match request.call:
             case "hello":
-                self._answer(request)
+                same = hmac.compare_digest(request.proof.encode(), self._proof.encode())
+                self._answer(request, None if same else ("PermissionError", WRONG_TOKEN))
             case "describe":
                 specs = self._store[request.key].specs
                 self._answer(request, specs=[[str(dtype), list(shape)] for dtype, shape in specs])
@@ -194,14 +211,23 @@ class ServerLoop:
 
         In the latter case the client will send all lost calls again, in order.
         """
-        calls = self._clients[request.client].keys[request.key]
-        if request.count == calls.next:
+        client = self._client(request)
+        calls = client.keys[request.key]
+        if request.generation < client.generation:
+            self._answer(request)
+        elif request.count == calls.next:
             calls.next += 1
             self._change(request, calls)
         elif calls.is_waiting(request.count):
             calls.add_waiting(request.count, request.number)
         elif request.count < calls.next:
             self._answer(request, calls.error(request.count))
+
+    def _client(self, request: _Request) -> ClientState:
+        """Return the state of the client; the first call of a later generation forgets the earlier ones."""
+        if request.generation > self._clients[request.client].generation:
+            self._clients[request.client] = ClientState(generation=request.generation)
+        return self._clients[request.client]
 
     def _change(self, request: _Request, calls: KeyCalls) -> None:
         try:
@@ -210,8 +236,8 @@ class ServerLoop:
                 return
             arrays = [array.tensor() for array in request.arrays]
             self._store.add(request.key, arrays, request.optimized, request.replicas)
-        except (ValueError, TypeError) as error:
-            calls.add_error(request.count, ("ValueError", str(error)))
+        except Exception as error:
+            calls.add_error(request.count, _described(error))
         self._answer(request, calls.error(request.count))
 
     def _queue_update(self, request: _Request, calls: KeyCalls) -> None:
@@ -243,8 +269,9 @@ class ServerLoop:
 
     def _pull(self, request: _Request) -> None:
         """Answer a pull after the client's earlier pushes have been executed."""
-        client, entry = self._clients[request.client], self._store[request.key]
-        if request.count > client.keys[request.key].next or request.number in client.pulls:
+        client, entry = self._client(request), self._store[request.key]
+        is_early = request.generation == client.generation and request.count > client.keys[request.key].next
+        if is_early or request.number in client.pulls:
             return
 
         def answer() -> None:

@@ -6,19 +6,19 @@ interpreter lock while its binding waits for a task.
 
 import json
 import pickle
-import secrets
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 
 import cloudpickle
-import zmq
 
 from compss_train._utils.closing import Closable
 from compss_train._utils.validation import check_count
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.parameter_server.server_loop import ServerLoop
+from compss_train.parameter_server.sockets import ServerSocket
+from compss_train.parameter_server.tokens import check_token, new_token
 
 MAX_BACKLOG = 2**28
 """Default maximum of the bytes of pushes that wait at the server; further pushes wait at the clients."""
@@ -43,7 +43,7 @@ class Serving(Closable):
 
 
 def serve(
-    address: str = "tcp://127.0.0.1:*",
+    address: str | None = None,
     *,
     optimizer: OptimizerSpec | None = None,
     token: str | None = None,
@@ -54,37 +54,28 @@ def serve(
     Parameters
     ----------
     address:
-        The address to listen on; by default a free port of the loopback interface. ``tcp://*:5555`` accepts
-        connections from other machines.
+        The address to listen on. ``None``, the default, is for clients on this machine, of this user: a socket file
+        in a folder that nobody else can open, or a free port of the loopback interface where there can be none.
+        ``tcp://*:5555`` accepts connections from other machines, ``tcp://127.0.0.1:5555`` from this one. Over TCP
+        connections are authenticated and encrypted.
     optimizer:
         As for ``LocalParameterServer``.
     token:
-        The secret that clients need; ``None`` draws a random one. Messages are not encrypted: serve in trusted
-        networks only.
+        The secret that clients need; ``None`` draws a random one. It is not sent. Who has it has all the rights of
+        a client, and who records messages over TCP can try guesses: draw it with ``secrets.token_urlsafe()``.
     max_backlog:
         The maximum number of bytes of pushes that wait here, 256 MiB by default; further pushes wait at the
         clients.
 
-    Raises ``OSError`` if it cannot listen at the address.
+    Raises ``OSError`` if it cannot listen at the address, and ``ValueError`` for one that is not of TCP, and for an
+    empty token.
     """
     check_count("max_backlog", max_backlog)
     factory = None if optimizer is None else optimizer_factory(optimizer)
-    token = secrets.token_urlsafe(16) if token is None else token
-    context = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that connects again keeps its identity
-    socket.setsockopt(zmq.RCVHWM, 256)
-    socket.setsockopt(zmq.LINGER, 1000)
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        context.destroy(0)
-        raise OSError(f"cannot listen at {address}: {error}") from error
-    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    loop = ServerLoop(
-        context=context, socket=socket, token=token.encode(), optimizer=factory, max_backlog=max_backlog
-    )
-    return Serving(loop, bound, token)
+    token = new_token() if token is None else check_token(token)
+    socket = ServerSocket(address, token)
+    loop = ServerLoop(socket=socket, token=token, optimizer=factory, max_backlog=max_backlog)
+    return Serving(loop, socket.address, token)
 
 
 class ServingProcess(Closable):
@@ -100,7 +91,7 @@ class ServingProcess(Closable):
         _end(self._process)
 
 
-def serve_apart(address: str = "tcp://127.0.0.1:*", *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
+def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
     """Serve parameters as ``serve`` does, from a process that ends with this one, even if this one is killed.
 
     The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, or cannot
@@ -108,7 +99,7 @@ def serve_apart(address: str = "tcp://127.0.0.1:*", *, optimizer: OptimizerSpec 
     """
     sent = pickle.dumps((sys.path, cloudpickle.dumps(optimizer)))  # it may be a function of this program
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import _serve_until_closed; _serve_until_closed()", address],
+        [sys.executable, "-c", f"from {__name__} import _serve_until_closed; _serve_until_closed()", address or ""],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -131,7 +122,7 @@ def _serve_until_closed() -> None:
     """
     try:
         sys.path[:], optimizer = pickle.loads(bytes.fromhex(sys.stdin.readline()))
-        serving = serve(sys.argv[1], optimizer=pickle.loads(optimizer))
+        serving = serve(sys.argv[1] or None, optimizer=pickle.loads(optimizer))
     except Exception as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return

@@ -27,6 +27,7 @@ class Entry:
         self._is_array = [isinstance(block, np.ndarray) for block in value]
         self._optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
+            _check_steps(key, self.specs)
             parameters = [nn.Parameter(value) for value in self._values]
             self._values, self._optimizer = list(parameters), optimizer(parameters)
 
@@ -71,6 +72,16 @@ class Entry:
         pairs = list(zip(self._values, self._is_array, strict=True)) * self.replicas
         own = [(value.detach().clone(), is_array) for value, is_array in pairs]
         return [tensor.numpy() if is_array else tensor for tensor, is_array in own]
+
+
+def _check_steps(key: str, specs: ArraySpecs) -> None:
+    """Raise ``ValueError`` for arrays that no optimizer can step."""
+    integers = [dtype for dtype, _ in specs if not (dtype.is_floating_point or dtype.is_complex)]
+    if integers:
+        raise ValueError(
+            f"{key!r} has an array of {integers[0]}, which the server's optimizer cannot step: give "
+            "optimized=False, so that pushes are added to it, or convert it to float32"
+        )
 
 
 def _add(value: torch.Tensor, grad: torch.Tensor) -> None:

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.online.connection import Connection, ConnectionLostError
+from compss_train.online.authentication import ConnectionLostError
+from compss_train.online.connection import Connection
 from compss_train.parameter_server.messages import PIECE, MessageError, pack
 from tests.buffers.kinds import Thread, until
-from tests.online.bare_connections import connection_pair
+from tests.online.bare_connections import codes_pair, connection_pair, encode_for
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
@@ -92,9 +93,11 @@ def test_unusual_memory_layouts_are_preserved(layout):
 @settings(max_examples=25, deadline=None)
 @given(messages, st.lists(st.integers(1, 3), max_size=30))
 def test_messages_are_reassembled_from_any_pieces(message, pieces):
-    frames = pack(*message)
-    data = struct.pack("<I", len(frames[0])) + b"".join(bytes(part) for part in frames)
+    head, *rest = pack(*message)
+    length, payload = struct.pack("<I", len(head)), b"".join(bytes(part) for part in rest)
     with connection_pair() as (one, other):
+        data = length + head + one._codes.sign(length, head)
+        data += payload + one._codes.sign(payload) if payload else b""
         while data:
             size = pieces.pop() if pieces else 1 + len(data) // 3
             one._socket.sendall(data[:size])
@@ -160,6 +163,7 @@ def test_unsupported_values_raise_before_anything_is_sent(bad):
 def test_malformed_messages_raise(data, framed):
     data = struct.pack("<I", len(data)) + data if framed else data + b"\xff" * 4
     with connection_pair() as (one, other):
+        data += one._codes.sign(data) if framed else b""
         one._socket.sendall(data)
         one._socket.shutdown(socket.SHUT_WR)
         with pytest.raises((MessageError, ConnectionLostError)):
@@ -196,7 +200,7 @@ def test_closing_either_end_unblocks_receive_and_send(who):
 
 def test_has_message_works_beyond_1024_open_files():
     with connection_pair() as (one, other):
-        moved = Connection(socket.socket(fileno=fcntl.fcntl(other._socket, fcntl.F_DUPFD, 1100)))
+        moved = Connection(socket.socket(fileno=fcntl.fcntl(other._socket, fcntl.F_DUPFD, 1100)), codes_pair()[1])
         with moved:
             assert not moved.has_message()
             one.send({})
@@ -209,4 +213,30 @@ def test_headers_are_json():
         raw = other._socket.recv(2**16)
     (length,) = struct.unpack("<I", raw[:4])
     assert json.loads(raw[4 : 4 + length]) == {"x": 1, "arrays": [["float32", [2]]]}
-    assert raw[4 + length :] == struct.pack("<2f", 1, 2)
+    assert raw[4 + length + 32 : -32] == struct.pack("<2f", 1, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_message_that_was_changed_on_its_way_is_refused(data):
+    with connection_pair() as (one, other):
+        sent = [encode_for(one, {"n": number}, torch.full((3,), float(number))) for number in range(3)]
+        bad = bytearray(sent[0])
+        bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
+        arrives = data.draw(st.sampled_from([[bad], [sent[1]], [sent[0], sent[0]], [sent[0], sent[2]]]))
+        for part in arrives:
+            one._socket.sendall(part)
+        one._socket.shutdown(socket.SHUT_WR)
+        for _ in arrives[1:]:
+            assert other.receive()[0] == {"n": 0}
+        with pytest.raises((ConnectionLostError, MessageError)):
+            other.receive()
+
+
+def test_a_message_that_is_sent_back_is_refused():
+    with connection_pair() as (one, other):
+        one.send({"n": 1})
+        one._socket.sendall(b"")
+        other._socket.sendall(other._socket.recv(2**16))
+        with pytest.raises(ConnectionLostError, match="authentication code is wrong"):
+            one.receive()

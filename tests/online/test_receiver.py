@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import TimeStep
 from compss_train.online import receiver
-from compss_train.online.connection import Address, ConnectionLostError
+from compss_train.online.authentication import ConnectionLostError
+from compss_train.online.connection import Address
 from tests.buffers.kinds import Hold, Thread, make, until
-from tests.online.bare_connections import HERE, KEY, encode_message, no_threads_left, raw_socket, read_message
+from tests.online.bare_connections import HERE, KEY, BareClient, encode_for, no_threads_left
 from tests.online.sample_streams import end_stream, number_sample, send_messages, send_stream, simulation_stream
 from tests.online.stub_fits import StubWorker, stub_fit
 
@@ -29,11 +30,11 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
         left = []
         try:
             for samples, share, dead in cuts:
-                sock = raw_socket(stub.port)
-                sock.sendall(encode_message({"role": "samples", "stream": 3, "token": KEY}))
+                sock = BareClient(stub.port, KEY)
+                sock.send({"role": "samples", "stream": 3})
                 data = b"".join(
-                    encode_message({"sample": number, "step": number}, *number_sample(number))
-                    for number in range(read_message(sock)["next"], samples)
+                    sock.encode({"sample": number, "step": number}, *number_sample(number))
+                    for number in range(sock.read()["next"], samples)
                 )
                 cut = int(share * len(data))
                 sock.sendall(data[:cut])
@@ -134,10 +135,12 @@ def test_a_rejected_sample_is_not_counted(make_stub):
 def test_other_dtypes_are_rejected_within_a_burst(make_stub):
     stub = make_stub(make("FIFO", 50))
     connection, _ = stub.connect(0)
-    good = encode_message({"sample": 0}, *number_sample(0))
     with connection:
+        good = encode_for(connection, {"sample": 0}, *number_sample(0))
         head = json.dumps({"sample": 1, "arrays": [["float64", [1]]]}).encode()
-        connection._socket.sendall(good + struct.pack("<I", len(head)) + head + bytes(8))
+        head = struct.pack("<I", len(head)) + head
+        sign = connection._codes.sign
+        connection._socket.sendall(good + head + sign(head) + bytes(8) + sign(bytes(8)))
         assert "a buffer stacks samples" in connection.receive()[0]["error"]
     assert stub.receiver.snapshot()[1] == {0: 1}
 
@@ -239,11 +242,11 @@ def test_a_burst_before_a_disconnect_is_put(make_stub):
     send_messages(connection, 0, [0])
     hold.entered()  # later samples form one burst
     send_messages(connection, 0, range(1, 6))
-    connection._socket.sendall(encode_message({"sample": 6}, *number_sample(6))[:-2])  # it dies while sending
+    connection._socket.sendall(encode_for(connection, {"sample": 6}, *number_sample(6))[:-2])  # it dies meanwhile
     connection.close()
     hold.release()
     until(lambda: stub.buffer.samples_put == 6)
-    until(lambda: not stub.receiver._listener._open)
+    until(lambda: not stub.receiver._listener._trusted)
     assert stub.receiver.snapshot()[1] == {0: 6}
     assert stub.drain() == list(range(6))
 
@@ -282,8 +285,7 @@ def test_only_the_role_samples_is_accepted(make_stub):
 
 def test_clients_with_a_wrong_token_cannot_put_samples(make_stub):
     stub = make_stub(make("FIFO", 9))
-    with Address(HERE, stub.port, "other").connect({"role": "samples", "stream": 0}) as rejected:
-        rejected.send({"sample": 0}, number_sample(1))
-        assert "token" in rejected.receive()[0]["error"]
+    with pytest.raises(PermissionError, match="wrong token"):
+        Address(HERE, stub.port, "other").connect({"role": "samples", "stream": 0})
     send_stream(stub, 0, 1)
     assert stub.drain() == [0]

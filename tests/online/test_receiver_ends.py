@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from compss_train.buffers import BufferDrainedError
-from compss_train.online.connection import Address, ConnectionLostError
+from compss_train.online.authentication import ConnectionLostError
 from tests.buffers.kinds import Thread, make, until
-from tests.online.bare_connections import HERE, no_threads_left, raw_socket
+from tests.online.bare_connections import BareClient, no_threads_left, raw_socket
 from tests.online.sample_streams import end_stream, send_messages, send_stream
 from tests.online.stub_fits import StubWorker
 
@@ -33,7 +33,7 @@ def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
 def test_reception_ends_at_once_without_streams(make_stub):
     stub = make_stub(make("FIFO", 9))
     send_stream(stub, 0, 2)
-    with raw_socket(stub.port), Address(HERE, stub.port, "other").connect({"role": "samples", "stream": 1}):
+    with raw_socket(stub.port), BareClient(stub.port, "other"):
         stub.receiver.end_reception()
         until(lambda: stub.buffer._reception_over)  # it does not wait for unauthenticated clients
 

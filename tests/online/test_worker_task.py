@@ -1,12 +1,15 @@
-"""What workers send to the coordinator: checkpoints and pickled values."""
+"""What workers send to the coordinator: checkpoints and other values, as data."""
+
+import pickle
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from compss_train.engines.base import Failure
 from compss_train.model.random_state import RandomState
-from compss_train.online.worker_task import WorkerCheckpoint, pickle_to_tensor, unpickle_tensor
+from compss_train.online.values import decode_value, encode_value
+from compss_train.online.worker_task import WorkerCheckpoint
 from compss_train.online.workers import CheckpointStore
 from compss_train.training.worker.train import WorkerState
 from tests.buffers.kinds import ALL, Thread, make, put_some
@@ -26,9 +29,9 @@ def test_a_worker_checkpoint_round_trips(kind):
         WorkerState(optimizer.state_dict(), RandomState.capture("cpu")), buffer.state_dict(), {0: 3, 9: 1}, 17
     )
     with CheckpointStore() as store:
-        store.store(3, pickle_to_tensor(checkpoint))
+        store.store(3, checkpoint.encode())
         [data] = store.load(3)
-    back = unpickle_tensor(data)
+    back = WorkerCheckpoint.decode(data)
     assert (back.offsets, back.batches) == ({0: 3, 9: 1}, 17)
     expected, other = checkpoint.state.optimizer["state"], back.state.optimizer["state"]
     assert all(torch.equal(expected[n][key], other[n][key]) for n in expected for key in expected[n])
@@ -42,9 +45,8 @@ def test_a_worker_checkpoint_round_trips(kind):
 
 
 def test_a_checkpoint_without_optimizer_round_trips():
-    back = unpickle_tensor(
-        pickle_to_tensor(WorkerCheckpoint(WorkerState(None, 3), make("FIFO", 2).state_dict(), {}, 0))
-    )
+    checkpoint = WorkerCheckpoint(WorkerState(None, 3), make("FIFO", 2).state_dict(), {}, 0)
+    back = WorkerCheckpoint.decode(checkpoint.encode())
     assert (back.state, back.offsets, back.batches) == (WorkerState(None, 3), {}, 0)
 
 
@@ -52,24 +54,27 @@ def test_a_checkpoint_without_optimizer_round_trips():
     "value",
     [
         None,
-        {"a": [1, 2.5, "ü"], "b": {0: (b"x", True)}},
+        {"a": [1, 2.5, "ü", float("inf")], "b": {0: (True, None)}},
         {"large": np.arange(300_000.0), "none": np.zeros((0, 2)), "bfloat16": torch.ones(3, dtype=torch.bfloat16)},
         [np.asfortranarray(np.arange(6).reshape(2, 3)), torch.arange(6).reshape(2, 3).T, np.arange(9)[::-2]],
-        Failure.of(ZeroDivisionError("oh")),
+        torch.arange(3),
     ],
-    ids=["none", "plain", "arrays", "layouts", "failure"],
+    ids=["none", "plain", "arrays", "layouts", "a tensor"],
 )
-def test_pickled_tensors_round_trip(value):
-    data = pickle_to_tensor(value)
+def test_values_round_trip(value):
+    data = encode_value(value)
     assert (data.dtype, data.dim(), data.is_contiguous()) == (torch.uint8, 1, True)
     with connection_pair() as (one, other):
         sending = Thread(one.send, {}, [data])
-        back = unpickle_tensor(other.receive()[1][0])
+        back = decode_value(other.receive()[1][0])
         sending.result()
-    if isinstance(value, Failure):
-        assert isinstance(back.exception(), ZeroDivisionError)
-        assert str(back.exception()) == "oh"
-    else:
-        assert repr(back) == repr(value)
-    pickle_to_tensor(value)[:] = 0  # does not share memory with the value
-    assert repr(unpickle_tensor(data)) == repr(back)
+    assert repr(back) == repr(value)
+    encode_value(value)[:] = 0  # does not share memory with the value
+    assert repr(decode_value(data)) == repr(back)
+
+
+def test_objects_cannot_be_sent_and_pickles_are_not_read():
+    with pytest.raises(TypeError, match=r"value/error is a builtins.ZeroDivisionError"):
+        encode_value({"error": ZeroDivisionError()})
+    with pytest.raises(SafetensorError):
+        decode_value(torch.frombuffer(bytearray(pickle.dumps({"a": 1})), dtype=torch.uint8))

@@ -17,6 +17,7 @@ import zmq
 
 from compss_train.parameter_server import connect, serve
 from compss_train.parameter_server.messages import MessageError, pack, unpack
+from compss_train.parameter_server.sockets import LOOPBACK, client_socket
 
 PUSHER = """
 import sys
@@ -33,9 +34,15 @@ with connect(*sys.argv[1:3]) as client:
 """
 
 
+@pytest.fixture(params=[None, LOOPBACK], ids=["private", "tcp"])
+def serving(request):
+    with serve(request.param) as serving:
+        yield serving
+
+
 @pytest.fixture
-def serving():
-    with serve() as serving:
+def tcp_serving():
+    with serve(LOOPBACK) as serving:
         yield serving
 
 
@@ -100,9 +107,9 @@ class Cutter:
 
 
 @pytest.mark.parametrize("after", [20_000, 60_000])
-def test_over_a_connection_that_breaks_every_push_counts_once(serving, after):
-    cutter = Cutter(serving.address, after)
-    with connect(cutter.address, serving.token) as client:
+def test_over_a_connection_that_breaks_every_push_counts_once(tcp_serving, after):
+    cutter = Cutter(tcp_serving.address, after)
+    with connect(cutter.address, tcp_serving.token) as client:
         client.init("w", [np.zeros(100)])
         for number in range(150):
             client.push("w", [np.full(100, 2.0**-number if number < 40 else 1.0)], priority=number % 3)
@@ -128,30 +135,29 @@ class Bomb:
 
 def test_malformed_messages_are_ignored(serving, client):
     client.init("w", [np.zeros(2)])
-    token = serving.token.encode()
     header, array = pack(
         {"call": "push", "key": "w", "priority": 0, "number": 0, "count": 0, "client": "x"}, [np.ones(2)]
     )
     messages = [
-        [token],
-        [token, b"{"],
-        [token, b"[]"],
-        [token, pickle.dumps(Bomb())],
-        [token, header],
-        [token, header, bytes(array)[:-1]],
-        [token, header.replace(b"[2]", b"[-2]"), array],
-        [token, header.replace(b"float64", b"object"), array],
-        [token, header.replace(b'"push"', b'"drop"'), array],
-        [token, header.replace(b'"w"', b'"v"'), array],
-        [b"", header, array],
-        [token, header.replace(b'"count": 0', b'"count": 7'), array],
+        [b""],
+        [b"{"],
+        [b"[]"],
+        [b"[" * 200_000],
+        [pickle.dumps(Bomb())],
+        [header],
+        [header, bytes(array)[:-1]],
+        [header.replace(b"[2]", b"[-2]"), array],
+        [header.replace(b"float64", b"object"), array],
+        [header.replace(b'"push"', b'"drop"'), array],
+        [header.replace(b'"w"', b'"v"'), array],
+        [header.replace(b'"count": 0', b'"count": 7'), array],
     ]
     context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.connect(serving.address)
+    other = client_socket(context, serving.address, serving.token, "other")
+    other.connect(serving.address)
     for message in messages:
-        stranger.send_multipart(message)
-    stranger.send_multipart([token, header, array])
+        other.send_multipart(message)
+    other.send_multipart([header, array])
     deadline = time.monotonic() + 20
     while client.pull("w")[0].tolist() != [1.0, 1.0]:
         assert time.monotonic() < deadline
@@ -186,9 +192,24 @@ def test_a_server_that_ends_is_an_error_for_waiting_clients(serving):
     client.close()
 
 
-def test_an_address_in_use_is_an_error(serving):
+def test_an_address_in_use_is_an_error(tcp_serving):
     with pytest.raises(OSError, match="cannot listen at"):
-        serve(serving.address)
+        serve(tcp_serving.address)
+
+
+@pytest.mark.parametrize("address", ["ipc:///tmp/x", "127.0.0.1:5555", 5555])
+def test_an_address_is_of_tcp(address):
+    with pytest.raises(ValueError, match=r"give tcp://HOST:PORT, or None for this machine only"):
+        serve(address)
+
+
+def test_keys_and_descriptions_that_no_server_accepts_are_errors(serving, client):
+    with pytest.raises(ValueError, match=r"a key of 5,000 characters, 'wwww.*give at most 4,096"):
+        client.init("w" * 5000, [np.zeros(1)])
+    with pytest.raises(ValueError, match=r"'w' with 80,000 arrays: these are too many for a key"):
+        client.init("w", [np.zeros(1)] * 80_000, replicas=False)
+    client.init("w", [np.zeros(1)] * 2_000, replicas=False)
+    assert len(client.pull("w")) == 2_000
 
 
 def test_another_client_gets_the_specs_of_a_key(serving, client):
@@ -326,10 +347,10 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
 
 
 @pytest.mark.slow
-def test_large_arrays_over_a_connection_that_breaks(serving):
-    cutter = Cutter(serving.address, 9 * 2**20)
+def test_large_arrays_over_a_connection_that_breaks(tcp_serving):
+    cutter = Cutter(tcp_serving.address, 9 * 2**20)
     size = 2**19 + 1
-    with connect(cutter.address, serving.token) as client:
+    with connect(cutter.address, tcp_serving.token) as client:
         client.init("w", [np.zeros(size, np.float32)])
         grad = np.empty(size, np.float32)
         for number in range(30):

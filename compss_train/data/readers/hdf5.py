@@ -1,11 +1,13 @@
 """Reader of HDF5 files; needs h5py (extra ``hdf5``)."""
 
+import posixpath
 from collections.abc import Collection
 from typing import Any
 
 from compss_train._utils.imports import import_optional
 from compss_train.data.layout import Description
 from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
+from compss_train.exceptions import BadFileError
 
 
 class Hdf5Reader(Reader):
@@ -20,12 +22,12 @@ class Hdf5Reader(Reader):
         """Return the shapes and dtypes of the data sets."""
         with import_h5py().File(path, "r") as file:
             names = _names(file)
-            return describe_arrays({key: file[key] for key in select_keys(keys, names)})
+            return describe_arrays({key: _opened(file, key) for key in select_keys(keys, names)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return the rows."""
         with import_h5py().File(path, "r") as file:
-            chosen = {key: file[key] for key in select_keys(keys, _names(file))}
+            chosen = {key: _opened(file, key) for key in select_keys(keys, _names(file))}
             rows = describe_arrays(chosen).rows
             return {key: data[start:stop] for key, data in chosen.items()}, rows
 
@@ -36,10 +38,43 @@ def import_h5py() -> Any:
 
 
 def _linked(file: Any, name: str) -> Any:
+    if (other := _external(file, name)) is not None:
+        raise BadFileError(
+            file.filename,
+            f"has {name!r}, a link into another file, {other}, which is not followed: copy the data into this one",
+        )
     try:
         return file.get(name)
     except RuntimeError:  # a link to itself
         return None
+
+
+def _external(file: Any, path: str, links: int = 16) -> str | None:
+    """Return the other file that a path leads to by external links, also behind soft ones, ``None`` for none."""
+    h5py, walked = import_h5py(), ""
+    for part in path.strip("/").split("/"):
+        link = file.get(posixpath.join(walked, part), getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            return str(link.filename)
+        if isinstance(link, h5py.SoftLink) and links:
+            found = _external(file, posixpath.join(walked, link.path), links - 1)
+            if found is not None:
+                return found
+        walked = posixpath.join(walked, part)
+    return None
+
+
+def _opened(file: Any, name: str) -> Any:
+    """Return a data set; raise ``BadFileError`` if its data are in other files."""
+    data = file[name]
+    others = [path for path, *_ in data.external or ()]
+    if data.is_virtual:
+        others += [source.file_name for source in data.virtual_sources() if source.file_name != "."]
+    if others:
+        raise BadFileError(
+            file.filename, f"has {name!r}, whose data are in another file, {others[0]}; copy them into this one"
+        )
+    return data
 
 
 def _names(file: Any) -> list[str]:

@@ -54,14 +54,14 @@ class Snapshot:
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as plain values."""
         progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}
-        return {**vars(self), "workers": [_worker_to_dict(state) for state in self.workers], "progress": progress}
+        return {**vars(self), "workers": [worker_to_dict(state) for state in self.workers], "progress": progress}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Snapshot:
         """Return the snapshot from its plain values."""
         saved = content["progress"]
         progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})
-        workers = tuple(_worker_from_dict(state) for state in content["workers"])
+        workers = tuple(worker_from_dict(state) for state in content["workers"])
         return cls(**{**content, "workers": workers, "progress": progress})
 
 
@@ -70,7 +70,8 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-def _worker_to_dict(state: WorkerState) -> dict[str, Any]:
+def worker_to_dict(state: WorkerState) -> dict[str, Any]:
+    """Return the state of a worker as plain values."""
     if isinstance(state.random, int):
         return _fields(state)
     version, numbers, gauss = state.random.python
@@ -78,7 +79,8 @@ def _worker_to_dict(state: WorkerState) -> dict[str, Any]:
     return {**_fields(state), "random": {**_fields(state.random), "python": python}}
 
 
-def _worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
+def worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
+    """Return the state of a worker from its plain values."""
     random = saved["random"]  # early checkpoints have no buffer, error and buffers
     if isinstance(random, int):
         return WorkerState(**saved)

@@ -90,14 +90,14 @@ def _encode(content: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
 
 def _save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     try:
-        save_file(_without_sharing(tensors), path)
+        save_file(without_sharing(tensors), path)
     except SafetensorError as error:
         if (match := _OS_ERROR.search(str(error))) is None:
             raise
         raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
 
 
-def _without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors, copied where they share memory, which the library refuses to write."""
     seen: set[int] = set()
     result = {}

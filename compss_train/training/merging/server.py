@@ -6,6 +6,7 @@ from compss_train import parameter_server
 from compss_train._utils.closing import Closable
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
+from compss_train.engines.machine import is_loopback
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
@@ -39,7 +40,8 @@ class GlobalParameters(Closable):
     ) -> None:
         exchange = Exchange.of(initial, names, num_workers, stepped=optimizer is not None)
         serve = parameter_server.serve_apart if engine.waiting_stops_threads else parameter_server.serve
-        self._serving = serve(f"tcp://{engine.host()}:*", optimizer=optimizer)
+        host = engine.host()
+        self._serving = serve(None if is_loopback(host) else f"tcp://{host}:*", optimizer=optimizer)
         self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
         """The address, token and layout that tasks need to connect."""
         try:
@@ -107,10 +109,8 @@ class ServerMerge(Merge):
                 )
                 self._free([base])
         self._moments = None  # from now on workers have their own
-        name = f"round {round_.number}"
-        self.parameters = self._engine.submit(
-            read_parameters, self._address, list(measured.values()), name, priority=True
-        )
+        args = self._address, list(measured.values())
+        self.parameters = self._engine.submit(read_parameters, *args, priority=True)
         return SubmittedRound(
             round=round_,
             tasks=[[worker] for worker in measured],

@@ -180,11 +180,11 @@ class ServerAddress:
     token: str = field(repr=False)
     exchange: Exchange
 
-    def connect(self, name: str | None = None, *, timeout: float = 60.0) -> ParameterServer:
+    def connect(self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0) -> ParameterServer:
         """Return a client; the calls of a client that reconnects under the same name are executed once."""
         from compss_train.parameter_server import connect  # needs ZeroMQ, unlike the rest of a worker
 
-        return connect(self.address, self.token, name=name, timeout=timeout)
+        return connect(self.address, self.token, name=name, generation=generation, timeout=timeout)
 
 
 def train_and_exchange(
@@ -196,6 +196,7 @@ def train_and_exchange(
     moments: Parameters | None,
     server_address: ServerAddress,
     samples: int,
+    round_number: int,
 ) -> tuple[Parameters, GroupState, list[dict[str, Any]]]:
     """Train a worker alone, push its change, and return the global parameters instead of its own.
 
@@ -204,13 +205,13 @@ def train_and_exchange(
     """
     trained, after, measured = train_alone(training_spec, parameters, states, values, work, moments)
     (member,) = work.members
-    with server_address.connect(work.name_of(member)) as server:
+    with server_address.connect(f"worker {member.worker}", generation=round_number) as server:
         share = measured[0]["given"] / samples
         server_address.exchange.push_change(server, member.worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured
 
 
-def read_parameters(server_address: ServerAddress, measured: Sequence[Any], name: str) -> Parameters:
+def read_parameters(server_address: ServerAddress, measured: Sequence[Any]) -> Parameters:
     """Return the global parameters; ``measured`` delays the task until all workers have pushed their changes."""
-    with server_address.connect(name) as server:
+    with server_address.connect() as server:
         return server_address.exchange.pull(server)
