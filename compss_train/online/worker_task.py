@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Any, Self
@@ -155,7 +155,8 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
             except ConnectionLostError:
                 raise
             except BaseException as error:
-                coordinator.report_failure(error)
+                with suppress(ConnectionLostError):
+                    coordinator.report_failure(error)
                 raise
 
 
@@ -214,8 +215,9 @@ class OnlineWorker:
         self._checkpointed = self._reported - (job.checkpoint_every or 0) * number / job.num_workers
 
     def _fail(self, error: Exception) -> None:
-        """End the task with an error of the receiver."""
+        """Report an error of the receiver before simulations fail because of it, and end the task with it."""
         self._failed = error
+        self._coordinator.report_failure(error)
 
     def _make_buffer(self, number: int, checkpoint: WorkerCheckpoint | None) -> Buffer:
         seed = buffer_seed(self._job.seed, 0, number)

@@ -121,6 +121,14 @@ def test_the_number_of_results_must_be_as_announced(engine):
         engine.fetch(engine.submit(tasks.split, np.arange(5), returns=2))
 
 
+@pytest.mark.parametrize("code", [None, 0, 3])
+def test_a_task_that_would_end_its_process_is_an_error(engine, code):
+    what = "" if code is None else str(code)
+    with pytest.raises(RuntimeError, match=rf"a task called sys\.exit\({what}\): networks"):
+        engine.fetch([engine.submit(tasks.leave, code)])
+    assert fetch(engine, engine.submit(tasks.add, 1, 2)) == 3
+
+
 def test_commutative_updates_lose_nothing(engine):
     target = engine.publish(np.zeros(1000))
     made = [engine.commute(target, tasks.plus, engine.submit(tasks.add, n)) for n in range(1, 21)]

@@ -60,6 +60,18 @@ def test_only_checkpoints_of_workers_are_stored_before_their_event(server, store
     assert (stored, len(event.arrays)) == (([(3, [0, 1, 2])], 0) if role == "worker" else ([], 1))
 
 
+def test_a_checkpoint_that_cannot_be_stored_does_not_disconnect_its_worker():
+    def store(worker, data):
+        raise OSError("no space left on device")
+
+    with EventServer(HERE, store) as server, server.address.connect({"role": "worker", "number": 3}) as client:
+        server.next(DEADLINE)
+        client.send({"checkpoint": [[0, 5]]}, [torch.arange(3)])
+        client.send({"n": 1})
+        events = [server.next(DEADLINE) for _ in range(2)]
+    assert [event.header for event in events] == [{"not_stored": "no space left on device"}, {"n": 1}]
+
+
 def test_large_messages_are_sent_in_the_background(server):
     large = torch.zeros(2**23, dtype=torch.uint8)
     with server.address.connect({"role": "worker", "number": 0}) as client:

@@ -11,7 +11,8 @@ import torch
 
 from compss_train import BufferSpec, WorkerLostError
 from compss_train.online import workers
-from tests.online.fits import fit_and_count, run_fit, split_range
+from tests.helpers.models import classification, mlp
+from tests.online.fits import build_trainer, fit_and_count, fit_online, run_fit, split_range
 from tests.online.simulations import (
     CallAll,
     CountingNet,
@@ -21,6 +22,7 @@ from tests.online.simulations import (
     increment,
     kill_process,
     read_count,
+    simulate_rows,
     slow_copy,
 )
 
@@ -96,6 +98,18 @@ def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(
     assert trained == batches.trained(60, fault.at)
     assert {*trained} == {1, 2}
     assert trainer.history[-1]["repetitions"] == [0, 60]
+
+
+def test_a_full_temporary_folder_is_a_warning_and_training_goes_on(local, monkeypatch):
+    def full(store, worker, checkpoint):
+        raise OSError("a checkpoint could not be written: no space")
+
+    monkeypatch.setattr(workers.CheckpointStore, "store", full)
+    trainer = build_trainer(local, 1, mlp())
+    with pytest.warns(UserWarning, match="no space; training goes on, .* or give checkpoint_every=None") as warned:
+        fit_online(trainer, simulate_rows, [classification(samples=20)] * 4, checkpoint_every=1e-6)
+    assert len(warned) == 1
+    assert trainer.history[-1]["received"] == 80
 
 
 def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):

@@ -1,11 +1,12 @@
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from compss_train import BufferSpec
-from compss_train.online.options import OnlineOptions, check_seconds
+from compss_train.online.options import OnlineJob, OnlineOptions, check_seconds
 from tests.helpers.models import named
 
 PAIRED = BufferSpec("SimPairedReservoir", 40, sweep_size=5, nb_time_steps=4)
@@ -129,3 +130,19 @@ def test_counts_must_be_integers(name, least, value):
 def test_invalid_options_raise(given, error, message):
     with pytest.raises(error, match=message):
         options(**given)
+
+
+@pytest.mark.parametrize(
+    ("address", "local", "expected"),
+    [
+        (None, "127.0.0.1", "127.0.0.1"),
+        (None, "10.0.0.5", "10.0.0.5"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),  # nobody else can connect
+        ("localhost", "10.0.0.5", "10.0.0.5"),
+        ("10.0.0.4", "127.0.0.1", "10.0.0.4"),
+        ("0.0.0.0", "127.0.0.1", "0.0.0.0"),
+        ("0.0.0.0", "10.0.0.5", "10.0.0.5"),
+    ],
+)
+def test_workers_listen_where_senders_need_it_and_nowhere_else(address, local, expected):
+    assert OnlineJob.listening_host(SimpleNamespace(host=address), local) == expected

@@ -354,6 +354,31 @@ def test_an_optimizer_that_fails_is_an_error_at_the_next_call_of_the_key():
         assert server.pull("v")[0].tolist() == [0.0, 0.0]
 
 
+def test_what_the_optimizer_cannot_step_is_an_error_of_that_call_alone(make):
+    with make(optimizer=SGD) as server:
+        with pytest.raises(ValueError, match=r"'n' has an array of torch.int64, .*optimized=False"):
+            server.init("n", [torch.zeros(2, dtype=torch.int64)])
+        server.init("n", [torch.zeros(2, dtype=torch.int64)], optimized=False)
+        server.init("w", [torch.zeros(2)])
+        server.push("w", [torch.ones(2)])
+        assert server.pull("w")[0].tolist() == [np.float32(-0.1)] * 2
+
+
+def fails_for_vectors(parameters):
+    """Return an optimizer that takes matrices only."""
+    if any(parameter.dim() < 2 for parameter in parameters):
+        raise AssertionError("matrices only")
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def test_an_optimizer_that_cannot_be_made_for_a_key_leaves_the_server_serving(make):
+    with make(optimizer=fails_for_vectors) as server:
+        with pytest.raises((AssertionError, RuntimeError), match="matrices only"):
+            server.init("w", [torch.zeros(2)])
+        server.init("w", [torch.zeros(2, 1)])
+        assert server.pull("w")[0].tolist() == [[0.0], [0.0]]
+
+
 @pytest.mark.parametrize("make", [LocalParameterServer])
 def test_a_push_blocks_while_too_many_bytes_wait(gated):
     server, gate = gated

@@ -321,6 +321,23 @@ def test_a_client_without_a_name_is_forgotten_when_it_closes(serving, client):
     assert sorted(identity.split()[0] for identity in clients) == [b"named", b"unnamed"]
 
 
+def test_a_later_generation_of_a_name_replaces_the_records_of_the_earlier_ones(serving, client):
+    client.init("w", [np.zeros(1)])
+    for generation in (0, 0, 1, 3, 3, 2, 0):  # each twice, and those that have ended once more, late
+        with connect(serving.address, serving.token, name="worker", generation=generation) as worker:
+            worker.push("w", [np.ones(1)])
+            assert worker.pull("w")[0].item() == client.pull("w")[0].item()
+    assert client.pull("w")[0].item() == 3.0
+    (state,) = [each for name, each in serving._loop._clients.items() if name.startswith(b"named")]
+    assert (state.generation, state.keys["w"].next, len(state.keys)) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("generation", [-1, 1.5])
+def test_a_generation_is_a_count(serving, generation):
+    with pytest.raises(ValueError, match="give an integer of at least 0"):
+        connect(serving.address, serving.token, name="worker", generation=generation)
+
+
 @pytest.mark.parametrize("name", ["", 3])
 def test_a_name_is_a_string(serving, name):
     with pytest.raises(ValueError, match="give a string that is not empty"):

@@ -44,6 +44,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run that a command uses, and the choice of its parameters."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run: output of compss-train fit")
     parser.add_argument("--best", action="store_true", help="use its best checkpoint (default: final parameters)")
+    trust = "import the modules that the run's file names without saying so, also if it belongs to another user"
+    parser.add_argument("--trust", action="store_true", help=trust)
 
 
 AXES = ("round", "epoch", "samples", "seconds")

@@ -39,7 +39,7 @@ def _run_evaluate(options: argparse.Namespace) -> int:
     from compss_train.cli.run_files.trained_run import absolute_names, open_run, read_pair
 
     files = absolute_names(options.data or ())
-    with open_run(options.run, get_settings(options)) as run:
+    with open_run(options.run, get_settings(options), trusted=options.trust) as run:
         data = read_pair(files, run.file) if files else run.validation_data()
         with run.trainer(best=options.best) as trainer, rejected_samples("evaluated"):
             result = trainer.evaluate(data.x, data.y)
@@ -67,7 +67,7 @@ def _run_predict(options: argparse.Namespace) -> int:
     from compss_train.cli.run_files.trained_run import absolute_names, open_run, read_samples
 
     files, target = absolute_names(options.input), options.output.absolute()
-    with open_run(options.run, get_settings(options)) as run:
+    with open_run(options.run, get_settings(options), trusted=options.trust) as run:
         samples = read_samples(files, run.file)
         with run.trainer(best=options.best) as trainer, rejected_samples("predicted"):
             output = trainer.predict(samples)
@@ -106,7 +106,7 @@ def _run_export(options: argparse.Namespace) -> int:
 
     target, example = options.output.absolute(), None
     files = absolute_names([options.input] if options.input else [])
-    with open_run(options.run, get_settings(options)) as run:
+    with open_run(options.run, get_settings(options), trusted=options.trust) as run:
         if target.suffix == ONNX:
             example = first_samples(read_samples(files, run.file) if files else run.training_data().x)
         run.trainer(best=options.best).export(target, example)

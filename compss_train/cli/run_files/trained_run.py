@@ -14,6 +14,7 @@ from compss_train.cli.run_files.model import ModelSpec, read_model
 from compss_train.cli.run_files.options import NONE
 from compss_train.cli.run_files.run_file import RunFile, read_run_file
 from compss_train.cli.run_files.run_folder import RunFolder
+from compss_train.cli.run_files.trust import check_trust
 from compss_train.data import FileDataset
 from compss_train.data.block import Block, load_block
 from compss_train.data.files import file_names
@@ -64,9 +65,13 @@ class TrainedRun:
 
 
 @contextmanager
-def open_run(path: Path, settings: Iterable[str] = ()) -> Iterator[TrainedRun]:
-    """Read the file of the run in a folder; inside the block, the current folder is the run's home."""
+def open_run(path: Path, settings: Iterable[str] = (), *, trusted: bool = False) -> Iterator[TrainedRun]:
+    """Read the file of the run in a folder; inside the block, the current folder is the run's home.
+
+    Unless it is ``trusted``, the modules that it imports are named before, and another user's file is an error.
+    """
     run_file = read_run_file(path, settings, hint="give the folder that compss-train fit printed at its end")
+    check_trust(run_file, trusted=trusted)
     with run_file.working_directory():
         errors = ErrorCollector(str(run_file.path))
         model = read_model(run_file, errors)

@@ -13,6 +13,8 @@ from compss_train.exceptions import BadFileError
 class Hdf5Reader(Reader):
     """Reads the requested rows of the data sets of an HDF5 file, including those in groups (``group/name``).
 
+    Nothing is read from other files that it names: data must not choose which files of their reader are read.
+
     Each call opens and closes the file.
     """
 
@@ -21,13 +23,12 @@ class Hdf5Reader(Reader):
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes of the data sets."""
         with import_h5py().File(path, "r") as file:
-            names = _names(file)
-            return describe_arrays({key: _opened(file, key) for key in select_keys(keys, names)})
+            return describe_arrays({key: _opened(file, key) for key in _select(file, keys)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return the rows."""
         with import_h5py().File(path, "r") as file:
-            chosen = {key: _opened(file, key) for key in select_keys(keys, _names(file))}
+            chosen = {key: _opened(file, key) for key in _select(file, keys)}
             rows = describe_arrays(chosen).rows
             return {key: data[start:stop] for key, data in chosen.items()}, rows
 
@@ -38,11 +39,8 @@ def import_h5py() -> Any:
 
 
 def _linked(file: Any, name: str) -> Any:
-    if (other := _external(file, name)) is not None:
-        raise BadFileError(
-            file.filename,
-            f"has {name!r}, a link into another file, {other}, which is not followed: copy the data into this one",
-        )
+    if _external(file, name) is not None:
+        return None
     try:
         return file.get(name)
     except RuntimeError:  # a link to itself
@@ -62,6 +60,17 @@ def _external(file: Any, path: str, links: int = 16) -> str | None:
                 return found
         walked = posixpath.join(walked, part)
     return None
+
+
+def _select(file: Any, keys: Collection[str] | None) -> Collection[str]:
+    """Return the data sets to read; raise ``BadFileError`` for a key that leads into another file."""
+    for key in keys or ():
+        if (other := _external(file, key)) is not None:
+            raise BadFileError(
+                file.filename,
+                f"has {key!r}, a link into another file, {other}, which is not followed: copy the data here",
+            )
+    return select_keys(keys, _names(file))
 
 
 def _opened(file: Any, name: str) -> Any:

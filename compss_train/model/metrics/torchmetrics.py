@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -23,9 +23,8 @@ StateValue: TypeAlias = torch.Tensor | list[Any]
 """One of the states of a metric."""
 
 
-@dataclass(frozen=True)
-class MetricState:
-    """The accumulated states of one metric, on the CPU."""
+class MetricState(TypedDict):
+    """The accumulated states of one metric, on the CPU, as plain values that can be sent as data."""
 
     updates: int
     """Number of batches."""
@@ -53,7 +52,7 @@ class TorchMetric(Metric):
             return math.nan
         metric = _reset_copy(self.metric)
         for part, *part_states in zip(_with_inner(metric), *states, strict=True):
-            _load(part, [state for state in part_states if state.updates])
+            _load(part, [state for state in part_states if state["updates"]])
         return _to_plain(metric.compute())
 
 
@@ -99,7 +98,7 @@ def _match_shapes(output: Any, target: Any) -> tuple[Any, Any]:
 
 def _state_of(metric: Any) -> MetricState:
     values = {name: _copy_state(getattr(metric, name), reduction) for name, reduction in metric._reductions.items()}
-    return MetricState(metric.update_count, values)
+    return MetricState(updates=metric.update_count, values=values)
 
 
 def _copy_state(value: StateValue, reduction: Any) -> StateValue:
@@ -117,9 +116,9 @@ def _load(metric: Any, states: list[MetricState]) -> None:
     """Set a metric to the merged states of several; without any it stays without samples."""
     if not states:
         return
-    updates = [state.updates for state in states]
+    updates = [state["updates"] for state in states]
     for name, reduction in metric._reductions.items():
-        values = [state.values[name] for state in states]
+        values = [state["values"][name] for state in states]
         setattr(metric, name, values[0] if len(values) == 1 else _merge(values, updates, reduction))
     metric._update_count = sum(updates)
     metric._to_sync = False  # all states are merged, even if this process belongs to a torch.distributed group

@@ -1,6 +1,5 @@
 """The reader of HDF5 files."""
 
-import os
 import sys
 
 import h5py
@@ -66,8 +65,8 @@ def test_named_types_and_data_sets_without_a_shape_are_no_arrays(tmp_path):
             FileDataset(path, keys=[key])
 
 
-def test_links_at_the_top_of_an_hdf5_file_are_followed_and_broken_ones_are_no_arrays(tmp_path):
-    save_hdf5(other := str(tmp_path / "other.h5"), **{"a/z": X + 1})
+def test_links_at_the_top_of_an_hdf5_file_are_followed_within_it_and_broken_ones_are_no_arrays(tmp_path):
+    save_hdf5(str(tmp_path / "other.h5"), **{"a/z": X + 1})
     save_hdf5(path := str(tmp_path / "f.h5"), **{"a/x": X})
     with h5py.File(path, "a") as file:
         file["soft"] = h5py.SoftLink("/a/x")
@@ -76,13 +75,28 @@ def test_links_at_the_top_of_an_hdf5_file_are_followed_and_broken_ones_are_no_ar
         file["broken"] = h5py.SoftLink("/nowhere")
         file["gone"] = h5py.ExternalLink("none.h5", "/z")
         file["group"] = h5py.SoftLink("/a")
-    arrays = read_file(path, keys=["soft", "hard", "external"])
-    for key, expected in {"soft": X, "hard": X, "external": X + 1}.items():
-        same(arrays[key], expected)
-    assert {"soft", "hard", "external"} < set(read_file(path)) <= {"soft", "hard", "external", "a/x"}
-    os.remove(other)
-    with names(path, "has no array 'external'"):
-        read_file(path, keys=["external"])
+        file["through"] = h5py.SoftLink("/elsewhere/z")
+        file["elsewhere"] = h5py.ExternalLink("other.h5", "/a")
+    arrays = read_file(path, keys=["soft", "hard"])
+    for key in ("soft", "hard"):
+        same(arrays[key], X)
+    assert {"soft", "hard"} < set(read_file(path)) <= {"soft", "hard", "a/x"}
+    for key in ("external", "through", "elsewhere/z", "gone"):
+        with names(path, f"has '{key}', a link into another file, .*, which is not followed"):
+            read_file(path, keys=[key])
+
+
+def test_data_in_other_files_are_not_read(tmp_path):
+    save_hdf5(other := str(tmp_path / "other.h5"), z=X)
+    (tmp_path / "secret").write_bytes(X.tobytes())
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        layout = h5py.VirtualLayout(X.shape, X.dtype)
+        layout[:] = h5py.VirtualSource(other, "z", X.shape)
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("raw", X.shape, X.dtype, external=[(str(tmp_path / "secret"), 0, X.nbytes)])
+    for key in ("virtual", "raw"):
+        with names(path, f"has '{key}', whose data are in another file, .*; copy them into this one"):
+            read_file(path, keys=[key])
 
 
 def test_without_h5py_the_error_names_the_extra(tmp_path, monkeypatch):

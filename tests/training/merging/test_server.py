@@ -385,6 +385,17 @@ def test_a_server_apart_has_an_outer_optimizer_that_is_a_function_of_this_progra
     assert_same_bits(apart, here)
 
 
+def test_a_server_does_not_grow_with_the_rounds(monkeypatch):
+    servers = []
+    serve = parameter_server.serve
+    monkeypatch.setattr(
+        parameter_server, "serve", lambda *args, **options: servers.append(serve(*args, **options)) or servers[-1]
+    )
+    fitted("serial", 2, *blocked(*classification(), 4), num_epochs=6, batch_size=5, **SERVED)
+    named = [name for name in servers[0]._loop._clients if name.startswith(b"named")]
+    assert len(named) == 2
+
+
 def test_without_zeromq_nothing_starts(monkeypatch):
     for name in [name for name in sys.modules if name == "zmq" or name.startswith("zmq.")]:
         monkeypatch.delitem(sys.modules, name)
