@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compss_train.parameter_server import LocalParameterServer, ParameterServer, connect, serve
 
-BARE, SERVED, LOCAL = "bare ZeroMQ", "served", "local"
+BARE, SERVED, ENCRYPTED, LOCAL = "bare ZeroMQ, TCP", "served, socket file", "served, TCP", "local"
 SMALL = 16
 """Number of elements of a small array."""
 
@@ -44,7 +44,15 @@ def bare_server(pipe: Any) -> None:
 
 
 def parameter_server(pipe: Any) -> None:
-    with serve() as serving:
+    serve_at(None, pipe)
+
+
+def encrypted_server(pipe: Any) -> None:
+    serve_at("tcp://127.0.0.1:*", pipe)
+
+
+def serve_at(address: str | None, pipe: Any) -> None:
+    with serve(address) as serving:
         pipe.send((serving.address, serving.token))
         pipe.recv()
 
@@ -74,8 +82,8 @@ def bare() -> Iterator[zmq.Socket[bytes]]:
 
 
 @contextmanager
-def served() -> Iterator[ParameterServer]:
-    with started(parameter_server) as ((address, token), _), connect(address, token) as client:
+def served(server: Callable[[Any], None] = parameter_server) -> Iterator[ParameterServer]:
+    with started(server) as ((address, token), _), connect(address, token) as client:
         yield client
 
 
@@ -126,12 +134,13 @@ def init(server: ParameterServer, keys: int, size: int) -> None:
 def run_large(megabytes: int, keys: int, repetitions: int) -> dict[str, list[float]]:
     arrays = [np.ones(megabytes * 250_000 // keys, np.float32) for _ in range(keys)]
     weights = [np.zeros_like(array) for array in arrays]
-    with bare() as socket, served() as remote, LocalParameterServer() as local:
-        for server in (remote, local):
+    with bare() as socket, served() as remote, served(encrypted_server) as tcp, LocalParameterServer() as local:
+        for server in (remote, tcp, local):
             init(server, keys, len(arrays[0]))
         contestants: dict[str, Callable[[], None]] = {
             BARE: lambda: move_bare(socket, arrays, weights),
             SERVED: lambda: move(remote, arrays, weights),
+            ENCRYPTED: lambda: move(tcp, arrays, weights),
             LOCAL: lambda: move(local, arrays, weights),
         }
         for contestant in contestants.values():
@@ -156,8 +165,8 @@ def report_large(megabytes: int, keys: int, repetitions: int) -> None:
 
 def report_small(few: int, many: int, count: int, repetitions: int) -> None:
     rows = []
-    with served() as remote, LocalParameterServer() as local:
-        for label, server in ((SERVED, remote), (LOCAL, local)):
+    with served() as remote, served(encrypted_server) as tcp, LocalParameterServer() as local:
+        for label, server in ((SERVED, remote), (ENCRYPTED, tcp), (LOCAL, local)):
             for keys in (few, many):
                 init(server, keys, SMALL)
                 operations(server, keys, count)  # warm-up: the client requests the keys' dtypes and shapes

@@ -38,9 +38,21 @@ class ConnectionLostError(OSError):
 class MessageCodes:
     """The codes of the parts of messages, in both directions; each part has the next number."""
 
-    def __init__(self, sending: bytes, receiving: bytes) -> None:
+    def __init__(self, sending: bytes, receiving: bytes, mask: bytes) -> None:
+        self._mask = mask
         self._sending, self._receiving = (hmac.new(key, digestmod="sha256") for key in (sending, receiving))
         self._sent = self._received = 0
+
+    def hide(self, secret: str) -> str:
+        """Return a secret of at most 32 bytes, in hexadecimal, as nobody but the peer can read it.
+
+        It is combined with a mask that follows from token and nonces: a one-time pad, for one secret a connection.
+        """
+        return bytes(a ^ b for a, b in zip(secret.encode(), self._mask, strict=False)).hex()
+
+    def reveal(self, hidden: str) -> str:
+        """Return the secret that the peer has hidden."""
+        return bytes(a ^ b for a, b in zip(bytes.fromhex(hidden), self._mask, strict=False)).decode()
 
     def sign(self, *data: Bytes) -> bytes:
         """Return the code of the next part to be sent."""
@@ -79,7 +91,7 @@ def accept_client(sock: socket.socket, token: str, seconds: float) -> MessageCod
         return None
     sock.sendall(derive_key(token, "listener", nonces))
     sock.settimeout(None)
-    return MessageCodes(derive_key(token, "to client", nonces), derive_key(token, "to listener", nonces))
+    return MessageCodes(*(derive_key(token, purpose, nonces) for purpose in ("to client", "to listener", "key")))
 
 
 def join_listener(sock: socket.socket, token: str, seconds: float) -> MessageCodes:
@@ -92,7 +104,7 @@ def join_listener(sock: socket.socket, token: str, seconds: float) -> MessageCod
     if not hmac.compare_digest(proof, derive_key(token, "listener", nonces)):
         raise PermissionError(f"{peer[0]}:{peer[1]}: wrong token; use the token= given to fit_online")
     sock.settimeout(None)
-    return MessageCodes(derive_key(token, "to listener", nonces), derive_key(token, "to client", nonces))
+    return MessageCodes(*(derive_key(token, purpose, nonces) for purpose in ("to listener", "to client", "key")))
 
 
 def _read(sock: socket.socket, size: int, deadline: float) -> bytes:

@@ -87,6 +87,14 @@ class Connection(Closable):
         """The address of this machine as the peer sees it."""
         return str(self._socket.getsockname()[0])
 
+    def hide(self, secret: str) -> str:
+        """Return a secret as only the peer can read it (``MessageCodes.hide``)."""
+        return self._codes.hide(secret)
+
+    def reveal(self, hidden: str) -> str:
+        """Return a secret that the peer has hidden."""
+        return self._codes.reveal(hidden)
+
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
         """Send a message; blocks while the peer does not read. Raises ``ConnectionLostError``."""
         head, *rest = pack(header, arrays)

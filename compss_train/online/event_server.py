@@ -5,7 +5,6 @@ a task.
 """
 
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from compss_train.data.block import Block
 from compss_train.online.authentication import ConnectionLostError
 from compss_train.online.connection import Connection, Header, Listener
 from compss_train.parameter_server.messages import MessageError
+from compss_train.parameter_server.tokens import new_token
 
 RECONNECT_SECONDS = 120.0
 """How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""
@@ -39,6 +39,10 @@ class Client:
         """Send a message. Ignored if disconnected; a disconnect event follows."""
         with suppress(ConnectionLostError):
             self._connection.send(header, arrays)
+
+    def hide(self, secret: str) -> str:
+        """Return a secret as only this client can read it."""
+        return self._connection.hide(secret)
 
     def send_in_background(self, header: Header, load_arrays: Callable[[], Sequence[Block]]) -> None:
         """Load and send large arrays in a thread, without waiting for it."""
@@ -65,7 +69,7 @@ class EventServer(Closable):
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._store_checkpoint = store_checkpoint
         self._listeners: list[Listener] = []
-        self.address = self._listen(host, 0, secrets.token_urlsafe(16)).address
+        self.address = self._listen(host, 0, new_token()).address
 
     def listen_for_senders(self, host: str, port: int, token: str) -> None:
         """Listen at another address, for senders only, which present this token."""

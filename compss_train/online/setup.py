@@ -14,8 +14,8 @@ from compss_train.online.fitting import OnlineFit
 from compss_train.online.options import OnlineJob, OnlineOptions
 from compss_train.online.records import Evaluation, Progress, Recorder
 from compss_train.online.sender import host_and_port
-from compss_train.online.stream_router import new_key
 from compss_train.online.workers import CheckpointStore
+from compss_train.parameter_server.tokens import new_token
 from compss_train.training.data_source import DataSource
 from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.session import Session
@@ -113,7 +113,7 @@ def _job(
 ) -> OnlineJob:
     return OnlineJob(
         coordinator=coordinator,
-        key=new_key(),
+        key=new_token(),
         host=None if options.address is None else host_and_port(options.address)[0],
         server_address=server_address,
         num_workers=num_workers,

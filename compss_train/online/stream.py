@@ -79,7 +79,7 @@ class Stream(Closable):
         self.ended = threading.Event()
         """Set when training has ended."""
         self._rejection: str | None = None
-        self._key: str = reply.get("key", "")
+        self._key = self._control.reveal(reply.get("key", ""))
         self._endpoints: list[Endpoint] = reply.get("workers", [])
         self._workers: list[Connection | None] = [None] * len(self._endpoints)
         self._offsets = [0] * len(self._endpoints)

@@ -4,7 +4,6 @@
 are programs that are not tasks of the fit.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 
 from compss_train._utils.validation import warn_user
@@ -70,13 +69,8 @@ class StreamRouter:
     def _accept(self, client: Client, stream: int) -> None:
         self._active[client] = tuple(worker.attempts for worker in self._workers)
         endpoints = [worker.endpoint for worker in self._workers]
-        reply = {"stream": stream, "workers": endpoints, "key": self._key, "paired": self._paired}
+        reply = {"stream": stream, "workers": endpoints, "key": client.hide(self._key), "paired": self._paired}
         client.send({"accepted": True, **reply})
-
-
-def new_key() -> str:
-    """Return a random token."""
-    return secrets.token_urlsafe(16)
 
 
 class ExternalSenders:

@@ -76,6 +76,7 @@ class BareClient:
         self.proof = _read(self.sock, 32)
         self.is_accepted = self.proof == self.keyed(token.encode(), b"listener" + nonces)
         self.keys = [self.keyed(token.encode(), name + nonces) for name in (b"to listener", b"to client")]
+        self.mask = self.keyed(token.encode(), b"key" + nonces)
         self.numbers = [0, 0]
 
     @staticmethod
@@ -90,6 +91,9 @@ class BareClient:
 
     def __getattr__(self, name):
         return getattr(self.sock, name)
+
+    def reveal(self, hidden):
+        return bytes(a ^ b for a, b in zip(bytes.fromhex(hidden), self.mask, strict=False)).decode()
 
     def _code(self, direction, data):
         number = struct.pack("<Q", self.numbers[direction])
@@ -123,7 +127,7 @@ def _read(sock, size):
 
 def codes_pair():
     """Return the codes of both ends of a connection."""
-    return MessageCodes(b"a" * 32, b"b" * 32), MessageCodes(b"b" * 32, b"a" * 32)
+    return tuple(MessageCodes(one * 32, other * 32, bytes(32)) for one, other in ((b"a", b"b"), (b"b", b"a")))
 
 
 @contextmanager

@@ -29,7 +29,8 @@ def test_a_client_of_raw_sockets_sends_samples_as_documented(paired, slow):
         reply = control.read()
         number, workers = reply["stream"], reply["workers"]
         assert (reply["accepted"], reply["paired"], len(workers)) == (True, paired, 2)
-        socks = [BareClient(port, reply["key"]) for _, port in workers]
+        assert KEY.encode().hex() not in reply["key"]
+        socks = [BareClient(port, control.reveal(reply["key"])) for _, port in workers]
         for sock in socks:
             send(sock, {"role": "samples", "stream": number})
             assert sock.read()["next"] == 0

@@ -17,6 +17,9 @@ class RecordingClient:
     def send(self, header):
         self.sent.append(header)
 
+    def hide(self, secret):
+        return f"hidden {secret}"
+
     def pop(self):
         sent, self.sent = self.sent, []
         return sent
@@ -41,7 +44,8 @@ def test_streams_are_accepted_when_all_workers_have_endpoints(workers, paired):
         router.update()
     endpoints = [[HERE, 0], [HERE, 1], [HERE, 2]]
     answers = [
-        {"accepted": True, "stream": 7 + n, "workers": endpoints, "key": KEY, "paired": paired} for n in range(3)
+        {"accepted": True, "stream": 7 + n, "workers": endpoints, "key": f"hidden {KEY}", "paired": paired}
+        for n in range(3)
     ]
     assert [client.sent for client in clients] == [[], answers[1:2], answers[2:]]
     router.update()
