@@ -25,7 +25,7 @@ def check_trust(file: RunFile, *, trusted: bool) -> None:
     if trusted:
         return
     modules = sorted(set(_modules(file.table)))
-    what = f"imports {', '.join(modules)} and runs it" if modules else "names functions to call"
+    what = f"imports {', '.join(modules)}" if modules else "names functions to call"
     for path in (file.path, file.path.parent, file.home):
         if (owner := _other_owner(path)) is not None:
             raise RunFileError(

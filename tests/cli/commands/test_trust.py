@@ -14,12 +14,12 @@ COMMANDS = {
 def test_modules_are_named_before_they_are_imported(fitted, command):
     said = command("evaluate", fitted, "--json").err
     assert (
-        "imports tests.cli.commands.user_objects, tests.helpers.models and runs it (--trust to hide this)" in said
+        "imports tests.cli.commands.user_objects, tests.helpers.models (--trust to hide this)" in said
     )
     assert command("evaluate", fitted, "--trust", "--json").err == ""
     file = fitted / "config.toml"
     file.write_text(file.read_text().replace("tests.helpers.models:mlp", "no_such_module:mlp"))
-    assert "imports no_such_module, tests.cli" in command("evaluate", fitted, code=1).err
+    assert "imports no_such_module, tests.cli" in command("evaluate", fitted, code=2).err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -29,8 +29,8 @@ def test_a_run_of_another_user_is_an_error_unless_it_is_trusted(fitted, command,
     file = fitted / "config.toml"
     file.write_text(file.read_text().replace("tests.helpers.models:mlp", "no_such_module:mlp"))
     arguments = [name, fitted, *COMMANDS[name]]
-    error = command(*arguments, code=1).err
+    error = command(*arguments, code=2).err
     assert "belongs to" in error
     assert "and config.toml imports no_such_module, tests.cli.commands.user_objects" in error
     assert "module no_such_module was not found" not in error
-    assert "module no_such_module was not found" in command(*arguments, "--trust", code=1).err
+    assert "module no_such_module was not found" in command(*arguments, "--trust", code=2).err
