@@ -196,7 +196,6 @@ def train_and_exchange(
     moments: Parameters | None,
     server_address: ServerAddress,
     samples: int,
-    round_number: int,
 ) -> tuple[Parameters, GroupState, list[dict[str, Any]]]:
     """Train a worker alone, push its change, and return the global parameters instead of its own.
 
@@ -205,7 +204,7 @@ def train_and_exchange(
     """
     trained, after, measured = train_alone(training_spec, parameters, states, values, work, moments)
     (member,) = work.members
-    with server_address.connect(f"worker {member.worker}", generation=round_number) as server:
+    with server_address.connect(f"worker {member.worker}", generation=work.settings.number) as server:
         share = measured[0]["given"] / samples
         server_address.exchange.push_change(server, member.worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured

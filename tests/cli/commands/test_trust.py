@@ -13,9 +13,7 @@ COMMANDS = {
 
 def test_modules_are_named_before_they_are_imported(fitted, command):
     said = command("evaluate", fitted, "--json").err
-    assert (
-        "imports tests.cli.commands.user_objects, tests.helpers.models (--trust to hide this)" in said
-    )
+    assert "imports tests.cli.commands.user_objects, tests.helpers.models (--trust to hide this)" in said
     assert command("evaluate", fitted, "--trust", "--json").err == ""
     file = fitted / "config.toml"
     file.write_text(file.read_text().replace("tests.helpers.models:mlp", "no_such_module:mlp"))
