@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 COMMANDS = {
@@ -26,6 +27,7 @@ def test_a_run_of_another_user_is_an_error_unless_it_is_trusted(fitted, command,
     monkeypatch.setattr("compss_train.cli.run_files.trust.ADMINISTRATOR", -1)
     file = fitted / "config.toml"
     file.write_text(file.read_text().replace("tests.helpers.models:mlp", "no_such_module:mlp"))
+    np.save("x.npy", np.zeros((4, 5), np.float32))
     arguments = [name, fitted, *COMMANDS[name]]
     error = command(*arguments, code=2).err
     assert "belongs to" in error
