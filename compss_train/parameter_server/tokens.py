@@ -38,10 +38,13 @@ def curve_keys(token: str) -> tuple[bytes, bytes]:
     """Return the public and the secret key of a server in ZeroMQ's CURVE handshake, as text in Z85.
 
     The public key follows from the token, too, and is not sent: who does not have it cannot begin a handshake, and
-    who does not have the secret one cannot pretend to be the server.
+    who does not have the secret one cannot pretend to be the server. Raises ``OSError`` without CURVE.
     """
     import zmq
     from zmq.utils import z85
+
+    if not zmq.has("curve"):
+        raise OSError("this ZeroMQ was built without CURVE, which TCP needs: install pyzmq from its wheels")
 
     secret = z85.encode(derive_key(token, "compss-train parameter server"))
     return zmq.curve_public(secret), secret
