@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A SLURM cluster of two nodes on this machine, for tests. Its networks, host names, processes and mounts are its own:
-# nothing outside FOLDER changes, and all of it ends with this script. It needs root, slurm-wlm, munge and iproute2:
+# outside FOLDER only control groups change, and all of it ends with this script. It needs root, slurm-wlm, munge, iproute2:
 #
 #   unshare --mount --net --uts --pid --fork --kill-child --mount-proc slurm_cluster.sh FOLDER CPUS
 #
@@ -44,7 +44,7 @@ SelectTypeParameters=CR_Core
 NodeName=node[1-2] CPUs=$cpus
 PartitionName=train Nodes=node[1-2] Default=YES
 CONF
-touch cgroup.conf
+echo IgnoreSystemd=yes >cgroup.conf
 export SLURM_CONF=$folder/slurm.conf
 
 dd if=/dev/urandom of=munge.key bs=128 count=1 status=none

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -74,9 +75,12 @@ class SlurmCluster:
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"compss-{job}.*")))
 
     def end(self) -> None:
-        """End everything: the programs of the nodes are children of the script."""
+        """End everything: what the script has started ends with it, and SLURM's control groups are empty then."""
         self.process.kill()
         self.process.wait(30)
+        for group in sorted(Path("/sys/fs/cgroup").glob("*/slurm_node[12]/**"), reverse=True):
+            with suppress(OSError):
+                group.rmdir()
 
 
 def documented_configuration() -> str:
