@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from dataclasses import dataclass, field
 from statistics import median
@@ -12,8 +11,7 @@ import _compss_parts as parts
 from _common import parser, print_table, ratios, spread
 from _compss import Runtime, call, skip_without_compss
 
-from compss_train.model.weighted_mean import aligned_ranges
-from compss_train.training.merging.synchronous import ARITY
+from compss_train.model.weighted_mean import ranges_for_costs
 
 UNITS = 2
 SMALL = 0.1  # megabytes
@@ -39,22 +37,17 @@ class Way:
     writes: int
 
 
-def way(workers: int) -> Way:
-    """Return the way of a round where ``UNITS`` tasks run at a time.
+def way(case: parts.Case) -> Way:
+    """Return the way of a round where ``UNITS`` tasks run at a time, after the first rounds.
 
-    A training task has several workers, and reads the recipe, which has the network, and the global parameters.
-    Averages form a tree.
+    Workers take less time than a task costs, so that there is a training task a unit, which reads the global
+    parameters (the recipe has no weights); the sums are merged by one task, which reads the parameters, too. Sums
+    are in double precision.
     """
-    firsts = [group.start for group in aligned_ranges(workers, UNITS)]
-    turns = math.ceil(len(firsts) / UNITS)
-    tasks, reads, writes, size = turns, 2 * turns, turns, ARITY
-    while len(firsts) > ARITY:
-        nodes = sorted({first // size * size for first in firsts})
-        turns = math.ceil(len(nodes) / UNITS)
-        tasks, reads, writes = tasks + turns, reads + turns * math.ceil(len(firsts) / len(nodes)), writes + turns
-        firsts, size = nodes, size * ARITY
-    last = int(len(firsts) > 1)
-    return Way(tasks + last, reads + last * len(firsts), writes + last)
+    groups = len(ranges_for_costs(case[1], UNITS, 0.0, 1.0))
+    if case[1] == groups:  # single versions, in the precision of the parameters
+        return Way(2, 1 + 1 + groups, 2)
+    return Way(2, 1 + 1 + 2 * groups, 2 + 1)
 
 
 def measure(
@@ -81,7 +74,7 @@ def measure(
 def row(case: parts.Case, measured: Measured, task: float) -> list[str]:
     """Return a case's row; the parts are those of the way, each at its median cost."""
     megabytes, workers = case
-    path = way(workers)
+    path = way(case)
     tasks = path.tasks * task
     files = path.reads * median(measured.read) + path.writes * median(measured.write)
     moved = (path.reads + path.writes) * megabytes

@@ -257,7 +257,10 @@ class RoundRunner:
         """Look for better groups after each of the first rounds, as the first one takes longer than the others."""
         if self._to_consider and record["workers"]:
             self._to_consider -= 1
-            self._better_groups = self.workers.groups_for(median(each["seconds"] for each in record["workers"]))
+            seconds = median(each["seconds"] for each in record["workers"])
+            self._better_groups = self.workers.groups_for(seconds)
+            if self.validation is not None:
+                self.validation.worker_seconds = seconds
 
     def _seconds_of(self, record: Record, submitted: SubmittedRound) -> float:
         """Return the seconds that another round will take; the first one also waited for processes to start."""

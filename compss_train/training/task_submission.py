@@ -197,8 +197,10 @@ class Inference:
     batch_size: int
     resources: Resources
     devices: list[str]
-    _tasks: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict, repr=False)
-    """Of an evaluation, the arguments of each task but the parameters; for a number of places."""
+    worker_seconds: float | None = None
+    """About as long as a worker's part takes, if that is known."""
+    _tasks: dict[Any, list[tuple[Any, ...]]] = field(default_factory=dict, repr=False)
+    """Of an evaluation, the arguments of each task but the parameters; for places and ``worker_seconds``."""
 
     @cached_property
     def _ranges(self) -> list[tuple[str, list[int]]]:
@@ -211,13 +213,19 @@ class Inference:
     def evaluate(self, parameters: Ref) -> list[Ref]:
         """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
         places = 0 if self.resources.gpus else self.engine.places(self.resources)
-        if places not in self._tasks:
-            groups = aligned_ranges(len(self._ranges), places)
-            self._tasks = {places: [self._task_on(self._ranges[group.start : group.stop]) for group in groups]}
+        key = places, self.worker_seconds
+        if key not in self._tasks:
+            self._tasks = {
+                key: [self._task_on(self._ranges[group.start : group.stop]) for group in self._groups(*key)]
+            }
         first = self.training_spec, parameters
-        return [
-            self.engine.submit(evaluate, *first, *task, resources=self.resources) for task in self._tasks[places]
-        ]
+        return [self.engine.submit(evaluate, *first, *task, resources=self.resources) for task in self._tasks[key]]
+
+    def _groups(self, places: int, worker_seconds: float | None) -> list[range]:
+        number = len(self._ranges)
+        if not places or worker_seconds is None:
+            return aligned_ranges(number, places)
+        return ranges_for_costs(number, places, worker_seconds, self.engine.task_seconds)
 
     def _task_on(self, parts: list[tuple[str, list[int]]]) -> tuple[Any, ...]:
         """Return the arguments of an evaluation task on the blocks or files of several workers."""

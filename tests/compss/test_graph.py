@@ -22,12 +22,11 @@ def fitted(run, tmp_path, *options):
     return json.loads(result.read_text()), done
 
 
-def test_a_fit_has_a_training_task_per_group_of_workers_and_epoch_and_a_tree_of_averages(run, tmp_path):
+def test_a_fit_has_a_training_task_per_group_of_workers_and_epoch_and_an_average_per_epoch(run, tmp_path):
     result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
-    # On two units the workers are groups of 4, 4, 2, 2, 2, and six of one, whose results take three partial sums
-    # and one mean; the evaluation has as many tasks; the workers' metrics are gathered once per round, and the sums
-    # of the evaluation once.
-    assert tasks(done) == {"train": 2 * 11, "average": 2 * 4, "evaluate": 11, "gather": 3}
+    # On two units the workers are five groups of two and ten of one, whose results one task averages; it passes on
+    # their metrics. The evaluation has as many tasks, whose sums are gathered once.
+    assert tasks(done) == {"train": 2 * 15, "average": 2, "evaluate": 15, "gather": 1}
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1
     assert result["bytes"] < large[0] < result["bytes"] + 2000

@@ -1,5 +1,6 @@
 """Synchronous merging: a weighted average of all workers by a tree of tasks, and the outer optimizer."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from compss_train.data.partitioning import Round
@@ -11,8 +12,11 @@ from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import MergeState
 from compss_train.training.worker import MergeRule, finish
 
-ARITY = 8
-"""The most versions of the parameters that one task of the tree adds up, a power of two."""
+ARITIES = (4, 8, 16, 32, 64)
+"""How many versions of the parameters a task of the tree may add up."""
+
+BYTES_PER_SECOND = 1e9
+"""Of parameters that a task reads and adds up, roughly: measured with 100 MB on files in memory."""
 
 
 class SynchronousMerge(Merge):
@@ -25,6 +29,7 @@ class SynchronousMerge(Merge):
         self._engine = engine
         self._rule = rule
         self._published_rule = engine.publish(rule)
+        self._arity = best_arity(engine.task_seconds, sum(array.nbytes for array in initial.values()))
         self._initial = engine.publish(initial)
         self.parameters = self._initial
         self._initial_state = self.state = state
@@ -59,7 +64,7 @@ class SynchronousMerge(Merge):
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
         """Submit the tasks of a merge of results by their first workers, and free their inputs."""
-        items = sum_by_tree(self._engine, trained)
+        items = sum_by_tree(self._engine, trained, self._arity)
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
         names = self._rule.results
@@ -91,20 +96,29 @@ class SynchronousMerge(Merge):
         self._engine.delete([*self._held, self._published_rule])
 
 
-def sum_by_tree(engine: Engine, trained: Mapping[int, Ref]) -> list[Ref]:
+def best_arity(task_seconds: float, size: int) -> int:
+    """Return how many versions of ``size`` bytes a task should add up, so that the way through a tree is short.
+
+    A tree of arity a has log n / log a levels, and a task in each, which reads a versions.
+    """
+    version = size / BYTES_PER_SECOND
+    return min(ARITIES, key=lambda arity: (task_seconds + arity * version) / math.log(arity))
+
+
+def sum_by_tree(engine: Engine, trained: Mapping[int, Ref], arity: int) -> list[Ref]:
     """Submit the tasks that add up what many workers trained, and free it.
 
     ``trained`` has results, or sums of aligned ranges of workers, by the number of their first worker, in ascending
     order. Each task adds up an aligned range too, so that the bits do not depend on the ranges (``weighted_mean``).
-    Returns at most ``ARITY`` results and sums.
+    Returns at most ``arity`` results and sums.
     """
-    size = ARITY
-    while len(trained) > ARITY:
+    size = arity
+    while len(trained) > arity:
         nodes: dict[int, list[Ref]] = {}
         for first, ref in trained.items():
             nodes.setdefault(first // size * size, []).append(ref)
         trained = {first: refs[0] if len(refs) == 1 else _add_up(engine, refs) for first, refs in nodes.items()}
-        size *= ARITY
+        size *= arity
     return list(trained.values())
 
 

@@ -7,7 +7,7 @@ import torch
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
-from compss_train.training.merging.synchronous import ARITY, sum_by_tree
+from compss_train.training.merging.synchronous import ARITIES, best_arity, sum_by_tree
 from compss_train.training.worker import MergeRule, finish
 from tests.engines import tasks
 from tests.helpers.means import average, weighted
@@ -178,14 +178,21 @@ def test_merging_more_often_inside_an_epoch_is_more_rounds(engine):
     assert sum(r["samples"] for r in trainer.history) == 128
 
 
+def test_trees_are_flat_where_tasks_cost_more_than_bytes():
+    assert [best_arity(0.02, size) for size in (1e4, 1e6, 1e8)] == [64, 16, 4]
+    assert [best_arity(0.001, size) for size in (1e4, 1e5, 1e8)] == [32, 8, 4]
+    assert best_arity(0.0, 0) in ARITIES
+
+
+@pytest.mark.parametrize("arity", [4, 8, 64])
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 17, 65, 130])
-def test_a_tree_of_any_size_is_the_weighted_mean(count):
+def test_a_tree_of_any_size_is_the_weighted_mean(count, arity):
     rng = np.random.default_rng(count)
     versions = [{"w": rng.normal(size=5).astype(np.float32), "n": np.array(k)} for k in range(count)]
     counts = rng.integers(1, 100, count).tolist()
     engine = SerialEngine()
-    items = sum_by_tree(engine, {item.first: engine.publish(item) for item in weighted(versions, counts)})
-    assert len(items) <= ARITY
+    items = sum_by_tree(engine, {item.first: engine.publish(item) for item in weighted(versions, counts)}, arity)
+    assert len(items) <= arity
     merged, _ = finish(engine.fetch(items), MergeRule(names=TensorNames(("w",))), versions[0])
     assert_same_bits(merged, average(versions, counts))
     expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)

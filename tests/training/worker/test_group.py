@@ -75,7 +75,9 @@ def test_groups_are_joined_where_tasks_cost_more_than_workers_take(workers):
     x, y = classification(samples=13 * workers)
     engine = DearTasks(2)
     trainer = trainer_with(engine, workers)
-    joined = trainer.fit(x, y, num_epochs=3, batch_size=5)
+    joined = trainer.fit(x, y, num_epochs=3, batch_size=5, validation_data=(x, y))
+    evaluations = [args[4] for function, args in engine.submitted if function is evaluate]
+    assert len(evaluations[-2]) + len(evaluations[-1]) == workers  # two tasks
     assert_same_bits(joined, trainer_with(Places(2), workers).fit(x, y, num_epochs=3, batch_size=5))
     sizes = [len(args[4].members) for function, args in engine.submitted if function is train_group]
     larger = 8 if workers > 8 else 4
