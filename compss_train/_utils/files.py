@@ -104,14 +104,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class FolderLock:
-    """A lock on a folder that a program writes to, so that two programs do not mix their files.
+    """A lock on a folder that a program writes to, or one ``file`` in it, so that two programs do not mix theirs.
 
-    It is an ``flock`` of a file in the folder. The system releases it when the program dies, and network file
+    It is an ``flock`` of another file in the folder. The system releases it when the program dies, and network file
     systems share it between nodes. On a file system without locks nothing is locked.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, file: str | None = None) -> None:
+        self._folder, self._file = folder, file
         self._lock: FileLock | None = None
 
     def acquire(self) -> bool:
@@ -121,7 +121,7 @@ class FolderLock:
         """
         if self._lock is not None:
             return True
-        path = self._folder.absolute() / LOCK_FILE
+        path = self._folder.absolute() / (LOCK_FILE if self._file is None else f".{self._file}{LOCK_FILE}")
         lock = FileLock(path, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner)
         try:
             _acquire(lock, path)
@@ -138,8 +138,9 @@ class FolderLock:
         owner = ""
         with suppress(OSError):
             owner = path.read_text(encoding="utf-8", errors="replace")[:200]
-        reason = f"{owner or 'another program'} is writing to this folder; wait until it ends, or choose another"
-        return BlockingIOError(errno.EWOULDBLOCK, reason, str(self._folder))
+        what = "folder" if self._file is None else "file"
+        reason = f"{owner or 'another program'} is writing to this {what}; wait until it ends, or choose another"
+        return BlockingIOError(errno.EWOULDBLOCK, reason, str(self._folder / (self._file or "")))
 
     def release(self) -> None:
         """Release the lock, also for forked processes, and remove its file; do nothing if it is not held."""

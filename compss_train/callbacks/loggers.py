@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-from compss_train._utils.files import check_writable, write_atomic
+from compss_train._utils.files import FolderLock, check_writable, write_atomic
 from compss_train.reports.history import line_of
 from compss_train.reports.records import flatten
 from compss_train.training.callback import Callback, TrainerProtocol
@@ -24,6 +24,7 @@ class _HistoryFile(Callback):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._lock = FolderLock(self.path.parent, self.path.name)
 
     def writes_to(self) -> Path:
         """Return the file."""
@@ -32,12 +33,23 @@ class _HistoryFile(Callback):
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Create the file, or check that it can be appended to; raise ``OSError`` if it cannot.
 
+        Raises ``BlockingIOError`` if another fit writes to it, of this program or another one.
+
         In a resumed fit, rounds after the checkpoint are removed, as they are trained again. So is an incomplete
         last row, left by a program that was killed.
         """
         check_writable(self.path)
+        self._lock.acquire()
         rows = self._rows()
         self._truncate(rows if trainer.resumed_from is None else self._resumed(rows, trainer.history))
+
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+        """Let others write to the file."""
+        self._lock.release()
+
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+        """Let others write to the file."""
+        self._lock.release()
 
     def _resumed(self, rows: list[Any], history: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Return the rows that stay when a run resumes with ``history``; all if they belong to other runs."""

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -275,3 +276,38 @@ def test_special_files_are_not_replaced(trainer, kind, tmp_path):
     with pytest.raises(FileExistsError, match=r"it exists and is not a regular file; give another path: .*pipe"):
         fit(trainer, kind(tmp_path / "pipe"))
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_another_fit_writes_to_is_locked(kind, tmp_path):
+    """Whichever program it is of: rounds of the two would alternate, and a resumed one would remove the other's."""
+    path = tmp_path / "history"
+    first, second = kind(path), kind(path)
+    trainer = SimpleNamespace(history=[], resumed_from=None)
+    first.on_fit_start(trainer, None)
+    before = path.read_bytes()
+    program = f"""
+from pathlib import Path
+from types import SimpleNamespace
+from compss_train.callbacks import {kind.__name__}
+{kind.__name__}({str(path)!r}).on_fit_start(SimpleNamespace(history=[], resumed_from=None), None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"BlockingIOError: [Errno 11] process {os.getpid()} on " in done.stderr
+    assert "is writing to this file; wait until it ends, or choose another" in done.stderr
+    with pytest.raises(BlockingIOError, match="is writing to this file"):
+        second.on_fit_start(trainer, None)
+    assert path.read_bytes() == before
+    first.on_fit_end(trainer)
+    second.on_fit_start(trainer, None)
+    second.on_exception(trainer, RuntimeError())
+    first.on_fit_start(trainer, None)
+    first.on_fit_end(trainer)
+    assert [each.name for each in tmp_path.iterdir()] == ["history"]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files_beside_each_other_are_not_locked_together(kind, tmp_path):
+    trainer = SimpleNamespace(history=[], resumed_from=None)
+    for name in ("one", "other"):
+        kind(tmp_path / name).on_fit_start(trainer, None)
