@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from operator import itemgetter
 from statistics import median
+from typing import Any
 
 from _common import Images, image_source, load_images, network, parser, print_table, ratios, spread
 
@@ -43,8 +45,11 @@ def slowed(pid: int) -> Iterator[None]:
         program.wait()
 
 
-def samples_per_second(images: Images, workers: int, places: int, rounds: int, *, slow: bool) -> float:
-    """Return the median speed of the rounds of a fit after the first, in which the speeds of places are unknown."""
+def measure(images: Images, workers: int, places: int, rounds: int, *, slow: bool) -> tuple[float, float]:
+    """Return the speed of a fit, and its share of the sum of the speeds that its places had while they trained.
+
+    Both are medians of the rounds after the first, in which the speeds of places are unknown.
+    """
     x = BlockedTensor.from_array(images.x, (workers, 1))
     y = BlockedTensor.from_array(images.y, (workers, 1))
     with LocalEngine(places) as engine, DistributedTrainer(workers, engine=engine, seed=0) as trainer:
@@ -52,7 +57,20 @@ def samples_per_second(images: Images, workers: int, places: int, rounds: int, *
         trainer.fit(x, y, num_epochs=1, batch_size=100, progress=False)
         with slowed(engine._pool.processes[0].pid) if slow else nullcontext():
             trainer.fit(x, y, num_epochs=rounds + 1, batch_size=100, progress=False)
-        return median(record["samples_per_second"] for record in trainer.history[2:])
+        measured = trainer.history[2:]
+    speed = median(record["samples_per_second"] for record in measured)
+    return speed, median(record["samples_per_second"] / busy_speed(record, places) for record in measured)
+
+
+def busy_speed(record: dict[str, Any], places: int) -> float:
+    """Return the sum of the speeds of places while they trained; a worker goes on where another has just ended."""
+    ends, samples, busy = [0.0] * places, [0] * places, [0.0] * places
+    for worker in sorted(record["workers"], key=itemgetter("started")):
+        place = max((n for n in range(places) if ends[n] <= worker["started"]), key=ends.__getitem__, default=0)
+        ends[place] = worker["started"] + worker["seconds"]
+        samples[place] += worker["samples"]
+        busy[place] += worker["seconds"]
+    return sum(trained / seconds for trained, seconds in zip(samples, busy, strict=True) if seconds)
 
 
 def main() -> None:
@@ -67,15 +85,24 @@ def main() -> None:
     rows = []
     for workers in options.workers:
         speeds: dict[str, list[float]] = {"fast": [], "slow": [], "both": []}
+        busy = []
         for _ in range(options.repetitions):
             for name, places in (("fast", 1), ("slow", 1), ("both", 2)):
-                slow = name != "fast"
-                speeds[name].append(samples_per_second(images, workers, places, options.epochs, slow=slow))
+                speed, share = measure(images, workers, places, options.epochs, slow=name != "fast")
+                speeds[name].append(speed)
+            busy.append(share)
         summed = [fast + slow for fast, slow in zip(speeds["fast"], speeds["slow"], strict=True)]
-        shares = ratios(speeds["both"], summed)
-        rows.append([str(workers), *(spread(speeds[name], ",.0f") for name in speeds), spread(shares)])
-        print(f"{workers} workers: {shares}", file=sys.stderr)
-    headers = ["workers", "one fast", "one slow", "both", f"of the sum (target {TARGET})"]
+        alone = spread(ratios(speeds["both"], summed))
+        rows.append([str(workers), *(spread(speeds[name], ",.0f") for name in speeds), alone, spread(busy)])
+        print(rows[-1], file=sys.stderr)
+    headers = [
+        "workers",
+        "one fast",
+        "one slow",
+        "both",
+        "of the sum",
+        f"of both while they train (target {TARGET})",
+    ]
     print_table(f"Samples/s with one of two processes slowed down {SLOWER} times", headers, rows)
 
 
