@@ -45,6 +45,19 @@ def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Fig
     return figure
 
 
+def draw_rates(rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], chosen: float) -> Figure:
+    """Return a figure with the losses of a learning-rate finder, their moving average, and the rate it suggests."""
+    figure, (ax, *_) = _grid(1)
+    ax.plot(rates, losses, linewidth=1, alpha=0.4, label="batches")
+    ax.plot(rates, smoothed, linewidth=1.5, label="moving average")
+    ax.axvline(chosen, color="#667085", linestyle="--", linewidth=1, label=f"suggested: {chosen:.2g}")
+    ax.set_xscale("log")
+    ax.set_xlabel("learning rate")
+    ax.legend(fontsize="small")
+    _style(ax, "loss")
+    return figure
+
+
 def _grid(number: int) -> tuple[Figure, list[Axes]]:
     rows = -(-number // COLUMNS)
     figure = Figure(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")

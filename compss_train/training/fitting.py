@@ -19,6 +19,7 @@ from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
+from compss_train.training.lr_finder import LearningRates, growing_rates, shard_of_steps
 from compss_train.training.merging import make_merge
 from compss_train.training.presets import CHOSEN, Preset, Situation, with_preset
 from compss_train.training.resuming import Checkpoint, ResumableTrainer
@@ -26,7 +27,7 @@ from compss_train.training.rounds import Record, RoundRunner
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 from compss_train.training.task_submission import EVALUATION_BATCH, warn_of_probabilities
-from compss_train.training.worker import Shard, WorkerState, train
+from compss_train.training.worker import Shard, WorkerState, losses_by_rate, train
 from compss_train.training.worker.moments import check_averageable
 
 
@@ -160,6 +161,36 @@ class FittingTrainer(ResumableTrainer):
                 if not measured["samples"]:
                     continue  # a file that cannot be read and is skipped
             return
+
+    def find_lr(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int = 100,
+        lowest: float = 1e-6,
+        highest: float = 10.0,
+        steps: int = 100,
+    ) -> LearningRates:
+        """Return the losses of one worker whose learning rate grows with each batch, and a rate to begin with.
+
+        This is the range test of Smith 2017: from the trainer's parameters, which stay as they are, one worker
+        trains ``steps`` batches in a task, with learning rates from ``lowest`` to ``highest``, until the loss
+        diverges. ``result.suggestion`` is where the loss falls fastest, for one worker and these batches;
+        ``result.plot("rates.png")`` draws it. Data are as in ``fit``.
+
+        Raises ``ValueError`` for a range that is none, and for unsuitable data.
+        """
+        built = self._require_built()
+        self._require_idle("find_lr")
+        rates = growing_rates(lowest, highest, steps)
+        data = as_data_source(x, y, self.num_workers)
+        shard = shard_of_steps(data, steps, batch_size, self.seed)
+        with self._inference(built, data, batch_size) as (inference, parameters):
+            ref = inference.submit(losses_by_rate, parameters, shard.blocks, shard, rates)
+            losses = inference.engine.fetch([ref])[0]
+            inference.engine.delete([ref])
+        return LearningRates(rates[: len(losses)], losses)
 
     def trained_samples(self) -> int | None:
         """Return how many samples workers have reported since the engine started; for displays of progress.

@@ -25,6 +25,7 @@ from compss_train.training.worker import (
     GroupWork,
     Member,
     RoundSettings,
+    Shard,
     evaluate,
     predict,
     train_alone,
@@ -239,6 +240,17 @@ class Inference:
             parts[0][0],
             self.data.structure,
         )
+
+    def submit(
+        self, function: Callable[..., Any], parameters: Ref, numbers: Sequence[int], shard: Shard, *more: Any
+    ) -> Ref:
+        """Submit a task on some blocks or files, on the first worker's device."""
+        x, others = self.data.select(numbers)
+        first = self.training_spec, parameters
+        ref: Ref = self.engine.submit(
+            function, *first, x, others, shard, self.devices[0], *more, resources=self.resources
+        )
+        return ref
 
     def predict(self, parameters: Ref) -> Any:
         """Predict and return the outputs of all samples in order, in the network's tuples, lists and dicts."""

@@ -10,6 +10,7 @@ from compss_train.training.worker.group import (
     train_group,
 )
 from compss_train.training.worker.inference import evaluate, predict
+from compss_train.training.worker.lr_range import losses_by_rate
 from compss_train.training.worker.merge import MergeRule, finish
 from compss_train.training.worker.source import Shard
 from compss_train.training.worker.train import WorkerState, train
@@ -24,6 +25,7 @@ __all__ = [
     "WorkerState",
     "evaluate",
     "finish",
+    "losses_by_rate",
     "predict",
     "split_rows",
     "train",

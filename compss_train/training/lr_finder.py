@@ -1,0 +1,105 @@
+"""The learning-rate finder: the range test of Smith 2017, arXiv 1506.01186."""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train._utils.imports import import_optional
+from compss_train._utils.validation import check_count, check_positive
+from compss_train.data.block_passes import BlockPass
+from compss_train.exceptions import DivergedError
+from compss_train.training.data_source import DataSource
+from compss_train.training.fit_options import FitOptions
+from compss_train.training.worker import Shard
+
+SMOOTHING = 0.9
+"""The share of the old value in the moving average of the losses."""
+_SKIPPED = 10
+"""Steps at the start that are not suggested: the moving average has not settled."""
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """The losses of a short training in which the learning rate grows with each batch."""
+
+    rates: list[float]
+    """Learning rates, each larger than the one before by the same factor."""
+    losses: list[float]
+    """The loss of each batch before its step."""
+
+    @property
+    def smoothed(self) -> NDArray[np.float64]:
+        """A moving average of the losses, without the bias of its start."""
+        average, values = 0.0, []
+        for number, loss in enumerate(self.losses, 1):
+            average = SMOOTHING * average + (1 - SMOOTHING) * loss
+            values.append(average / (1 - SMOOTHING**number))
+        return np.array(values)
+
+    @property
+    def suggestion(self) -> float:
+        """The learning rate at which the smoothed loss falls fastest, by the logarithm of the rate.
+
+        Raises ``DivergedError`` if the loss falls nowhere.
+        """
+        values = self.smoothed
+        last = int(values.argmin())
+        slopes = np.gradient(values, np.log(self.rates)) if len(values) > 1 else np.zeros(1)
+        first = min(_SKIPPED, last)
+        steepest = first + int(slopes[first : last + 1].argmin())
+        if not slopes[steepest] < 0:
+            raise DivergedError(
+                f"the loss falls at none of the learning rates from {self.rates[0]:g} to {self.rates[-1]:g}; give "
+                "find_lr a smaller lowest= or more steps=, or check the data"
+            )
+        return self.rates[steepest]
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Return a figure of matplotlib with the losses over the learning rates; needs the extra ``plot``.
+
+        ``path`` is a file to save it to, as .png, .svg or .pdf.
+        """
+        import_optional("matplotlib", extra="plot", needed_by="plot")
+        from compss_train.reports.plots import draw_rates
+
+        figure = draw_rates(self.rates, self.losses, self.smoothed.tolist(), self.suggestion)
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def growing_rates(lowest: float, highest: float, steps: int) -> list[float]:
+    """Return learning rates from ``lowest`` to ``highest``, equally far apart by their logarithms.
+
+    Raises ``ValueError`` unless 0 < lowest < highest and there are 2 steps at least.
+    """
+    check_count("steps", steps, least=2)
+    if not check_positive("lowest", lowest) < check_positive("highest", highest):
+        raise ValueError(f"lowest={lowest!r} is not below highest={highest!r}; give a range of learning rates")
+    return [float(rate) for rate in np.geomspace(lowest, highest, steps)]
+
+
+def shard_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> Shard:
+    """Return a shard of so many shuffled batches: of some blocks, or of several passes over all of them."""
+    check_count("batch_size", batch_size)
+    order, batches, blocks = np.random.default_rng(seed).permutation(len(data.sizes)).tolist(), 0, []
+    for number in order:
+        if batches < steps:
+            blocks.append(number)
+            batches += math.ceil(data.sizes[number] / batch_size)
+    sizes = [data.sizes[number] for number in blocks]
+    passes = range(math.ceil(steps / batches))
+    return Shard(
+        options=FitOptions(num_epochs=len(passes), batch_size=batch_size).for_tasks(data.sizes),
+        assignment=tuple(BlockPass(block, epoch, data.sizes[block]) for epoch in passes for block in blocks),
+        blocks=tuple(blocks),
+        starts=tuple(accumulate(sizes[:-1], initial=0)),
+        seed=seed,
+        name="the learning-rate finder",
+        weighted=data.has_weights,
+    )
