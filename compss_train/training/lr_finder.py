@@ -101,5 +101,5 @@ def shard_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> 
         starts=tuple(accumulate(sizes[:-1], initial=0)),
         seed=seed,
         name="the learning-rate finder",
-        weighted=data.has_weights,
+        structure=data.structure,
     )
