@@ -97,7 +97,7 @@ class JsonLines(_HistoryFile):
         return lines
 
     def _round_of(self, row: bytes) -> RoundId:
-        with suppress(ValueError, TypeError, LookupError):
+        with suppress(ValueError, TypeError, LookupError, RecursionError):
             record = json.loads(row)
             return int(record["round"]), record.get("ended")
         return -1, None

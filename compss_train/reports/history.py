@@ -148,7 +148,7 @@ def _without_repetitions(records: list[Record], path: str | Path) -> list[Record
 def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -104,7 +104,7 @@ def read_toml(path: Path, hint: str = "") -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}{hint and f'; {hint}'}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RunFileError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -136,6 +136,6 @@ def _subtable(table: Table, path: list[str], setting: str) -> Table:
 def _parse_setting(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text

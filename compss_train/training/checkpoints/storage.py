@@ -83,7 +83,10 @@ def _encode(content: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
     encoded = {name: value for name, value in content.items() if isinstance(value, EncodedValue)}
     tensors = {name: tensor for value in encoded.values() for name, tensor in value.tensors.items()}
     others = {name: value for name, value in content.items() if name not in encoded}
-    document = json.dumps(to_json(others, "", tensors))
+    try:
+        document = json.dumps(to_json(others, "", tensors))
+    except RecursionError as error:
+        raise ValueError("a state is nested too deeply for a checkpoint, or contains itself") from error
     items = [document[1:-1], *(f"{json.dumps(name)}: {value.text}" for name, value in encoded.items())]
     return f"{{{', '.join(filter(None, items))}}}", tensors
 
@@ -174,7 +177,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         content: dict[str, Any] = from_json(document["state"], load_file(path / ARRAYS))
     except FileNotFoundError as error:
         raise BadCheckpointError(path, f"it has no {ARRAYS}") from error
-    except (SafetensorError, LookupError, OSError) as error:
+    except (SafetensorError, LookupError, OSError, RecursionError) as error:
         raise BadCheckpointError(path, f"{ARRAYS} cannot be read: {error}") from error
     return content
 
@@ -188,7 +191,7 @@ def _read_document(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise BadCheckpointError(path, f"{STATE} cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadCheckpointError(path, f"{STATE} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")

@@ -1,0 +1,52 @@
+"""JSON and TOML that are nested too deeply for Python are damaged files, and no RecursionError."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from compss_train import BadCheckpointError, BadFileError
+from compss_train.callbacks import JsonLines
+from compss_train.cli.run_files.errors import RunFileError
+from compss_train.cli.run_files.run_file import read_toml
+from compss_train.parameter_server.messages import MessageError, unpack_lazily
+from compss_train.reports.history import History
+from compss_train.training.checkpoints.storage import STATE, read_checkpoint, write_checkpoint
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def test_a_checkpoint(tmp_path):
+    write_checkpoint(tmp_path / "round-000000", {"x": np.zeros(2)})
+    (tmp_path / "round-000000" / STATE).write_text(DEEP)
+    with pytest.raises(BadCheckpointError, match=r"state\.json is damaged: .*recursion"):
+        read_checkpoint(tmp_path / "round-000000")
+
+
+def test_a_state_that_a_checkpoint_cannot_hold(tmp_path):
+    endless: list = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="is nested too deeply for a checkpoint, or contains itself"):
+        write_checkpoint(tmp_path / "round-000000", {"callbacks": {"own": endless}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_history(tmp_path):
+    path = tmp_path / "history.jsonl"
+    path.write_text(f'{{"round": {DEEP}}}\n')
+    with pytest.raises(BadFileError, match="no record of a round in line 1"):
+        History.load(path)
+    with pytest.raises(ValueError, match="its first line is no record of a round"):
+        JsonLines(path).on_fit_start(SimpleNamespace(history=[], resumed_from=None), None)
+
+
+def test_a_message():
+    with pytest.raises(MessageError):
+        unpack_lazily([DEEP.encode()])
+
+
+def test_a_run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(f"x = {DEEP}")
+    with pytest.raises(RunFileError, match=r"is not valid TOML: .*recursion"):
+        read_toml(path)
