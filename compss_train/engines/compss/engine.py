@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
-from compss_train._utils.validation import warn_user
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import ONE_CPU, Engine, Failure, Ref, Resources, map_refs
 from compss_train.engines.compss.context import (
@@ -22,6 +21,7 @@ from compss_train.engines.compss.context import (
 from compss_train.engines.compss.resources import (
     address_for,
     check_fit,
+    check_gpus,
     check_limits,
     declared_nodes,
     lost_task_error,
@@ -121,18 +121,7 @@ class CompssEngine(Engine):
         if not under_compss():
             SingleMachineEngine.check_gpus(num_gpu, num_nodes)
             return
-        nodes = declared_nodes()
-        if nodes and num_nodes and num_nodes != len(nodes) and (num_gpu or num_nodes > 1):
-            warn_user(
-                f"num_nodes={num_nodes}, but COMPSs was started with {len(nodes)}: "
-                f"{', '.join(node.name for node in nodes)}; tasks run on all of these"
-            )
-        available = sum(node.gpus for node in nodes)
-        if nodes and num_gpu > available:
-            raise ValueError(
-                f"num_gpu={num_gpu}, but the resources that COMPSs was started with have {available} GPUs on "
-                f"{len(nodes)} nodes; use num_gpu={available}, or start with resources that declare more"
-            )
+        check_gpus(num_gpu, num_nodes, declared_nodes())
 
     def publish(self, value: object) -> Ref:
         """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures are passed on."""

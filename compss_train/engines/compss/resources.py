@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from compss_train._utils.validation import warn_user
 from compss_train.engines.base import Resources
 from compss_train.engines.compss.configuration.files import UNREADABLE, DeclaredNode, read_nodes
 from compss_train.engines.compss.configuration.nodes import is_local
@@ -95,6 +96,21 @@ def check_fit(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> None
         f"that COMPSs was started with: {declared}. Use fewer workers, simulators or threads, or declare "
         "more (runcompss/laptop.sh --units, compss-train configure --units)"
     )
+
+
+def check_gpus(num_gpu: int, num_nodes: int, nodes: Sequence[DeclaredNode]) -> None:
+    """Raise ``ValueError`` for more GPUs than the nodes have; warn of another number of nodes."""
+    if nodes and num_nodes and num_nodes != len(nodes) and (num_gpu or num_nodes > 1):
+        warn_user(
+            f"num_nodes={num_nodes}, but COMPSs was started with {len(nodes)}: "
+            f"{', '.join(node.name for node in nodes)}; tasks run on all of these"
+        )
+    available = sum(node.gpus for node in nodes)
+    if nodes and num_gpu > available:
+        raise ValueError(
+            f"num_gpu={num_gpu}, but the resources that COMPSs was started with have {available} GPUs on "
+            f"{len(nodes)} nodes; use num_gpu={available}, or start with resources that declare more"
+        )
 
 
 def check_limits(tasks: Sequence[Resources]) -> None:
