@@ -25,6 +25,7 @@ __all__ = [
     "LocalEngine",
     "NotBuiltError",
     "PartialShuffleSampler",
+    "Ragged",
     "SampleSender",
     "SerialEngine",
     "SimulationError",
@@ -39,6 +40,7 @@ __all__ = [
 
 _HOMES = {
     "buffers": ("BufferSpec", "BufferType", "make_buffer"),
+    "data.ragged": ("Ragged",),
     "data": ("BlockedTensor", "FileDataset", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
     "integrations.sklearn": ("DistributedClassifier", "DistributedRegressor"),
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from compss_train.buffers import BufferSpec, BufferType, make_buffer
     from compss_train.data.blocked import BlockedTensor, shuffle
     from compss_train.data.files import FileDataset
+    from compss_train.data.ragged import Ragged
     from compss_train.data.writing import write_files
     from compss_train.engines import Engine, LocalEngine, SerialEngine
     from compss_train.exceptions import (

@@ -78,6 +78,7 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         shuffle_buffer: int | None = None,
         pools: int = 1,
         file_buffer: int = 10,
+        bucket_by_length: bool = False,
         sample_weight: Any = None,
     ) -> Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
@@ -165,6 +166,9 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             ``PartialShuffleSampler``. The pools are emptied at the end of an epoch and before workers merge.
         file_buffer:
             Maximum number of files that each worker holds in memory; 1 reads none ahead.
+        bucket_by_length:
+            Whether batches are made of samples of similar lengths, so that little is padded where x or y has
+            sequences of different lengths; within each block, in random order. ``False`` by default.
         sample_weight:
             A weight for each sample in the training loss, finite and at least 0: blocks like those of ``x``, or an
             array of shape (samples,) or (samples, 1). For files use ``FileDataset(..., weight=NAME)``. ``None``
@@ -199,6 +203,7 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             shuffle_buffer=shuffle_buffer,
             pools=pools,
             file_buffer=file_buffer,
+            bucket_by_length=bucket_by_length,
         )
         built = self._require_built()
         self._require_idle("fit")

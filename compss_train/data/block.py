@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_dense
+from compss_train.data.ragged import Ragged, as_ragged, join
 
 Block: TypeAlias = NDArray[Any] | torch.Tensor
 DType: TypeAlias = np.dtype[Any] | torch.dtype
@@ -21,6 +22,8 @@ def as_block(value: object) -> Block:
     Raises ``TypeError`` for a dtype that torch does not support, for masked arrays, and for tensors that are
     sparse, nested, quantized or on the meta device; ``ValueError`` for a scalar and for samples of several shapes.
     """
+    if isinstance(value, Ragged):
+        return value  # type: ignore[return-value]  # has what blocks need where they are only cut and selected from
     if isinstance(value, torch.Tensor):
         check_dense("a block", value)
         block: Block = value.detach().cpu()
@@ -62,6 +65,8 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
 
 def as_tensor(block: Block) -> torch.Tensor:
     """Return the block as a tensor that shares its memory; read-only memory is copied."""
+    if as_ragged(block) is not None:
+        return block  # type: ignore[return-value]
     return block if isinstance(block, torch.Tensor) else torch.from_numpy(_writable(block))
 
 
@@ -82,6 +87,8 @@ def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
 
     Copying rows of bytes is faster than copying rows of other dtypes with torch or numpy.
     """
+    if as_ragged(block) is not None:
+        raise TypeError("sequences of different lengths have no rows of one size; pad them for this")
     width = math.prod(block.shape[1:])
     if isinstance(block, torch.Tensor):
         rows = block.reshape(len(block), width).contiguous()
@@ -108,6 +115,8 @@ def copy_block(block: Block) -> Block:
     """Return a contiguous copy; a memory-mapped array is returned unchanged, as its data stay in the file."""
     if isinstance(block, np.memmap):
         return block
+    if (ragged := as_ragged(block)) is not None:
+        return ragged.clone()  # type: ignore[return-value]
     if isinstance(block, torch.Tensor):
         return block.clone(memory_format=torch.contiguous_format)
     copy: NDArray[Any] = torch.empty(block.shape, dtype=as_tensor(block[:0]).dtype).numpy()
@@ -117,6 +126,8 @@ def copy_block(block: Block) -> Block:
 
 def concatenate(blocks: list[Block]) -> Block:
     """Return the blocks concatenated along the first dimension; the first block determines array or tensor."""
+    if as_ragged(blocks[0]) is not None:
+        return join(blocks)  # type: ignore[no-any-return]
     if isinstance(blocks[0], torch.Tensor):
         return torch.cat([as_tensor(block) for block in blocks])
     return np.concatenate([np.asarray(block) for block in blocks])

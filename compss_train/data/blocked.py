@@ -29,6 +29,7 @@ from compss_train.data.dislib_tensors import blocks_of, make_tensor
 from compss_train.data.files import FileNames, file_names, read_arrays
 from compss_train.data.layout import check_weight_shape
 from compss_train.data.order import sample_order, split_points
+from compss_train.data.ragged import as_ragged
 
 
 class BlockedTensor:
@@ -179,9 +180,9 @@ def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
     checksum = 0
     for tensor in tensors:
         for block in tensor.blocks():
-            if not isinstance(block, np.ndarray | torch.Tensor):
+            if isinstance(block, RemoteBlock):
                 return None
-            for row in (block[:1], block[-1:]):
+            for row in (block[:1], block[-1:]) if as_ragged(block) is None else (block[0], block[-1]):
                 checksum = zlib.crc32(rows_of_bytes(row).data, checksum)
     return checksum
 
@@ -217,6 +218,8 @@ def _permute(tensor: BlockedTensor, order: NDArray[Any]) -> BlockedTensor:
 def _take_rows(block: Block, rows: NDArray[Any]) -> Block:
     if isinstance(block, torch.Tensor):
         return block[torch.from_numpy(rows).long()]
+    if (ragged := as_ragged(block)) is not None:
+        return ragged.index_select(0, torch.from_numpy(rows))  # type: ignore[return-value]
     return copy_block(block[rows])
 
 

@@ -14,6 +14,7 @@ import torch
 from compss_train._utils.nested import leaves, rebuilt, template_of
 from compss_train.data.block import as_block
 from compss_train.data.blocked import BlockedTensor
+from compss_train.data.ragged import Ragged, is_ragged
 
 
 class Parts(NamedTuple):
@@ -31,6 +32,8 @@ class ColumnStructure:
     x: Any = None
     y: Any = None
     """Those of y, if there are columns for it: without, x is its own target."""
+    ragged: bool = False
+    """Whether some columns have sequences of different lengths."""
     weighted: bool = False
     """Whether the last column holds the samples' weights."""
 
@@ -56,7 +59,8 @@ def structured(value: Any) -> Any:
     """Return data with their tuples, lists and dicts as such: their leaves are arrays or blocked tensors.
 
     Dicts are several columns, and so are tuples and lists of arrays or blocked tensors. But a list of arrays of one
-    dtype and shape is an array of as many samples, as numpy sees it. Raises ``ValueError`` for an empty one.
+    dtype and shape is an array of as many samples, as numpy sees it, and one of sequences that differ in length is
+    ``Ragged``. Raises ``ValueError`` for an empty one.
     """
     if isinstance(value, Mapping):
         parts: Any = {name: structured(item) for name, item in value.items()}
@@ -64,7 +68,9 @@ def structured(value: Any) -> Any:
         items = [structured(item) for item in value]
         parts = tuple(items) if isinstance(value, tuple) else items
     else:
-        return as_block(value) if isinstance(value, tuple | list) else value
+        if isinstance(value, tuple | list):
+            return Ragged(value) if is_ragged(value) else as_block(value)
+        return value
     if not parts:
         raise ValueError(f"an empty {type(value).__name__} has no samples")
     return parts
@@ -82,7 +88,7 @@ def _are_columns(items: Sequence[Any]) -> bool:
 def _is_column(item: Any) -> bool:
     if isinstance(item, np.ndarray | torch.Tensor):
         return item.ndim > 0
-    return isinstance(item, BlockedTensor) or hasattr(item, "tensors")
+    return isinstance(item, BlockedTensor | Ragged) or hasattr(item, "tensors")
 
 
 def _is_nested(item: Any) -> bool:

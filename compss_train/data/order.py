@@ -1,5 +1,6 @@
 """Random orders of blocks and samples: pure functions of seed and epoch, the same on every engine and machine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -20,6 +21,7 @@ class _Stream(IntEnum):
     PARTIAL = 5
     PARTITIONS = 6
     TRANSFORMS = 7
+    BUCKETS = 8
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:
@@ -39,6 +41,32 @@ def block_order(seed: int, epoch: int, blocks: int) -> list[int]:
 def row_order(seed: int, epoch: int, block: int, rows: int) -> NDArray[np.int64]:
     """Return a uniform permutation of one block's rows."""
     return _generator(seed, _Stream.ROWS, epoch, block).permutation(rows)
+
+
+BUCKETED = 50
+"""Batches whose samples are sorted by length together."""
+
+
+def bucketed_order(
+    order: NDArray[Any], lengths: NDArray[Any], bounds: Sequence[tuple[int, int]], seed: int, epoch: int, block: int
+) -> NDArray[Any]:
+    """Return a random order of a block's rows with samples of similar lengths in each batch.
+
+    Of the samples in ``order``, those of so many batches as ``BUCKETED`` are sorted by length and cut into batches
+    again, which are put in a random order. ``bounds`` are starts and stops of batches, ``lengths`` those of rows.
+    """
+    random = _generator(seed, _Stream.BUCKETS, epoch, block)
+    result = np.empty_like(order)
+    for first in range(0, len(bounds), BUCKETED):
+        group = bounds[first : first + BUCKETED]
+        rows = order[group[0][0] : group[-1][1]]
+        ascending = rows[np.argsort(lengths[rows], kind="stable")]
+        taken = 0
+        for number in random.permutation(len(group)):
+            start, stop = group[number]
+            result[start:stop] = ascending[taken : taken + stop - start]
+            taken += stop - start
+    return result
 
 
 def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:

@@ -101,6 +101,8 @@ class TrainingSpec:
     measures: Measures = field(default_factory=Measures)
     transform: Callable[[Any], Any] | None = None
     """Applied to each batch of x in the worker, on its device."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes batches of lists of samples."""
     train_transform: TrainTransform | None = None
     """Applied to training batches only, before ``transform``."""
     precision: Precision = "fp32"
@@ -202,7 +204,7 @@ class ModelReplica:
             raise
 
     def _notes(self, error: Exception, x: Any, y: Any, *, own_target: bool) -> Iterator[str]:
-        parts = [part for part in leaves(x) if isinstance(part, torch.Tensor)]
+        parts = [part for part in leaves(x) if hasattr(part, "dtype")]
         dtypes = sorted({_name(each) for each in self.training_spec.net.parameters()})
         convert = " If this is the problem, convert x, or batches by build(transform=)."
         described = " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in parts)
@@ -234,5 +236,5 @@ def _channels_last(part: torch.Tensor) -> torch.Tensor:
     return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
 
 
-def _name(tensor: torch.Tensor) -> str:
+def _name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")

@@ -58,7 +58,8 @@ class BaseTrainer(BuildableTrainer):
     def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 
-        An array of shape (samples, ...), or tuples, lists and dicts of such arrays where the network returns them.
+        An array of shape (samples, ...), or tuples, lists and dicts of such arrays where the network returns them;
+        a list of arrays, one a sample, if sequences of batches were padded to different lengths.
         """
         built = self._require_built()
         built.training_spec.check_forward()

@@ -57,6 +57,7 @@ def build_arguments(
     num_gpu: int,
     transform: Callable[[torch.Tensor], torch.Tensor] | None,
     train_transform: TrainTransform | Callable[..., Any] | None,
+    collate: Callable[[list[Any]], Any] | None,
     precision: Precision,
     memory_format: MemoryFormat,
     class_weight: ClassWeight | None,
@@ -86,6 +87,8 @@ def build_arguments(
         check_weightable(loss_function)
     if transform is not None and not callable(transform):
         raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
+    if collate is not None and not callable(collate):
+        raise TypeError(f"collate={collate!r}: give a function of a list of samples, (x, y) or x, or None")
     augment = as_train_transform(train_transform)
     own = _own_copy(net)
     check_picklable(
@@ -95,6 +98,7 @@ def build_arguments(
         metric=measures.metrics,
         transform=transform,
         train_transform=augment and augment.function,
+        collate=collate,
         training_step=steps.training,
         validation_step=steps.validation,
     )
@@ -107,6 +111,7 @@ def build_arguments(
         measures=measures,
         transform=transform,
         train_transform=augment,
+        collate=collate,
         precision=precision,
         memory_format=memory_format,
         class_weight=weights,

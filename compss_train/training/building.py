@@ -90,6 +90,7 @@ class BuildableTrainer:
         *,
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
         train_transform: TrainTransform | Callable[..., Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         precision: Precision = "fp32",
         memory_format: MemoryFormat = "contiguous",
         class_weight: ClassWeight | None = None,
@@ -131,6 +132,10 @@ class BuildableTrainer:
             Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair, before
             ``transform``; evaluation, prediction and ONNX leave it out. ``TrainTransform`` has it called for each
             sample. Random draws as for ``transform``: docs/models.md. ``None`` (default) for none.
+        collate:
+            Makes batches, as torch's ``collate_fn``: a function of a list of samples, (x, y) or x where there is no
+            y, that returns x and y, or x. ``None`` (default) stacks them, and pads sequences of different lengths,
+            those of x with 0 and integer targets with -100, which losses ignore: docs/models.md.
         precision:
             ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
         memory_format:
@@ -175,6 +180,7 @@ class BuildableTrainer:
             num_gpu=num_gpu,
             transform=transform,
             train_transform=train_transform,
+            collate=collate,
             precision=precision,
             memory_format=memory_format,
             class_weight=class_weight,

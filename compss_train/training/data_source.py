@@ -20,6 +20,7 @@ from compss_train.data.block import Block, RemoteBlock, as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.partitioning import Shuffle
+from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref
@@ -206,7 +207,8 @@ class BlockedSource(DataSource):
     @property
     def structure(self) -> ColumnStructure:
         """Which columns are x, y and weights."""
-        return replace(ColumnStructure.of(self.x, self.y), weighted=self.weight is not None)
+        ragged = any(isinstance(next(each.blocks()), Ragged) for each in self._columns)
+        return replace(ColumnStructure.of(self.x, self.y), ragged=ragged, weighted=self.weight is not None)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -59,6 +59,7 @@ class FitOptions:
     shuffle_buffer: int | None = None
     pools: int = 1
     file_buffer: int = 10
+    bucket_by_length: bool = False
 
     def __post_init__(self) -> None:
         if check_count("num_epochs", self.num_epochs) > MAX_EPOCHS:
@@ -96,6 +97,14 @@ class FitOptions:
                 "fit_online; take another"
             )
         check_count("file_buffer", self.file_buffer)
+        check_choice("bucket_by_length", self.bucket_by_length, (True, False))
+        if self.bucket_by_length and (
+            self.buffer is not None or self.shuffle not in ("blocks", None) or not self.shuffle_block_data
+        ):
+            raise ValueError(
+                "bucket_by_length=True orders the samples within each block: leave buffer= and shuffle_block_data= "
+                "out, and take shuffle='blocks' or None"
+            )
         self._check_partial_shuffle()
 
     def _check_rule(self) -> None:
@@ -210,6 +219,17 @@ class FitOptions:
                 "and is planned as a whole: merge more often, with merge_every= of at most "
                 f"{MAX_PASSES // blocks or 1}"
             )
+
+    def check_lengths(self, *, ragged: bool) -> None:
+        """Raise ``ValueError`` for options that sequences of different lengths lack, or that only they have."""
+        if ragged and (self.buffer is not None or self.shuffle == "partial"):
+            given = "shuffle='partial'" if self.buffer is None else "buffer="
+            raise ValueError(
+                f"{given} mixes samples of one size, and these sequences differ in length; take shuffle='total' or "
+                "'blocks' without a buffer, or pad the sequences"
+            )
+        if self.bucket_by_length and not ragged:
+            raise ValueError("bucket_by_length=True needs sequences of different lengths in x or y")
 
     def check_blocks(self, sizes: tuple[int, ...], num_workers: int, *, reading_threads: int | None) -> None:
         """Check the options against the numbers of samples of the blocks, or files that threads read.

@@ -98,6 +98,7 @@ class FittingTrainer(ResumableTrainer):
         if options.optimizer_state == "average":
             check_averageable(built.training_spec.net, built.training_spec.optimizer)
         reading_threads = x.threads if isinstance(x, FileDataset) else None
+        options.check_lengths(ragged=data.structure.ragged)
         options.check_blocks(data.sizes, self.num_workers, reading_threads=reading_threads)
         progress = self._progress(checkpoint, options, data)
         epochs = range(progress.first_epoch, progress.first_epoch + options.num_epochs)

@@ -40,6 +40,7 @@ class FitKeywords(TypedDict, total=False):
     merge_dtype: MergeDtype | None
     buffer: BufferSpec | None
     file_buffer: int
+    bucket_by_length: bool
     sample_weight: Any
 
 

@@ -117,6 +117,7 @@ class ResumableTrainer(BaseTrainer):
             "memory_format": training_spec.memory_format,
             "transform": described(training_spec.transform),
             "train_transform": described(training_spec.train_transform),
+            "collate": described(training_spec.collate),
             "training_step": described(training_spec.training_step),
             "schedule": described(built.schedule),
             "schedule_steps": built.schedule_steps,

@@ -7,6 +7,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
@@ -272,7 +273,14 @@ class Inference:
         warn_of_random_transform([warnings for _, warnings in results])
         batches = [output for outputs, _ in results for output in outputs]
         columns = zip(*map(leaves, batches), strict=True)
-        return rebuilt(batches[0], [np.concatenate(column) for column in columns])
+        return rebuilt(batches[0], [_joined(column) for column in columns])
+
+
+def _joined(outputs: Sequence[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
+    """Return the outputs of all batches; a list of samples where batches were padded to different lengths."""
+    if len({output.shape[1:] for output in outputs}) > 1:
+        return [sample for output in outputs for sample in output]
+    return np.concatenate(outputs)
 
 
 def skipped_batches(number: int) -> dict[str, int]:

@@ -72,6 +72,7 @@ def test_the_examples_of_models_run(run_blocks):
     printed = run_blocks(blocks).splitlines()
     assert printed[0] == "['accuracy', 'sparsity', 'val_accuracy']"
     assert printed[1] == "dict_keys(['loss'])"
+    assert printed[2:] == ["{'like': (400, 2), 'stars': (400,)}", "200 (1, 20)"]
 
 
 def test_the_example_of_learning_prints_what_was_chosen(run_blocks):

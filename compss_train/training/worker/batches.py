@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.block import Block
 from compss_train.data.block_passes import BlockPass, WorkerAssignment, batch_sizes
-from compss_train.data.order import Batching, partial_shuffle_generator
+from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order
+from compss_train.data.ragged import as_ragged
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.training.worker.buffered import CarriedBuffer, buffered_batches
@@ -132,7 +134,8 @@ def _block_by_block(shard: Shard, source: Source, device: str) -> Iterator[Place
 
 def _cut(block_pass: BlockPass, shard: Shard, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
     """Iterate over the batches of a pass, each with the number of its first sample."""
-    numbers = training_order(block_pass, shard.shuffle_seed)
+    bucketed = shard.options.bucket_by_length
+    numbers = _by_length(block_pass, shard, rows) if bucketed else training_order(block_pass, shard.shuffle_seed)
     order = None if numbers is None else torch.from_numpy(numbers)
     for piece in pieces(batch_bounds(block_pass, shard.options.batching), rows, device):
         (first, _), (_, stop) = piece[0], piece[-1]
@@ -142,6 +145,16 @@ def _cut(block_pass: BlockPass, shard: Shard, rows: Columns, device: str) -> Ite
         else:
             for start, end in piece:
                 yield start, tuple(own_rows(part, start - first, end - first) for part in moved)
+
+
+def _by_length(block_pass: BlockPass, shard: Shard, rows: Columns) -> NDArray[Any]:
+    """Return the order of a pass with samples of similar lengths in each batch."""
+    whole = replace(block_pass, skip=0, size=block_pass.whole, rest=0)
+    order = row_order(shard.seed, block_pass.epoch, block_pass.block, block_pass.whole)
+    ragged = next(filter(None, map(as_ragged, rows)))
+    bounds, place = batch_bounds(whole, shard.options.batching), (block_pass.epoch, block_pass.block)
+    ordered = bucketed_order(order, ragged.lengths.numpy(), bounds, shard.seed, *place)
+    return ordered[block_pass.skip : block_pass.skip + block_pass.size]
 
 
 def _in_order(rows: Columns, order: torch.Tensor | None, start: int, stop: int) -> Columns:

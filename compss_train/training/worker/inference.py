@@ -21,6 +21,7 @@ from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.training.worker.batches import Batch, batches
+from compss_train.training.worker.collating import collated, has_ragged
 from compss_train.training.worker.source import source_of, unshuffled
 
 
@@ -87,9 +88,15 @@ class _Transform:
         return transformed
 
 
+def _collated(replica: ModelReplica, batch: Batch) -> Batch:
+    collate = replica.training_spec.collate
+    return collated(batch, collate) if collate is not None or has_ragged(batch) else batch
+
+
 def _measure(replica: ModelReplica, batch: Batch, transform: _Transform, accumulator: MetricAccumulator) -> None:
     with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
         with replica.autocast():
+            batch = _collated(replica, batch)
             x = transform(batch.x)
             result = _result(replica, x, batch.y)
         accumulator.add(batch.samples, *result)
@@ -122,13 +129,13 @@ def predict(
         replica = training_spec.replica(parameters, device, training=False)
         transform = _Transform(replica)
         every = batches(shard, source_of(shard, xs, others), device)
-        return [_output(replica, batch.x, transform) for batch in every], transform.warnings
+        return [_output(replica, batch, transform) for batch in every], transform.warnings
 
 
-def _output(replica: ModelReplica, x: Any, transform: _Transform) -> Any:
+def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
     """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network returns them."""
-    with replica.annotate_errors(x), replica.autocast():
-        output = replica.predict(transform(x))
+    with replica.annotate_errors(batch.x), replica.autocast():
+        output = replica.predict(transform(_collated(replica, batch).x))
     return map_leaves(_as_array, output)
 
 

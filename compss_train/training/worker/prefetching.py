@@ -18,6 +18,7 @@ from compss_train.model.random_state import RandomState, random_state, seed_gene
 from compss_train.model.torch_draws import CannotRedirectError, TorchDraws
 from compss_train.model.training_spec import ModelReplica
 from compss_train.training.worker.batches import Batch, PlacedBatch
+from compss_train.training.worker.collating import collated, has_ragged
 from compss_train.training.worker.device_copies import CopyStream, on_gpu
 from compss_train.training.worker.source import Place
 
@@ -85,12 +86,16 @@ class Preparation:
         The model copy whose ``train_transform``, ``transform`` and device are used.
     seed:
         Seed of the fit.
+    ragged:
+        Whether batches have sequences of different lengths.
     """
 
-    def __init__(self, replica: ModelReplica, seed: int) -> None:
+    def __init__(self, replica: ModelReplica, seed: int, *, ragged: bool = False) -> None:
         self._replica, self._seed = replica, seed
+        self._collate = replica.training_spec.collate
         self._augment = replica.training_spec.train_transform
-        self._transforms = self._augment is not None or replica.training_spec.transform is not None
+        functions = self._collate, self._augment, replica.training_spec.transform
+        self._transforms = ragged or any(each is not None for each in functions)
         self._takes_turns = False
         self._seconds: float | None = None  # that the transform of the first batch took
         self._stream = CopyStream(replica.device)
@@ -173,11 +178,14 @@ class Preparation:
             return batch
 
     def _transformed(self, place: Place, batch: Batch, seed: Seeding) -> Batch:
+        before = batch.samples
+        if self._collate is not None or has_ragged(batch):
+            batch = collated(batch, self._collate)
         x, y = batch.x, batch.y
         with self._replica.annotate_errors(x, y, own_target=y is None), self._replica.autocast():
             if self._augment is not None:
                 x, y = self._augment(x, y, lambda sample: seed(self._seed_of(place, sample)))
-            return batch._replace(samples_before=batch.samples, x=self._replica.transformed(x), y=y)
+            return batch._replace(samples_before=before, x=self._replica.transformed(x), y=y)
 
 
 def _versions(batch: Batch) -> list[int]:
@@ -186,9 +194,11 @@ def _versions(batch: Batch) -> list[int]:
 
 
 @contextmanager
-def prefetched(batches: Iterator[PlacedBatch], replica: ModelReplica, seed: int) -> Iterator[Iterator[PlacedBatch]]:
+def prefetched(
+    batches: Iterator[PlacedBatch], replica: ModelReplica, seed: int, *, ragged: bool = False
+) -> Iterator[Iterator[PlacedBatch]]:
     """Open an iterator over batches, transformed; a few are prepared ahead if that is worth a thread."""
-    preparation = Preparation(replica, seed)
+    preparation = Preparation(replica, seed, ragged=ragged)
     if not preparation.has_work:
         yield batches
         return

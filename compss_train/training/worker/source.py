@@ -16,6 +16,7 @@ from compss_train.data.block import Block, as_tensor, rows_of_bytes
 from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment
 from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.order import row_order
+from compss_train.data.ragged import as_ragged, gathered
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
@@ -113,17 +114,19 @@ def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]
     Rows are copied as bytes, block by block in ascending order, and permuted at the end: many small indexing
     operations of torch cost far more.
     """
+    if as_ragged(blocks[0]) is not None:
+        return gathered(samples, starts, blocks)  # type: ignore[no-any-return]
     order = np.argsort(samples, kind="stable")
     ordered = samples[order]
     cuts = np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist()
-    gathered = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
+    collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
     for block, start, (low, high) in zip(blocks, starts, pairwise(cuts), strict=True):
         if low < high:
             rows = rows_of_bytes(block)
-            np.take(rows, ordered[low:high] - start, axis=0, out=gathered[low:high], mode="clip")
+            np.take(rows, ordered[low:high] - start, axis=0, out=collected[low:high], mode="clip")
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
-    raw = torch.from_numpy(gathered).index_select(0, torch.from_numpy(places))
+    raw = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
     first = as_tensor(blocks[0][:1])
     return raw.view(first.dtype).view(len(samples), *first.shape[1:])
 

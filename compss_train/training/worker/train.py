@@ -92,7 +92,9 @@ def train(
         stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs, batches=state.batches)
         source = source_of(shard, xs, others)
         buffer = CarriedBuffer(state.buffer)
-        with prefetched(placed_batches(shard, source, device, buffer), replica, shard.seed) as batches:
+        with prefetched(
+            placed_batches(shard, source, device, buffer), replica, shard.seed, ragged=shard.structure.ragged
+        ) as batches:
             drawn = _learn(batches, stepper, replica, accumulator, shard)
         sums = {**accumulator.sums(), **source.measured(), **stepper.warnings}
         sums["given"] = _given(shard, drawn, sums.get("left_out", 0))

@@ -1,0 +1,175 @@
+"""``Ragged``: sequences of different lengths, one a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+IGNORED = -100
+"""What integer targets are padded with: the class index that torch's losses ignore."""
+
+
+class Ragged:
+    """Sequences of different lengths: their items one after another, and where each begins.
+
+    A batch of them is padded to its longest, or given to the ``collate`` of ``build`` as a list of tensors. Lists
+    of sequences that differ in length become one of these by themselves.
+
+    Parameters
+    ----------
+    sequences:
+        Arrays, tensors or lists of one dtype, with shapes that differ in the first dimension only.
+
+    Raises ``ValueError`` if there are none, or if their shapes or dtypes differ otherwise.
+    """
+
+    def __init__(self, sequences: Sequence[Any]) -> None:
+        items = [torch.as_tensor(each).detach().cpu() for each in sequences]
+        kinds = {(each.dtype, tuple(each.shape[1:])) for each in items if each.dim() and len(each)}
+        if len(kinds) != 1 or not all(each.dim() for each in items):
+            raise ValueError(
+                f"{len(items)} sequences have items of {len(kinds)} dtypes and shapes; give one or more sequences "
+                "that differ in length only"
+            )
+        filled = [each for each in items if len(each)]
+        self.values = torch.cat(filled)
+        self.offsets = torch.tensor([0, *(len(each) for each in items)]).cumsum(0)
+
+    @classmethod
+    def of(cls, values: torch.Tensor, offsets: torch.Tensor) -> Ragged:
+        """Return sequences of these items; ``offsets`` has where each begins, and the end of the last one."""
+        made = cls.__new__(cls)
+        made.values, made.offsets = values, offsets
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the items of these sequences alone."""
+        own = self.clone()
+        return Ragged.of, (own.values, own.offsets)
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """The length of each sequence."""
+        return self.offsets.diff()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the items."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of sequences, -1 for their lengths, and the shape of an item."""
+        return len(self), -1, *self.values.shape[1:]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions, with that of the samples."""
+        return 1 + self.values.ndim
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, key: int | slice) -> Any:
+        """Return one sequence as a tensor, or consecutive ones; both share this memory."""
+        if isinstance(key, slice):
+            start, stop, _ = key.indices(len(self))
+            return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1])
+        if not -len(self) <= key < len(self):
+            raise IndexError(key)
+        number = key % len(self)
+        return self.values[self.offsets[number] : self.offsets[number + 1]]
+
+    def index_select(self, dimension: int, rows: torch.Tensor) -> Ragged:
+        """Return copies of some sequences, by number."""
+        rows = rows.long()
+        starts, lengths = self.offsets[:-1][rows], self.lengths[rows]
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        shifts = torch.repeat_interleave(starts - offsets[:-1], lengths)
+        return Ragged.of(self.values.index_select(0, shifts + torch.arange(len(shifts))), offsets)
+
+    def clone(self) -> Ragged:
+        """Return a copy with only the items of these sequences."""
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        return Ragged.of(self.values[first:last].clone(), self.offsets - first)
+
+    def to(self, device: str, *, non_blocking: bool = False) -> Ragged:
+        """Return the sequences with their items on a device."""
+        return Ragged.of(self.values.to(device, non_blocking=non_blocking), self.offsets)
+
+    def pin_memory(self) -> Ragged:
+        """Return the sequences with their items in page-locked memory."""
+        return Ragged.of(self.values.pin_memory(), self.offsets)
+
+    def record_stream(self, stream: Any) -> None:
+        """Keep the memory of the items until a stream of a GPU has used it."""
+        self.values.record_stream(stream)
+
+    def numel(self) -> int:
+        """Number of numbers in all sequences."""
+        return int(self.offsets[-1] - self.offsets[0]) * self.values[:1].numel()
+
+    def element_size(self) -> int:
+        """Bytes of a number."""
+        return self.values.element_size()
+
+    @property
+    def _version(self) -> int:
+        return self.values._version
+
+    def padded(self, value: float) -> torch.Tensor:
+        """Return the sequences as one tensor, as long as the longest, with ``value`` after the ends."""
+        lengths = self.lengths
+        shape = len(self), int(lengths.max()), *self.values.shape[1:]
+        result = self.values.new_full(shape, value)
+        inside = torch.arange(shape[1])[None] < lengths[:, None]
+        result[inside.to(result.device)] = self.values[int(self.offsets[0]) : int(self.offsets[-1])]
+        return result
+
+
+def is_ragged(value: Any) -> bool:
+    """Return whether a list or tuple has sequences of numbers, arrays or tensors that differ in length."""
+    lengths = set()
+    for each in value:
+        if not isinstance(each, np.ndarray | torch.Tensor | list | tuple) or (
+            hasattr(each, "ndim") and not each.ndim
+        ):
+            return False
+        lengths.add(len(each))
+    return len(lengths) > 1 and not any(isinstance(part, list | tuple) for each in value for part in _parts(each))
+
+
+def _parts(sequence: Any) -> Sequence[Any]:
+    return sequence if isinstance(sequence, list | tuple) else ()
+
+
+def as_ragged(value: object) -> Ragged | None:
+    """Return the value if it has sequences of different lengths, ``None`` if it is any other block."""
+    return value if isinstance(value, Ragged) else None
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Return all sequences, one after another."""
+    own = [part.clone() for part in parts]
+    lengths = torch.cat([part.lengths for part in own])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return Ragged.of(torch.cat([part.values for part in own]), offsets)
+
+
+def gathered(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Any]) -> Any:
+    """Return sequences by number from consecutive blocks that begin at ``starts``."""
+    order = np.argsort(samples, kind="stable")
+    ordered = samples[order]
+    cuts = np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist()
+    parts = [
+        block.index_select(0, torch.from_numpy(ordered[low:high] - start))
+        for block, start, low, high in zip(blocks, starts, cuts[:-1], cuts[1:], strict=True)
+        if low < high
+    ]
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return join(parts).index_select(0, torch.from_numpy(places))

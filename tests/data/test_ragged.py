@@ -1,0 +1,185 @@
+"""Sequences of different lengths: padded or collated, in batches of similar lengths, as in a plain loop."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Ragged
+from compss_train.callbacks import Checkpoint
+from compss_train.data.order import bucketed_order
+from compss_train.data.ragged import gathered, join
+from compss_train.engines.machine import intra_op_threads
+from compss_train.model.random_state import random_state
+from tests.helpers.models import SGD, assert_same_bits, state_arrays
+
+RANDOM = np.random.default_rng(1)
+LENGTHS = RANDOM.integers(2, 12, 41)
+TOKENS = [RANDOM.integers(1, 9, length) for length in LENGTHS]
+NEXT = [np.roll(each, -1) for each in TOKENS]
+CLASSES = np.array([each[0] % 2 for each in TOKENS])
+STILL = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+
+
+class Characters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding, self.net, self.last = nn.Embedding(9, 6), nn.GRU(6, 8, batch_first=True), nn.Linear(8, 9)
+
+    def forward(self, x):
+        return self.last(self.net(self.embedding(x))[0]).transpose(1, 2)
+
+
+def trainer_of(engine="serial", workers=1, loss="cross_entropy", **options):
+    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
+    trainer.build(Characters(), SGD, loss, **options)
+    return trainer
+
+
+def padded(sequences, value):
+    return nn.utils.rnn.pad_sequence([torch.as_tensor(each) for each in sequences], True, value)
+
+
+def plain_loop():
+    net = Characters()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    with intra_op_threads(1), random_state(3, "cpu"):
+        for _ in range(2):
+            for rows in np.array_split(np.arange(41), 3):
+                for part in np.array_split(rows, 4):
+                    x, y = padded([TOKENS[n] for n in part], 0), padded([NEXT[n] for n in part], -100)
+                    optimizer.zero_grad()
+                    functional.cross_entropy(net(x), y).backward()
+                    optimizer.step()
+    return state_arrays(net)
+
+
+def own_collate(samples):
+    xs, ys = zip(*samples, strict=True)
+    return padded(xs, 0), padded(ys, -100)
+
+
+@pytest.mark.parametrize("collate", [None, own_collate])
+def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
+    x, y = (BlockedTensor.from_array(Ragged(each), 3) for each in (TOKENS, NEXT))
+    ours = trainer_of(engine, collate=collate).fit(x, y, num_epochs=2, num_batches_per_worker=4, **STILL)
+    assert_same_bits(ours, plain_loop())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": "total"}, {"bucket_by_length": True}], ids=["plain", "total", "bucket"]
+)
+def test_engines_agree_and_fits_are_resumed(engine, options, tmp_path):
+    given = {
+        "num_epochs": 2,
+        "batch_size": 5,
+        "progress": False,
+        "merge_unit": "batches",
+        "merge_every": 2,
+        **options,
+    }
+    one, other = (trainer_of(each, workers=2) for each in (engine, "serial"))
+    one.fit(TOKENS, NEXT, validation_data=(TOKENS, NEXT), **given)
+    other.fit(TOKENS, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **given)
+    assert_same_bits(one.get_parameters(), other.get_parameters())
+    resumed = trainer_of(workers=2)
+    resumed.fit(TOKENS, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **given)
+    assert_same_bits(one.get_parameters(), resumed.get_parameters())
+
+
+def test_batches_of_similar_lengths_hold_every_sample_once():
+    seen = []
+
+    def collate(samples):
+        seen.append([len(x) for x, _ in samples])
+        return own_collate(samples)
+
+    plain = trainer_of(collate=collate)
+    for bucketed in (False, True):
+        seen.clear()
+        plain.fit(TOKENS, NEXT, num_epochs=1, batch_size=5, progress=False, bucket_by_length=bucketed)
+        assert sorted(length for batch in seen for length in batch) == sorted(LENGTHS.tolist())
+        spread = sum(max(batch) - min(batch) for batch in seen)
+        assert (spread < 2 * len(set(LENGTHS.tolist()))) == bucketed
+
+
+def test_a_bucketed_order_is_one_of_all_rows_and_differs_between_epochs():
+    lengths, order = RANDOM.integers(1, 99, 230), RANDOM.permutation(230)
+    bounds = [(start, min(start + 2, 230)) for start in range(0, 230, 2)]
+    orders = [bucketed_order(order, lengths, bounds, 0, epoch, 0) for epoch in (0, 0, 1)]
+    assert all(sorted(each) == list(range(230)) for each in orders)
+    assert (orders[0] == orders[1]).all()
+    assert (orders[0] != orders[2]).any()
+
+
+def test_predictions_of_batches_of_different_lengths_are_a_list():
+    trainer = trainer_of()
+    net = trainer.model().eval()
+    found = trainer.predict(TOKENS, batch_size=4)
+    assert len(found) == len(TOKENS)
+    for tokens, output in zip(TOKENS, found, strict=True):
+        with torch.no_grad():
+            expected = net(torch.from_numpy(tokens)[None])[0].numpy()
+        np.testing.assert_allclose(output[:, : len(tokens)], expected, atol=1e-5)
+    assert trainer.predict(TOKENS[:1]).shape == (1, 9, len(TOKENS[0]))
+
+
+def test_other_columns_and_dicts_go_with_them():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.last = nn.EmbeddingBag(9, 6), nn.Linear(7, 2)
+
+        def forward(self, tokens, number):
+            return self.last(torch.cat([self.embedding(tokens), number[:, None]], dim=1))
+
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(Classifier(), SGD, "cross_entropy", "accuracy")
+    x = {"tokens": [each.tolist() for each in TOKENS], "number": np.ones(41, np.float32)}
+    trainer.fit(x, CLASSES, num_epochs=2, batch_size=6, bucket_by_length=True, progress=False)
+    assert trainer.predict(x).shape == (41, 2)
+
+
+def test_sequences_are_cut_selected_and_pickled_without_the_others():
+    ragged, rows = Ragged(TOKENS), np.array([5, 3, 40, 3])
+    for found in (
+        ragged.index_select(0, torch.from_numpy(rows)),
+        gathered(rows, [0, 17], [ragged[:17], ragged[17:]]),
+    ):
+        assert [each.tolist() for each in found] == [TOKENS[n].tolist() for n in rows]
+    part = pickle.loads(pickle.dumps(ragged[3:5]))
+    assert len(part.values) == LENGTHS[3] + LENGTHS[4]
+    assert [each.tolist() for each in join([part, ragged[:1]])] == [TOKENS[n].tolist() for n in (3, 4, 0)]
+    assert torch.equal(ragged[7:9].padded(0), padded(TOKENS[7:9], 0))
+    assert (len(ragged), ragged.shape, ragged[-1].tolist()) == (41, (41, -1), TOKENS[-1].tolist())
+    with pytest.raises(ValueError, match="differ in length only"):
+        Ragged([np.zeros((2, 3)), np.zeros((3, 4))])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": "partial"}, "shuffle='partial' mixes samples of one size"),
+        ({"buffer": BufferSpec("FIFO", 20)}, "buffer= mixes samples of one size"),
+        ({"bucket_by_length": True, "shuffle": "total"}, "bucket_by_length=True orders the samples within"),
+    ],
+)
+def test_options_that_need_samples_of_one_size_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        trainer_of().fit(TOKENS, NEXT, num_epochs=1, batch_size=5, **options)
+
+
+def test_wrong_arguments_are_errors():
+    with pytest.raises(ValueError, match="needs sequences of different lengths"):
+        trainer_of().fit(np.zeros((9, 3)), np.zeros(9), num_epochs=1, batch_size=5, bucket_by_length=True)
+    with pytest.raises(TypeError, match="collate=3"):
+        trainer_of(collate=3)
+    with pytest.raises(TypeError, match=r"collate returned a Tensor for a list of \(x, y\)"):
+        trainer_of(collate=lambda samples: torch.zeros(1)).check_fit(TOKENS, NEXT, num_epochs=1, batch_size=5)
+    targets = [each.astype(np.float32) for each in NEXT]
+    with pytest.raises(TypeError, match="float32 need collate="):
+        trainer_of(loss="mse").check_fit(TOKENS, targets, num_epochs=1, batch_size=5)
