@@ -169,9 +169,7 @@ def test_a_group_receives_each_block_once(tmp_path):
     engine = Places(1)
     trainer = trainer_with(engine)
     trainer.fit(*files, num_epochs=1, batch_size=5, shuffle="total")  # every worker may need every block
-    groups = [
-        (values, work) for function, (_, _, _, values, work, *_) in engine.submitted if function is train_group
-    ]
+    groups = [args[3:5] for function, args in engine.submitted if function is train_group]
     assert max(len(work.members) for _, work in groups) > 1
     for values, work in groups:
         assert len(values) == len({id(value) for value in values}) == 2 * len(work.blocks)
