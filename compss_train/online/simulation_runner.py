@@ -54,6 +54,7 @@ class SimulationRunner:
         if ended and not liveness.has_connected:
             self._never_connected(simulation)
         elif ended or (ended is None and liveness.is_lost):
+            self._free(simulation)
             self._submit(simulation)
 
     def _never_connected(self, simulation: Simulation) -> None:

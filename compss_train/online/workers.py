@@ -18,7 +18,7 @@ from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model.weighted_mean import aligned_ranges
-from compss_train.online.connection import Header
+from compss_train.online.connection import ConnectionLostError, Header
 from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets
@@ -103,8 +103,8 @@ class Worker:
         self.commands.clear()
         if self.attempts >= MAX_ATTEMPTS and not self.done:
             raise WorkerLostError(
-                f"worker {self.number} was started {self.attempts} times and its process died each time; if memory "
-                "ran out, use a smaller buffer, smaller batches or fewer workers"
+                f"worker {self.number} was started {self.attempts} times, and each time its process died or its "
+                "connection broke; if memory ran out, use a smaller buffer, smaller batches or fewer workers"
             )
 
     def lacks_samples(self, job: OnlineJob, stream: int, samples: int) -> bool:
@@ -150,7 +150,7 @@ class Workers:
         return all(worker.done for worker in self.all)
 
     def restart_lost(self) -> None:
-        """Resubmit tasks that were lost with their node; raises exceptions of tasks that never connected."""
+        """Resubmit tasks lost with their node or connection; raises exceptions of tasks that never connected."""
         engine = self._session.engine
         for worker in self.all:
             if worker.done:
@@ -159,11 +159,20 @@ class Workers:
                 worker.warn_if_silent()
                 continue
             ended = engine.ended(worker.task)
-            if ended:
-                engine.fetch([worker.task])
+            if ended and not worker.liveness.has_connected:
+                self._never_connected(worker)
             if ended or (ended is None and worker.liveness.is_lost):
+                engine.delete([worker.task])
                 worker.resubmitted(self._submit(worker.number))
             worker.check_start()
+
+    def _never_connected(self, worker: Worker) -> None:
+        """Raise the exception of a task; count an attempt if its connection broke before it was accepted."""
+        try:
+            self._session.engine.fetch([worker.task])
+        except ConnectionLostError:
+            worker.attempts += 1
+            worker.disconnect()
 
     def broadcast(self, command: Literal["end_reception", "stop"]) -> None:
         """Send a command to each worker once: to expect no more samples, or to stop training."""

@@ -95,6 +95,7 @@ class Socket:
         self._link: Link | None = None
         self._unsent: list[list[bytes]] = []
         self.closed = False
+        zmq.sockets.append(self)
 
     @property
     def EVENTS(self) -> int:
@@ -208,7 +209,9 @@ class FakeZmq:
     def __init__(self, events: FiberEvents, plan: FaultPlan) -> None:
         self.events, self._plan = events, plan
         self.bound: dict[str, Socket] = {}
+        self.sockets: list[Socket] = []
         self.ports = 0
+        events.at_end.append(self.close_sockets)
 
     def Context(self) -> Context:
         return Context(self)
@@ -241,9 +244,11 @@ class FakeZmq:
             if fault.kind == "cut":
                 self.after(seconds / 2, link.break_off)
             if fault.kind == "die" and link.client.process != "coordinator":
-                self.after(seconds / 2, lambda: self._end(link))
+                self.after(seconds / 2, lambda: self.events.kill(link.client.process))
         return seconds
 
-    def _end(self, link: Link) -> None:
-        link.client.close()
-        self.events.kill(link.client.process)
+    def close_sockets(self, process: object) -> None:
+        """Do what the system does when a process ends."""
+        for each in self.sockets:
+            if each.process is process:
+                each.close()

@@ -42,6 +42,8 @@ class FiberEvents(Events):
         super().__init__(seed)
         self.current = self._main = Fiber("coordinator")
         self._fibers: list[Fiber] = []
+        self.at_end: list[Callable[[object], None]] = []
+        """What happens to other things of a process when it is killed."""
         self.changes = 0
         """How often something has happened that a thread that only looks now and then could see."""
 
@@ -73,6 +75,8 @@ class FiberEvents(Events):
         for fiber in list(self._fibers):
             if fiber.process is process:
                 fiber.killed, fiber.ready = True, lambda: True
+        for action in self.at_end:
+            action(process)
 
     def kill_all(self) -> None:
         """End all fibers but the coordinator's."""

@@ -21,8 +21,7 @@ def planted(patch: Path, folder: Path) -> None:
     """Copy the package and its tests to a folder, with the bug."""
     for name in ("compss_train", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "planted"))
-    command = ["patch", "--strip=1", "--quiet", "--forward", "--input", str(patch)]
-    subprocess.run(command, cwd=folder, check=True)
+    subprocess.run(["git", "apply", str(patch)], cwd=folder, check=True)
 
 
 def search(seconds: float) -> None:

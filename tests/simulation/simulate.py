@@ -3,18 +3,23 @@
 import itertools
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import JsonLines
-from compss_train.engines.simulated import CoordinatorKilled, Fault
+from compss_train.engines.simulated import CoordinatorKilled, Fault, FaultPlan
+from tests.simulation import online
 from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error, reference
+from tests.simulation.online import simulate_online
 from tests.simulation.scenarios import number_of, scenario_of
 from tests.simulation.world import World
 
-KINDS = {
+Kinds: TypeAlias = Mapping[str, Sequence[str]]
+
+KINDS: Kinds = {
     "task": ("die", "mute", "vanish", "slow", "late", "twice"),
     "disk": ("full", "cut", "kill"),
     "event": ("kill", "kill", "jump"),
@@ -48,26 +53,36 @@ def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
     return _simulate(seed, faults_of(seed) if faults is None else faults)[0]
 
 
-def _simulate(seed: int, faults: Sequence[Fault]) -> tuple[Outcome, World]:
+def _simulate(seed: int, faults: Sequence[Fault]) -> tuple[Outcome, FaultPlan]:
+    if is_online(seed):
+        plan, seconds = simulate_online(seed, faults)
+        return Outcome(1, seconds, len(plan.fired)), plan
     number = number_of(seed)
     reference(number)  # in a world of its own
     with World(seed, faults, scenario_of(number)) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _run_until_complete(world, number, most=3 + 2 * len(faults))
-        return Outcome(fits, world.events.clock(), len(world.plan.fired)), world
+        return Outcome(fits, world.events.clock(), len(world.plan.fired)), world.plan
+
+
+def is_online(seed: int) -> bool:
+    """Return whether a seed stands for an online fit."""
+    return seed % 8 == 3
 
 
 def faults_of(seed: int) -> list[Fault]:
     """Draw faults: none in one of eight simulations, and else a few."""
     draw = random.Random(f"faults {seed}")
     count = 0 if draw.random() < 0.125 else 1 + int(draw.expovariate(0.5))
-    return [_fault(draw, _occasions(number_of(seed))) for _ in range(count)]
+    if is_online(seed):
+        return [_fault(draw, online.OCCASIONS, online.KINDS, online.LONG) for _ in range(count)]
+    return [_fault(draw, _occasions(number_of(seed)), KINDS, LONG) for _ in range(count)]
 
 
-def _fault(draw: random.Random, occasions: dict[str, int]) -> Fault:
-    place = draw.choice([place for place in KINDS if occasions.get(place)])
-    kind = draw.choice(KINDS[place])
-    seconds = LONG * draw.randint(1, 9) if kind in ("slow", "late", "jump") else 0.0
+def _fault(draw: random.Random, occasions: Mapping[str, int], kinds: Kinds, long: float) -> Fault:
+    place = draw.choice([place for place in kinds if occasions.get(place)])
+    kind = draw.choice(kinds[place])
+    seconds = long * draw.randint(1, 9) if kind in ("slow", "late", "jump") else 0.0
     return Fault(kind, place, draw.randrange(1 + 3 * occasions[place] // 2), seconds)
 
 
@@ -75,7 +90,7 @@ def _fault(draw: random.Random, occasions: dict[str, int]) -> Fault:
 def _occasions(number: int) -> dict[str, int]:
     """Return how many occasions for faults a fit has."""
     seed = next(seed for seed in itertools.count() if number_of(seed) == number)
-    return dict(_simulate(seed, ())[1].plan.occasions)
+    return dict(_simulate(seed, ())[1].occasions)
 
 
 def _run_until_complete(world: World, number: int, most: int) -> int:

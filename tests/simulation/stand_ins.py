@@ -1,10 +1,14 @@
 """What stands in for the clock, threads and network of the system while a simulation runs."""
 
+import queue
+import select
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +16,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from compss_train.engines.simulated import Events, FaultPlan
-from compss_train.parameter_server import connect, serve  # noqa: F401  so that their modules are patched
+from compss_train.online import setup, simulation_task, worker_task  # noqa: F401  so that they are patched
+from compss_train.parameter_server import connect, serve  # noqa: F401
+from tests.simulation.fake_socket import Network, QueueModule, SelectModule, SocketModule
 from tests.simulation.fake_zmq import FakeZmq
 from tests.simulation.fibers import FakeThreading, FiberEvents
 
@@ -23,15 +29,19 @@ EPOCH = 1_700_000_000.0
 def virtual_time(events: Events) -> Iterator[None]:
     """Have programs read the virtual clock wherever they read the time."""
     clocks = dict.fromkeys(("monotonic", "perf_counter"), events.clock)
-    with patch.multiple(time, **clocks, time=lambda: EPOCH + events.clock()):
+    sleep = partial(events.wait, lambda: False) if isinstance(events, FiberEvents) else time.sleep
+    with patch.multiple(time, **clocks, time=lambda: EPOCH + events.clock(), sleep=sleep):
         yield
 
 
 @contextmanager
 def simulated_modules(events: FiberEvents, plan: FaultPlan) -> Iterator[None]:
     """Have the package use simulated threads and a simulated network."""
-    network = FakeZmq(events, plan)
+    network, sockets = FakeZmq(events, plan), Network(events, plan)
     fakes: list[tuple[Any, Any]] = [
+        (socket, SocketModule(sockets)),
+        (select, SelectModule(events)),
+        (queue, QueueModule(events)),
         (threading, FakeThreading(events)),
         (zmq, network),
         (recv_monitor_message, network.recv_monitor_message),

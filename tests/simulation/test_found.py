@@ -1,6 +1,7 @@
 """What simulations have found, each as the test that ``make simulate`` printed."""
 
 from compss_train.engines.simulated import Fault
+from tests.simulation.online import simulate_online
 from tests.simulation.simulate import simulate
 
 
@@ -12,3 +13,15 @@ def test_seed_157():
 def test_seed_558():
     # ['.round-000000.vm.4194305.old'] are left in the folder of checkpoints
     simulate(558, [Fault("kill", "disk", 24, 0.0)])
+
+
+def test_seed_143():
+    # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; check that the server is running
+    simulate(143, [Fault("jump", "event", 13, 1800.0)])
+
+
+def test_connections_of_online_fits_that_break():
+    # ConnectionLostError: connection lost: the connection is closed
+    # the engine still holds ['result of simulate_and_send 3']
+    simulate_online(27, [Fault("cut", "message", 42, 0.0), Fault("cut", "message", 78, 0.0)])
+    simulate_online(252, [Fault("cut", "message", 5, 0.0)])

@@ -1,21 +1,47 @@
 """A few seeds of what ``make simulate`` runs many of; what it has found; and how it reports."""
 
+import subprocess
+
 import pytest
 
 from compss_train.engines.simulated import Fault
+from tests.helpers.documents import ROOT
+from tests.simulation.planting import PATCHES, main
 from tests.simulation.shrinking import pasted, shrunk
 from tests.simulation.simulate import faults_of, simulate
 
 
-@pytest.mark.parametrize("first", range(0, 40, 20))
+@pytest.mark.parametrize("first", range(0, 40, 10))
 def test_a_few_seeds(first):
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         simulate(seed)
 
 
-def test_a_seed_repeats_itself():
-    assert simulate(11) == simulate(11)
-    assert faults_of(11) == faults_of(11) != faults_of(12)
+@pytest.mark.slow
+def test_a_few_hundred_seeds():
+    for seed in range(40, 340):
+        simulate(seed)
+
+
+def test_the_planted_bugs_are_there_to_be_found():
+    assert len(PATCHES) >= 20
+    for patch in PATCHES:
+        subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_planted_bugs_are_found(capsys):
+    main(100.0)
+    found, planted = map(int, capsys.readouterr().out.splitlines()[-1].removesuffix(" found").split(" of "))
+    assert found >= 0.9 * planted
+
+
+@pytest.mark.parametrize("seed", [11, 15, 19])  # with checkpoints, a parameter server, online
+def test_a_seed_repeats_itself(seed):
+    first = simulate(seed)
+    assert first == simulate(seed)
+    assert faults_of(seed) == faults_of(seed) != faults_of(seed + 8)
 
 
 def test_a_failure_is_shrunk_to_the_fewest_faults():

@@ -16,6 +16,8 @@ class Events:
     """
 
     concurrent: ClassVar[bool] = False
+    pace: ClassVar[float] = 1.0
+    """How long tasks take, relative to other simulations."""
 
     def __init__(self, seed: int = 0) -> None:
         self.draw = random.Random(seed)

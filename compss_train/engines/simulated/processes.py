@@ -54,11 +54,12 @@ class Processes:
 
     def _start(self, task: Task, process: int) -> None:
         run = partial(self._run, task, task.stored_args(), process)
-        seconds = self._events.draw.choice(TASK_SECONDS)
+        seconds = self._events.draw.choice(TASK_SECONDS) * self._events.pace
         late, repeated = 0.0, False
         for fault in self._faults.at("task"):
             if fault.kind in ("die", "mute", "vanish"):
-                self._events.after(seconds / 2, partial(self._die, task, run, process, fault.kind))
+                die = partial(self._die, task, run, process, fault.kind)
+                self._events.after(seconds / 2, partial(self._events.run, die))
                 return
             seconds += fault.seconds * (fault.kind == "slow")
             late += fault.seconds * (fault.kind == "late")
