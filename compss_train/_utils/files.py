@@ -47,12 +47,15 @@ DISK = Disk()
 
 
 def make_folders(path: Path, disk: Disk = DISK) -> None:
-    """Create a folder and those above it, so that they still exist if the machine stops."""
+    """Create a folder and those above it, so that they still exist if the machine stops.
+
+    One that exists is synced as well: the program that created it may have been killed before it came to that.
+    """
     if not path.exists():
         make_folders(path.parent, disk)
         disk.make_folder(path)
-        with suppress(PermissionError):  # a folder that may be written to, but not be listed
-            disk.sync(path.parent)
+    with suppress(PermissionError):  # a folder that may be written to, but not be listed
+        disk.sync(path.parent)
 
 
 @contextmanager

@@ -170,7 +170,7 @@ class Workers:
         """Raise the exception of a task; count an attempt if its connection broke before it was accepted."""
         try:
             self._session.engine.fetch([worker.task])
-        except ConnectionLostError:
+        except (ConnectionError, ConnectionLostError):
             worker.attempts += 1
             worker.disconnect()
 

@@ -71,6 +71,7 @@ def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
         replaces_processes=True,
         submit=lambda *args, resources: submitted.append(resources),
         ended=lambda ref: None,
+        delete=lambda refs: None,
     )
     session = SimpleNamespace(
         engine=engine,

@@ -52,7 +52,7 @@ def check_error(world: World, error: Exception, since: int) -> None:
     was_cut = "cut" in {fault.kind for fault in world.plan.fired}
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     lost = isinstance(error, WorkerLostError) and " died" in text
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC and str(world.root) in text
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC and str(world.root.parent) in text
     damaged = isinstance(error, BadCheckpointError) and str(world.root) in text
     explained = (lost and kinds & {"die", "mute", "vanish"}) or (full and "full" in kinds)
     if not (explained or (damaged and was_cut)):

@@ -79,7 +79,9 @@ class Scenario:
     def fit(self, trainer: DistributedTrainer, callbacks: list[Callback], **more: Any) -> None:
         x, y = data_of(self.net)
         shape = self.blocks, 1
-        stopping = [] if self.patience is None else [EarlyStopping("val_loss", patience=self.patience)]
+        stopping = (
+            [] if self.patience is None else [EarlyStopping("val_loss", patience=self.patience, min_delta=1.0)]
+        )
         trainer.fit(
             BlockedTensor.from_array(x, shape),
             BlockedTensor.from_array(y, shape),

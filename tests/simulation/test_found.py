@@ -7,12 +7,17 @@ from tests.simulation.simulate import simulate
 
 def test_seed_157():
     # there are 2 checkpoints, and 1 were to be kept
-    simulate(157, [Fault("kill", "disk", 23, 0.0)])
+    simulate(157, [Fault("kill", "disk", 24, 0.0)])
 
 
 def test_seed_558():
     # ['.round-000000.vm.4194305.old'] are left in the folder of checkpoints
-    simulate(558, [Fault("kill", "disk", 24, 0.0)])
+    simulate(558, [Fault("kill", "disk", 25, 0.0)])
+
+
+def test_seed_394():
+    # the checkpoint of round 0 was written, and there are those of []
+    simulate(394, [Fault("kill", "event", 19, 0.0), Fault("kill", "disk", 4, 0.0)])
 
 
 def test_seed_143():

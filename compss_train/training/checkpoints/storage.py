@@ -54,7 +54,8 @@ def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any], disk
     path = Path(path)
     new = _without_leftovers(temporary_path(path, "new"), disk)
     try:
-        make_folders(path.parent, disk)
+        if not path.parent.exists():
+            make_folders(path.parent, disk)
         disk.make_folder(new)
         _write_files(new, content, disk)
         _replace(new, path, disk)
