@@ -18,7 +18,8 @@ from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model.weighted_mean import aligned_ranges
-from compss_train.online.connection import ConnectionLostError, Header
+from compss_train.online.authentication import ConnectionLostError
+from compss_train.online.connection import Header
 from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets
