@@ -46,6 +46,8 @@ class ColumnStructure:
         """Return x, y and weights of these columns."""
         own = list(columns)
         weight = own.pop() if self.weighted else None
+        if self.x is None and self.y is None:  # as in most fits
+            return Parts(own[0], own[1] if len(own) > 1 else None, weight)
         each = iter(own)
         x = rebuilt(self.x, each)
         return Parts(x, rebuilt(self.y, each) if len(own) > len(leaves(x)) else None, weight)

@@ -47,6 +47,8 @@ class TrainTransform:
 
     def __call__(self, x: Any, y: Any, reseed: Reseed) -> tuple[Any, Any]:
         """Return x and y of a batch, transformed; ``reseed`` is called before each sample, if it goes by sample."""
+        if self.targets and y is None:
+            raise ValueError("train_transform takes x and y, but the data have no y; give one that takes x alone")
         if not self.by_sample:
             return self._apply(x, y)
         samples = [self._sample(x, y, number, reseed) for number in range(len(leaves(x)[0]))]

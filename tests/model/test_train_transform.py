@@ -164,3 +164,5 @@ def test_wrong_transforms_are_errors():
         trainer_of(train_transform=(x for x in ()).__next__)
     with pytest.raises(TypeError, match=r"returned a Tensor for x and y; return both, as \(x, y\)"):
         fit(trainer_of(train_transform=lambda x, y: x))
+    with pytest.raises(ValueError, match="takes x and y, but the data have no y"):
+        trainer_of(train_transform=mixup).check_fit(X, num_epochs=1, batch_size=6)

@@ -64,7 +64,7 @@ class Batch(NamedTuple):
 
 def number_of(x: Any) -> int:
     """Return the number of samples of x."""
-    return len(leaves(x)[0])
+    return len(x) if isinstance(x, torch.Tensor) else len(leaves(x)[0])
 
 
 PlacedBatch: TypeAlias = tuple[Place, Batch]
