@@ -39,4 +39,4 @@ def test_its_counts_hold():
 def test_its_program_counts_lines_of_imports():
     program = TEXT.partition("```python\n")[2].partition("```")[0]
     counted = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert 1000 < int(counted.stdout) <= 2850
+    assert 1000 < int(counted.stdout) <= 2870
