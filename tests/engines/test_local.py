@@ -29,7 +29,9 @@ def local():
 
 
 def files(engine: LocalEngine) -> set[str]:
-    return {name for folder in engine._folders.paths for name in os.listdir(folder)}
+    """Return the names of its files, without those of heartbeats, which processes write when they start."""
+    names = {name for folder in engine._folders.paths for name in os.listdir(folder)}
+    return {name for name in names if "heartbeat" not in name}
 
 
 def workers(engine: LocalEngine) -> list[int]:

@@ -173,9 +173,9 @@ def test_versions_weigh_by_the_samples_that_were_given(own_files, monkeypatch, b
     dataset, weights, of_worker = FileDataset(f"{own_files}/*.npz", on_bad_file="skip"), [], PartialSum.of_worker
     spoil(own_files / "2.npz")
 
-    def watched(trained, count, worker):
+    def watched(trained, count, *more):
         weights.append(count)
-        return of_worker(trained, count, worker)
+        return of_worker(trained, count, *more)
 
     monkeypatch.setattr(PartialSum, "of_worker", watched)
     fitted("serial", 2, dataset, mlp, **AS_THEY_ARE, buffer=buffer)

@@ -12,7 +12,7 @@ from sklearn.utils import Tags
 
 from compss_train.data import FileDataset
 from compss_train.integrations.sklearn.base import DistributedEstimator
-from compss_train.integrations.sklearn.inputs import as_array, first_row_of_files, is_partitioned
+from compss_train.integrations.sklearn.inputs import as_array, first_row_of_files, is_partitioned, map_blocks
 
 
 @dataclass(eq=False, repr=False)
@@ -68,7 +68,11 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
             raise ValueError(f"y has targets of shape {shape}, but those of the first fit had {self._target_shape}")
         self._target_shape, self.n_outputs_ = shape, math.prod(shape)
         self._target_dtype = np.dtype(np.float64 if getattr(y, "dtype", None) == np.float64 else np.float32)
-        return y if is_partitioned(x) else np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
+        if not is_partitioned(x):
+            return np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
+        if self.net is None and len(shape) > 1 and y is not None:  # the perceptron's outputs are flat
+            return map_blocks(lambda block: block.reshape(len(block), -1), y)
+        return y
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
