@@ -64,6 +64,21 @@ def test_large_values_are_files_and_small_ones_inline(local):
     wait_until(lambda: not files(local) - before)
 
 
+def test_a_failure_does_not_wait_for_other_inputs(local, tmp_path):
+    before, gate = files(local), tmp_path / "gate"
+    slow = local.submit(tasks.wait_for, gate, np.ones(100_000))
+    failed = local.submit(tasks.fail, "mine")
+    both = [local.submit(tasks.total, inputs) for inputs in ([slow, failed], [failed, slow, slow])]
+    for ref in (*both, local.submit(tasks.total, [slow, *both])):
+        with pytest.raises(KeyError, match="mine"):
+            local.fetch([ref])
+        local.delete([ref])
+    gate.touch()
+    assert len(local.fetch([slow])[0]) == 100_000
+    local.delete([slow, failed])
+    wait_until(lambda: not files(local) - before)
+
+
 def test_commutative_updates_leave_no_files(local):
     before = files(local)
     target = local.publish(np.zeros(10_000))

@@ -56,6 +56,8 @@ class Task:
     """How often a process died while this task ran."""
     timed_out: bool = False
     """Whether its process was ended because it reported nothing for too long."""
+    failed: bool = False
+    """Whether it has failed, perhaps before all its inputs were available."""
 
     def inputs(self) -> Iterator[Value]:
         """Iterate over the values that the task reads."""
@@ -91,7 +93,8 @@ class TaskGraph:
         self._discard = discard
         """Removes the file of a value."""
         self._ready: list[Task] = []
-        self._woken: deque[Task] = deque()
+        self._woken: deque[tuple[Task, BaseException | None]] = deque()
+        """Tasks of which an input has arrived, with its error if it has failed."""
         self._unresolved: set[Value] = set()
         self._references: Counter[str] = Counter()
         """How many values or groups of updates use each file."""
@@ -109,7 +112,12 @@ class TaskGraph:
             if not value.future.done():
                 value.waiting.append(task)
                 task.missing += 1
-        self._advance(task)
+        failed = (value.future.exception() for value in task.inputs() if value.future.done())
+        error = next(filter(None, failed), None)
+        if error is not None and task.updates is None:
+            self.fail(task, error)
+        else:
+            self._advance(task)
 
     def next_ready(self, cpus: int) -> Task | None:
         """Remove and return the first ready task, ``None`` if there is none or it needs more CPUs than this."""
@@ -129,6 +137,7 @@ class TaskGraph:
 
     def fail(self, task: Task, error: BaseException) -> None:
         """Set a task's results to an error."""
+        task.failed = True
         for value in task.outputs:
             self._settle(value, error)
         if task.updates is not None:
@@ -138,9 +147,14 @@ class TaskGraph:
     def wake(self) -> None:
         """Check the tasks whose inputs have arrived; iterative, since a failure may pass through a long chain."""
         while self._woken:
-            task = self._woken.popleft()
+            task, error = self._woken.popleft()
             task.missing -= 1
-            self._advance(task)
+            if task.failed:
+                continue
+            if error is not None and task.updates is None:
+                self.fail(task, error)  # without waiting for its other inputs
+            else:
+                self._advance(task)
 
     def abandon(self, error: BaseException) -> None:
         """Set all values that are still missing to an error."""
@@ -231,7 +245,8 @@ class TaskGraph:
             value.future.set_result(outcome)
         else:
             value.future.set_exception(outcome)
-        self._woken.extend(value.waiting)
+        error = outcome if isinstance(outcome, BaseException) else None
+        self._woken.extend((task, error) for task in value.waiting)
         value.waiting = []
 
     def _free(self, value: Value) -> None:
