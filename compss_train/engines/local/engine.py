@@ -9,29 +9,20 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
 from compss_train._utils.validation import check_count
-from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
+from compss_train.engines.base import ONE_CPU, Ref, Resources
+from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.store import StoreFolders, store
-from compss_train.engines.local.task_graph import Task, TaskGraph, Updates, Value
+from compss_train.engines.local.task_graph import Value
 from compss_train.engines.local.worker_process import WorkerPool
-from compss_train.engines.machine import LOOPBACK, SingleMachineEngine, cores
+from compss_train.engines.machine import LOOPBACK, cores
 from compss_train.exceptions import EngineClosedError
 
 _CHECK_SECONDS = 1.0
 """How often a waiting ``fetch`` checks that the scheduler still runs."""
 
 
-class _LocalRef(Ref):
-    """The local engine's reference: its present value, and the updates that will replace it."""
-
-    __slots__ = ("updates", "value")
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-        self.updates: Updates | None = None
-
-
-class LocalEngine(SingleMachineEngine):
+class LocalEngine(GraphEngine):
     """Run tasks on ``processes`` worker processes, started by loky, with ``threads`` intra-op threads each.
 
     Values are files in shared memory that workers map, so that a block exists once however many tasks read it. A
@@ -63,6 +54,7 @@ class LocalEngine(SingleMachineEngine):
             self._folders.create()
             self._pool = WorkerPool(threads, self._folders.paths, preload)
             self._scheduler = Scheduler(self._folders.paths)
+            self._graph = self._scheduler.graph
             self._close = weakref.finalize(
                 self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
             )
@@ -119,7 +111,7 @@ class LocalEngine(SingleMachineEngine):
         stored = store(value, f"{next(self._numbers)}-published", self._folders.paths)
         published.future.set_result(stored)
         self._post(self._graph.hold, published, stored)
-        return _LocalRef(published)
+        return GraphRef(published)
 
     def submit(
         self,
@@ -137,35 +129,7 @@ class LocalEngine(SingleMachineEngine):
         if resources.cpus > self.cpus:
             raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
         self._widest = max(self._widest, resources.cpus)
-        task = Task(
-            number=next(self._numbers),
-            function=function,
-            args=map_refs(args, self._read),
-            outputs=[Value() for _ in range(returns)],
-            cpus=resources.cpus,
-            priority=priority,
-        )
-        self._post(self._graph.add, task)
-        refs = [_LocalRef(value) for value in task.outputs]
-        return refs[0] if returns == 1 else refs
-
-    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Update in a worker process, with priority."""
-        self._check_open()
-        ref = _local(target)
-        if ref.updates is None:
-            ref.updates = Updates(base=ref.value)
-        updates = ref.updates
-        task = Task(
-            number=next(self._numbers),
-            function=function,
-            args=(updates, *map_refs(args, self._read)),
-            outputs=[Value()],
-            priority=True,
-            updates=updates,
-        )
-        self._post(self._graph.add, task)
-        return _LocalRef(task.outputs[0])
+        return super().submit(function, *args, returns=returns, resources=resources, priority=priority)
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait, and raise as soon as any has failed; large arrays are mapped from shared memory, not copied."""
@@ -180,7 +144,7 @@ class LocalEngine(SingleMachineEngine):
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value; of one under commutative update, the newest."""
         self._check_open()
-        local = _local(ref)
+        local = self._own(ref)
         while local.updates is not None and (newest := local.updates.current) is not None:
             with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
                 return newest.load()
@@ -193,17 +157,6 @@ class LocalEngine(SingleMachineEngine):
         self._check_open()
         done, missing = wait([self._read(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
         return not missing or any(future.exception() is not None for future in done)
-
-    def ended(self, ref: Ref) -> bool:
-        """Return whether the task has ended; for a value under commutative update, the task of its first value."""
-        self._check_open()
-        return _local(ref).value.future.done()
-
-    def delete(self, refs: Sequence[Ref]) -> None:
-        """Remove the values' files once all submitted tasks have read them."""
-        self._check_open()
-        for ref in refs:
-            self._post(self._graph.delete, self._read(ref))
 
     @contextlib.contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:
@@ -220,10 +173,6 @@ class LocalEngine(SingleMachineEngine):
             self._scheduler.finish_running()
         self._close()
 
-    @property
-    def _graph(self) -> TaskGraph:
-        return self._scheduler.graph
-
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         self._scheduler.post(function, *args)
 
@@ -238,27 +187,11 @@ class LocalEngine(SingleMachineEngine):
         if not (self._close.alive and self._scheduler.alive):
             raise EngineClosedError("this local engine was shut down; make a new one")
 
-    def _read(self, ref: Ref) -> Value:
-        """Return the value that readers get from now on: after all updates submitted so far."""
-        local = _local(ref)
-        if local.updates is not None:
-            updates, local.updates = local.updates, None
-            self._post(self._graph.delete, local.value)
-            local.value = updates.result
-            self._post(self._graph.close, updates)
-        return local.value
-
 
 def _raise_first(futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         if (error := future.exception()) is not None:
             raise error
-
-
-def _local(ref: Ref) -> _LocalRef:
-    if not isinstance(ref, _LocalRef):
-        raise TypeError(f"{ref!r} is not a reference of the local engine")
-    return ref
 
 
 def _shut_down(scheduler: Scheduler, pool: WorkerPool, folders: StoreFolders, owner: int) -> None:

@@ -107,13 +107,14 @@ class TaskGraph:
         if task.updates is not None:
             task.updates.unfinished += 1
             self._unresolved.add(task.updates.result)  # may have failed already: abandon() checks
+        error: BaseException | None = None
         for value in task.inputs():
             value.readers += 1
-            if not value.future.done():
+            if value.future.done():
+                error = error or value.future.exception()
+            else:
                 value.waiting.append(task)
                 task.missing += 1
-        failed = (value.future.exception() for value in task.inputs() if value.future.done())
-        error = next(filter(None, failed), None)
         if error is not None and task.updates is None:
             self.fail(task, error)
         else:

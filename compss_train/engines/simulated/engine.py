@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
-from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
+from compss_train.engines.base import Ref, Resources
+from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.store import StoredValue
-from compss_train.engines.local.task_graph import Task, TaskGraph, Updates, Value
-from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
+from compss_train.engines.local.task_graph import Task, TaskGraph, Value
+from compss_train.engines.machine import LOOPBACK
 from compss_train.engines.simulated.events import Events
 from compss_train.engines.simulated.faults import FaultPlan
 from compss_train.engines.simulated.processes import Processes
@@ -20,17 +21,7 @@ SLOW_SECONDS, SLOW_SHARE = 30.0, 0.3
 """How long the coordinator takes to go on after some of its submissions, and after which share of them."""
 
 
-class _SimulatedRef(Ref):
-    """A reference: its present value, and the updates that will replace it."""
-
-    __slots__ = ("updates", "value")
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-        self.updates: Updates | None = None
-
-
-class SimulatedEngine(SingleMachineEngine):
+class SimulatedEngine(GraphEngine):
     """Run tasks in this thread, in the order and at the times of ``processes`` simulated processes.
 
     The dependencies of tasks are those of the local engine; processes, their memory and time are simulated. Time
@@ -72,46 +63,7 @@ class SimulatedEngine(SingleMachineEngine):
         stored = self.values.store(value, "published value")
         published.future.set_result(stored)
         self._graph.hold(published, stored)
-        return _SimulatedRef(published)
-
-    def submit(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        returns: int = 1,
-        resources: Resources = ONE_CPU,
-        priority: bool = False,
-    ) -> Any:
-        """Queue the task for a simulated process; a moment passes."""
-        self._check_open()
-        task = Task(
-            number=next(self._numbers),
-            function=function,
-            args=map_refs(args, self._read),
-            outputs=[Value() for _ in range(returns)],
-            cpus=resources.cpus,
-            priority=priority,
-        )
-        self._add(task)
-        refs = [_SimulatedRef(value) for value in task.outputs]
-        return refs[0] if returns == 1 else refs
-
-    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Queue the update, with priority."""
-        self._check_open()
-        ref = _simulated(target)
-        if ref.updates is None:
-            ref.updates = Updates(base=ref.value)
-        task = Task(
-            number=next(self._numbers),
-            function=function,
-            args=(ref.updates, *map_refs(args, self._read)),
-            outputs=[Value()],
-            priority=True,
-            updates=ref.updates,
-        )
-        self._add(task)
-        return _SimulatedRef(task.outputs[0])
+        return GraphRef(published)
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Let time pass until all values are there, or one has failed."""
@@ -127,7 +79,7 @@ class SimulatedEngine(SingleMachineEngine):
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value; of one under commutative update, the newest."""
         self._check_open()
-        simulated = _simulated(ref)
+        simulated = self._own(ref)
         if simulated.updates is not None and (newest := simulated.updates.current) is not None:
             return newest.load()
         future = simulated.value.future
@@ -142,17 +94,6 @@ class SimulatedEngine(SingleMachineEngine):
         self._check_open()
         futures = [self._read(ref).future for ref in refs]
         return self._wait(futures, timeout) or (self._step() and _settled(futures))
-
-    def ended(self, ref: Ref) -> bool:
-        """Return whether the task has ended."""
-        self._check_open()
-        return _simulated(ref).value.future.done()
-
-    def delete(self, refs: Sequence[Ref]) -> None:
-        """Free the values once all submitted tasks have read them."""
-        self._check_open()
-        for ref in refs:
-            self._graph.delete(self._read(ref))
 
     def places(self, resources: Resources) -> int:
         """Return the number of processes."""
@@ -214,26 +155,13 @@ class SimulatedEngine(SingleMachineEngine):
             while self._step(until):
                 pass
 
-    def _read(self, ref: Ref) -> Value:
-        """Return the value that readers get from now on: after all updates submitted so far."""
-        simulated = _simulated(ref)
-        if simulated.updates is not None:
-            updates, simulated.updates = simulated.updates, None
-            self._graph.delete(simulated.value)
-            simulated.value = updates.result
-            self._graph.close(updates)
-        return simulated.value
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        function(*args)
 
     def _check_open(self) -> None:
         self.faults.check_alive()
         if not self._open:
             raise EngineClosedError("this simulated engine was shut down; make a new one")
-
-
-def _simulated(ref: Ref) -> _SimulatedRef:
-    if not isinstance(ref, _SimulatedRef):
-        raise TypeError(f"{ref!r} is not a reference of the simulated engine")
-    return ref
 
 
 def _settled(futures: Sequence[Future[StoredValue]]) -> bool:
