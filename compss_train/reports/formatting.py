@@ -40,6 +40,12 @@ def _decimals(value: float) -> int:
     return max(0, DIGITS - 1 - math.floor(math.log10(abs(value))))
 
 
+def columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
+    """Return lines of cells as texts with aligned columns; all lines have equally many cells."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(justify, cells, widths)) for cells in lines]
+
+
 def tick(value: float) -> str:
     """Return the short label of a tick, such as ``20k`` or ``1e-05``."""
     for size, letter in _PREFIXES:

@@ -106,11 +106,11 @@ def _run_runs(options: argparse.Namespace) -> int:
 
 def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as aligned columns, each with its name."""
+    from compss_train.reports.formatting import columns
+
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines)
-    return "\n".join(text.rstrip() for text in texts)
+    return "\n".join(text.rstrip() for text in columns(lines))
 
 
 REPORT = Command(

@@ -16,6 +16,7 @@ from compss_train.cli.run_files.training import TrainingRun, fit_options
 from compss_train.data import FileDataset
 from compss_train.engines import engine_class
 from compss_train.reports.advice import Row
+from compss_train.reports.formatting import columns
 from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import BlockedSource, DataSource, as_data_source
@@ -122,11 +123,9 @@ def format_predictions(rows: Sequence[Row], batches: Sequence[float], epochs: st
     """Return a table of what to expect of numbers of workers; ``epochs`` and ``value`` are parts of its header."""
     header = ("workers ", "batch", f"epochs {epochs}", "seconds", "not training", f"{value} epochs")
     lines = [header, *(_prediction(row, batch) for row, batch in zip(rows, batches, strict=True))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = {"~": "~ extrapolated", "<": "< at most", ">": "> at least"}
     marks = ["* measured", *(text for mark, text in texts.items() if any(row.mark == mark for row in rows))]
-    table = ("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in lines)
-    return "\n".join([*table, ", ".join(marks)])
+    return "\n".join([*columns(lines, str.rjust), ", ".join(marks)])
 
 
 def _prediction(row: Row, batch: float) -> tuple[str, ...]:
