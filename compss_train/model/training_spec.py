@@ -115,6 +115,16 @@ class TrainingSpec:
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and ``loss``."""
 
+    @property
+    def float_dtype(self) -> str | None:
+        """The dtype of the network's first floating parameter, which columns of tables take; float32 without any.
+
+        ``None`` for a dtype that numpy does not have.
+        """
+        floating = (each for each in self.net.parameters() if each.is_floating_point())
+        name = _name(next(floating, torch.empty(0, dtype=torch.float32)))
+        return name if name in ("float16", "float32", "float64") else None
+
     def check_evaluable(self) -> None:
         """Raise ``ValueError`` if there is nothing to evaluate the model by."""
         if self.validation_step is None and self.loss is no_loss:

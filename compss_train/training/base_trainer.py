@@ -42,7 +42,7 @@ class BaseTrainer(BuildableTrainer):
         built = self._require_built()
         built.training_spec.check_evaluable()
         self._require_workers("evaluate")
-        data = as_data_source(x, y, self.num_workers)
+        data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
         check_count("batch_size", batch_size)
         with self._inference(built, data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
@@ -64,7 +64,7 @@ class BaseTrainer(BuildableTrainer):
         built = self._require_built()
         built.training_spec.check_forward()
         self._require_workers("predict")
-        data = as_data_source(x, None, self.num_workers, targets=False)
+        data = as_data_source(x, None, self.num_workers, targets=False, floats=built.training_spec.float_dtype)
         check_count("batch_size", batch_size)
         with self._inference(built, data, batch_size) as (inference, parameters):
             return inference.predict(parameters)

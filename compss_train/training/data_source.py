@@ -141,6 +141,8 @@ class DataSource(ABC):
 
     unit: str
     """``"block"`` or ``"file"``, for messages."""
+    notes: tuple[str, ...] = ()
+    """What users of a fit should know about conversions of their data."""
 
     @property
     @abstractmethod
@@ -279,12 +281,14 @@ class FilesSource(DataSource):
         return replace(self, keys=keys, has_weights=True)
 
 
-def as_data_source(x: Any, y: Any, num_workers: int, *, targets: bool = True) -> DataSource:
+def as_data_source(
+    x: Any, y: Any, num_workers: int, *, targets: bool = True, floats: str | None = None
+) -> DataSource:
     """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into a block a worker, or files.
 
     Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same blocks.
 
-    Without ``targets`` only the samples are read from files.
+    Without ``targets`` only the samples are read from files. Numbers with a fraction in tables become ``floats``.
 
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, get_args
 
-from compss_train._utils.validation import check_choice, check_seconds
+from compss_train._utils.validation import check_choice, check_seconds, warn_user
 from compss_train.data import FileDataset
 from compss_train.data.block_passes import BlockPass
 from compss_train.data.partitioning import RoundPlan
@@ -89,7 +89,8 @@ class FittingTrainer(ResumableTrainer):
         if worker_timeout is not None:
             worker_timeout = check_seconds("worker_timeout", worker_timeout)
         checkpoint = self._find_checkpoint(resume, callbacks)
-        data = as_data_source(x, y, self._number_blocks(checkpoint)).weighted(sample_weight)
+        floats = built.training_spec.float_dtype
+        data = as_data_source(x, y, self._number_blocks(checkpoint), floats=floats).weighted(sample_weight)
         if data.structure.weighted and built.training_spec.training_step is None:
             check_weightable(built.training_spec.loss)
         validation = None if validation_data is None else self._validation_source(validation_data)
@@ -105,6 +106,8 @@ class FittingTrainer(ResumableTrainer):
         options.check_epochs(epochs, blocks=len(data.sizes))
         params.check_finite(self._parameters if checkpoint is None else checkpoint[1].parameters)
         data.warn_of_idle_workers(self.num_workers, options.shuffle)
+        for note in data.notes:
+            warn_user(note)
         return FitPlan(
             options=options,
             data=data,
@@ -124,7 +127,8 @@ class FittingTrainer(ResumableTrainer):
                 f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
                 "own target, or a FileDataset"
             )
-        return as_data_source(pair[0], pair[1], self.num_workers)
+        floats = self._require_built().training_spec.float_dtype
+        return as_data_source(pair[0], pair[1], self.num_workers, floats=floats)
 
     def _check_plan(self, plan: FitPlan) -> None:
         """Check a new copy of the learning-rate schedule, and train the first batch if the model is for the CPU."""
@@ -185,7 +189,7 @@ class FittingTrainer(ResumableTrainer):
         built = self._require_built()
         self._require_idle("find_lr")
         rates = growing_rates(lowest, highest, steps)
-        data = as_data_source(x, y, self.num_workers)
+        data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
         shard = shard_of_steps(data, steps, batch_size, self.seed)
         with self._inference(built, data, batch_size) as (inference, parameters):
             ref = inference.submit(losses_by_rate, parameters, shard.blocks, shard, rates)
