@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -84,7 +85,12 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether ``step`` must be given a function that evaluates the loss of a batch, as that of LBFGS."""
-    parameters = inspect.signature(optimizer.step).parameters.values()
+    return _takes_closure(type(optimizer).step)
+
+
+@cache
+def _takes_closure(step: Callable[..., Any]) -> bool:
+    _, *parameters = inspect.signature(step).parameters.values()
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 
 
