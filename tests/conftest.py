@@ -5,6 +5,7 @@ Nothing at its top imports torch: the process that only hands out tests to other
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from compss_train import Engine
     from tests.helpers.shared_engine import SharedEngine
 
@@ -30,6 +33,7 @@ pytest.register_assert_rewrite("tests.helpers")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that does."""
     parser.addoption("--slow", action="store_true", help="run the tests that take long, too")
+    parser.addoption("--soak-minutes", type=float, default=60.0, help="length of the longest of the soak tests")
     parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
 
 
@@ -82,6 +86,21 @@ def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.helpers.shared_engine import fork_processes
 
     fork_processes(monkeypatch)
+
+
+@pytest.fixture
+def soak_minutes(request: pytest.FixtureRequest) -> float:
+    """How long a soak test disturbs a program."""
+    return float(request.config.getoption("--soak-minutes"))
+
+
+@pytest.fixture
+def soak_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a program that is disturbed, and has a temporary folder of its own in it."""
+    faulthandler.cancel_dump_traceback_later()  # pytest's, after less time than it takes
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    return tmp_path
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from compss_train.training.checkpoints.snapshot import worker_from_dict
 from compss_train.training.session import Session
 
 MAX_ATTEMPTS = 4
-"""Maximum number of attempts of a worker, as of tasks elsewhere."""
+"""Maximum number of attempts of a worker without a checkpoint between them, as of tasks elsewhere."""
 SILENT_SECONDS = 30.0
 """The shortest silence of a worker that is worth a warning."""
 FAILURE_SECONDS = 10.0
@@ -51,6 +51,8 @@ class Worker:
         self.endpoint: Endpoint | None = None
         """Where it receives samples, once it does."""
         self.attempts = 0
+        self.losses = 0
+        """How many attempts have ended since its last checkpoint."""
         self.commands: set[str] = set()
         """The commands that were sent to the current attempt."""
         self.done = False
@@ -102,10 +104,12 @@ class Worker:
         self.liveness.disconnect()
         self.endpoint = None
         self.commands.clear()
-        if self.attempts >= MAX_ATTEMPTS and not self.done:
+        self.losses += 1
+        if self.losses >= MAX_ATTEMPTS and not self.done:
             raise WorkerLostError(
-                f"worker {self.number} was started {self.attempts} times, and each time its process died or its "
-                "connection broke; if memory ran out, use a smaller buffer, smaller batches or fewer workers"
+                f"worker {self.number} was started {self.losses} times, and each time its process died or its "
+                "connection broke before its next checkpoint; if memory ran out, use a smaller buffer, smaller "
+                "batches or fewer workers; if processes are killed often, a smaller checkpoint_every"
             )
 
     def lacks_samples(self, job: OnlineJob, stream: int, samples: int) -> bool:
@@ -234,6 +238,7 @@ class Workers:
 
     def _checkpointed(self, worker: Worker, header: Header) -> None:
         """Drop simulations whose samples are in the checkpoints of all workers, here and in the workers."""
+        worker.losses = 0
         worker.saved_offsets = {int(stream): int(offset) for stream, offset in header["checkpoint"]}
         safe = [each for each in self._simulations.done if not self._is_needed(each)]
         for simulation in safe:

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from compss_train import WorkerLostError
 from compss_train.engines import Resources
-from compss_train.online.workers import CheckpointStore, Worker, Workers
+from compss_train.online.workers import MAX_ATTEMPTS, CheckpointStore, Worker, Workers
 
 
 def bytes_of(*values):
@@ -64,9 +65,8 @@ def test_close_removes_the_files_and_is_idempotent():
     assert not folder.exists()
 
 
-def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
-    """The limit of tasks on GPUs would make it wait for the first one, which runs to the end of the fit."""
-    submitted = []
+def workers_of(submitted, simulations=None):
+    """Return two workers on an engine that runs nothing."""
     engine = SimpleNamespace(
         replaces_processes=True,
         submit=lambda *args, resources: submitted.append(resources),
@@ -82,10 +82,34 @@ def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
         resources=Resources(cpus=3, gpus=1, gpu_tasks=2),
     )
     job = SimpleNamespace(num_workers=2)
-    workers = Workers(session=session, job=job, simulations=None, progress=None, checkpoints=None)
+    return Workers(session=session, job=job, simulations=simulations, progress=None, checkpoints=None)
+
+
+def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
+    """The limit of tasks on GPUs would make it wait for the first one, which runs to the end of the fit."""
+    submitted = []
+    workers = workers_of(submitted)
     workers.all[1].liveness = SimpleNamespace(is_lost=True, client=None)
     workers.restart_lost()
     assert submitted == [Resources(cpus=3, gpus=1)] * 3
+
+
+def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_them():
+    workers, client = workers_of([], SimpleNamespace(done=[])), SimpleNamespace(number=1)
+    worker = workers.all[1]
+
+    def attempts(count):
+        for _ in range(count):
+            worker.connect(client)
+            workers.handle(client, None, ())
+
+    for _ in range(3):
+        attempts(MAX_ATTEMPTS - 1)
+        worker.connect(client)
+        workers.handle(client, {"checkpoint": []}, ())
+        worker.liveness.disconnect()
+    with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next checkpoint"):
+        attempts(MAX_ATTEMPTS)
 
 
 def test_a_worker_that_sends_nothing_for_long_is_warned_of_once():
