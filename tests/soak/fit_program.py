@@ -14,8 +14,8 @@ from tests.helpers.models import ADAM, blocked, classification
 from tests.soak.disturbed import note_process
 
 INPUTS, WORKERS = 64, 4
-PAUSE = 0.05
-"""Seconds that a batch takes longer, so that faults come while workers train, and few epochs are to be compared."""
+PAUSE = 0.3
+"""Seconds that a batch takes longer, so that faults come while workers train, and few rounds are to be compared."""
 
 
 def network() -> nn.Module:
