@@ -27,6 +27,7 @@ __all__ = [
     "PartialShuffleSampler",
     "Ragged",
     "SampleSender",
+    "Samples",
     "SerialEngine",
     "SimulationError",
     "StepContext",
@@ -41,7 +42,7 @@ __all__ = [
 _HOMES = {
     "buffers": ("BufferSpec", "BufferType", "make_buffer"),
     "data.ragged": ("Ragged",),
-    "data": ("BlockedTensor", "FileDataset", "shuffle", "write_files"),
+    "data": ("BlockedTensor", "FileDataset", "Samples", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
     "integrations.sklearn": ("DistributedClassifier", "DistributedRegressor"),
     "exceptions": (
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from compss_train.data.blocked import BlockedTensor, shuffle
     from compss_train.data.files import FileDataset
     from compss_train.data.ragged import Ragged
+    from compss_train.data.samples import Samples
     from compss_train.data.writing import write_files
     from compss_train.engines import Engine, LocalEngine, SerialEngine
     from compss_train.exceptions import (

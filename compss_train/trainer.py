@@ -228,7 +228,7 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         round_plan = self._round_plan(plan.progress)
         start = ActiveFit(stopping=plan.stopping, callbacks=plan.callbacks, progress=plan.progress)
         with self._working(built, fitting=True) as session, self._activated(start) as active:
-            with plan.callbacks.fit(round_plan.samples):
+            with plan.callbacks.fit(round_plan.samples if plan.data.counted else None):
                 self._run_rounds(session, plan, active, round_plan)
             self._end_in_time(plan.stopping)
         return self.get_parameters()

@@ -1,7 +1,8 @@
-"""Data: blocked tensors, files and their readers, random orders, and the partitioning of samples among workers."""
+"""Data: blocked tensors, files, data sets, random orders, and the partitioning of samples among workers."""
 
 from compss_train.data.blocked import BlockedTensor, shuffle
 from compss_train.data.files import FileDataset
+from compss_train.data.samples import Samples
 from compss_train.data.writing import write_files
 
-__all__ = ["BlockedTensor", "FileDataset", "shuffle", "write_files"]
+__all__ = ["BlockedTensor", "FileDataset", "Samples", "shuffle", "write_files"]

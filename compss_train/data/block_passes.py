@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,16 @@ class BlockPass:
 
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
 """The block passes of one worker in one round."""
+
+
+class Place(NamedTuple):
+    """Where a batch is in an epoch, whichever worker trains it; random transforms are seeded by it."""
+
+    epoch: int
+    block: int
+    """The block of the batch, or its position in the grid of a total shuffle; the first one where several mix."""
+    position: int
+    """Number of the batch's first sample in the training order that begins there."""
 
 
 def blocks_of(block_passes: Iterable[BlockPass]) -> tuple[int, ...]:

@@ -5,13 +5,17 @@ multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are the buffer
 numpy arrays and CPU tensors. Decoding yields arrays that are views of the bytes.
 
 A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data. Objects of
-classes with ``loaded_once`` are encoded as a pickle of their own, which a process decodes once: it keeps the
-object, and gives it to each task that receives one with the same content.
+classes with ``loaded_once`` are encoded as a pickle of their own, which a process decodes once: it keeps the last
+few of these objects, with the bytes that their arrays are views of, and gives each to the tasks that receive one
+with the same content.
 """
 
+import hashlib
 import io
 import os
 import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -42,7 +46,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type | FunctionType) and _is_our_own(obj):
             return NotImplemented  # by name, without cloudpickle's search: half of the time of a small task
         if getattr(type(obj), "loaded_once", False) and obj is not self._kept:
-            return _load_once, (_own_pickle(obj),)
+            return _load_once, (_OwnPickle.of(obj),)
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _reduce_tensor(obj)
         if is_on_file(obj):
@@ -50,15 +54,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _own_pickle(kept: object) -> bytes:
-    stream = io.BytesIO()
-    _Pickler(stream, kept=kept).dump(kept)
-    return stream.getvalue()
+@dataclass(frozen=True)
+class _OwnPickle:
+    """An object of a class with ``loaded_once``."""
+
+    digest: bytes
+    """Of the content: those of equal objects are equal, and none of the content has to be read to see it."""
+    data: pickle.PickleBuffer = field(compare=False)
+    buffers: Sequence[pickle.PickleBuffer] = field(compare=False)
+
+    @classmethod
+    def of(cls, kept: object) -> "_OwnPickle":
+        buffers: list[pickle.PickleBuffer] = []
+        stream = io.BytesIO()
+        _Pickler(stream, kept=kept, buffer_callback=buffers.append).dump(kept)
+        data = pickle.PickleBuffer(stream.getbuffer())
+        digest = hashlib.sha256()
+        for part in (data, *buffers):
+            digest.update(part.raw())
+        return cls(digest.digest(), data, buffers)
 
 
 @lru_cache(maxsize=4)
-def _load_once(data: bytes) -> Any:
-    return pickle.loads(data)
+def _load_once(own: _OwnPickle) -> Any:
+    return pickle.loads(own.data, buffers=own.buffers)
 
 
 def _is_our_own(obj: type | FunctionType) -> bool:

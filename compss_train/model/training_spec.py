@@ -114,6 +114,8 @@ class TrainingSpec:
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and ``loss``."""
+    samples: Any = field(default=None, repr=False)
+    """The ``SampleReader`` of a fit whose batches have numbers of samples, ``None`` if they have the samples."""
 
     @property
     def float_dtype(self) -> str | None:
@@ -172,6 +174,11 @@ class ModelReplica:
     training_spec: TrainingSpec
     device: str
     loss: TrainingLoss
+
+    @property
+    def columns_device(self) -> str:
+        """The device that columns of the data go to: numbers of samples are for the CPU."""
+        return self.device if self.training_spec.samples is None else "cpu"
 
     def transformed(self, x: Any) -> Any:
         """Return a batch as the network gets it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compss_train.engines.base import ONE_CPU
@@ -20,7 +20,6 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.task_submission import EVALUATION_BATCH, Inference
 from compss_train.training.worker.server_exchange import ServerAddress
 
 
@@ -133,15 +132,7 @@ def _evaluation(
     session: Session, validation: DataSource, coordinator: Address, parameters: Parameters, stopping: Stopping
 ) -> Evaluation:
     """Return an evaluation on the CPU that has run once, so that mismatches are found before tasks start."""
-    engine = session.engine
-    inference = Inference(
-        engine=engine,
-        training_spec=session.training_spec,
-        data=validation.publish(engine),
-        batch_size=EVALUATION_BATCH,
-        resources=ONE_CPU,
-        devices=["cpu"],
-    )
+    inference = replace(session.inference(validation), resources=ONE_CPU, devices=["cpu"])
     evaluation = Evaluation(inference, coordinator)
     evaluation.start(parameters, notify=False)
     evaluation.wait(stopping)

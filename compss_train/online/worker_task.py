@@ -20,6 +20,7 @@ import torch
 from compss_train._utils.closing import Closable
 from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.block import Block
+from compss_train.data.block_passes import Place
 from compss_train.data.order import buffer_seed
 from compss_train.engines import Engine, LocalEngine, Ref, Resources
 from compss_train.model.random_state import random_state
@@ -34,7 +35,6 @@ from compss_train.training.checkpoints.snapshot import worker_from_dict, worker_
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.group import GroupState
 from compss_train.training.worker.prefetching import PreparingThread
-from compss_train.training.worker.source import Place
 from compss_train.training.worker.train import WorkerState
 
 _ALL_ADDRESSES = "0.0.0.0"

@@ -23,7 +23,6 @@ from compss_train.training.building import BuildableTrainer
 from compss_train.training.data_source import DataSource, as_data_source
 from compss_train.training.session import Session
 from compss_train.training.task_submission import (
-    EVALUATION_BATCH,
     Inference,
     warn_of_random_transform,
     warn_of_skipped_files,
@@ -37,13 +36,15 @@ class BaseTrainer(BuildableTrainer):
     ``DistributedTrainer`` documents the arguments.
     """
 
-    def evaluate(self, x: Any, y: Any = None, *, batch_size: int = EVALUATION_BATCH) -> dict[str, Any]:
-        """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters."""
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
+        """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters.
+
+        ``x`` and ``y`` are as in ``fit``. ``batch_size`` is that of a ``DataLoader``, or else 1024, by default.
+        """
         built = self._require_built()
         built.training_spec.check_evaluable()
         self._require_workers("evaluate")
         data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
-        check_count("batch_size", batch_size)
         with self._inference(built, data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
             sums = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
@@ -55,17 +56,17 @@ class BaseTrainer(BuildableTrainer):
             raise BadFileError(*next(iter(skipped.items())))
         return built.training_spec.measures.values(sums)
 
-    def predict(self, x: Any, *, batch_size: int = EVALUATION_BATCH) -> Any:
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 
         An array of shape (samples, ...), or tuples, lists and dicts of such arrays where the network returns them;
-        a list of arrays, one a sample, if sequences of batches were padded to different lengths.
+        a list of arrays, one a sample, if sequences of batches were padded to different lengths. ``x`` and
+        ``batch_size`` are as in ``evaluate``; targets in data sets are left out.
         """
         built = self._require_built()
         built.training_spec.check_forward()
         self._require_workers("predict")
         data = as_data_source(x, None, self.num_workers, targets=False, floats=built.training_spec.float_dtype)
-        check_count("batch_size", batch_size)
         with self._inference(built, data, batch_size) as (inference, parameters):
             return inference.predict(parameters)
 
@@ -181,8 +182,10 @@ class BaseTrainer(BuildableTrainer):
 
     @contextmanager
     def _inference(
-        self, built: BuildArguments, data: DataSource, batch_size: int
+        self, built: BuildArguments, data: DataSource, batch_size: int | None
     ) -> Iterator[tuple[Inference, Ref]]:
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
         with (
             self._working(built) as session,
             session.inference_with(self._current(), data, batch_size) as published,

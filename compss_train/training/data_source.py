@@ -1,4 +1,4 @@
-"""``DataSource``: the samples of a fit or an evaluation; ``DataHandles``: an engine's references to them."""
+"""``DataSource``: the samples of a fit or an evaluation."""
 
 from __future__ import annotations
 
@@ -6,134 +6,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import Block, RemoteBlock, as_block, load_block
+from compss_train.data.block import Block, as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
-from compss_train.engines import Engine, Ref
-from compss_train.engines.codec import is_on_file
+from compss_train.data.sample_reading import SampleReader
+from compss_train.data.samples import Samples, as_samples
+from compss_train.engines import Engine
+from compss_train.model.random_state import random_state
 from compss_train.training.build_arguments import check_picklable
-
-
-class DataHandles(ABC):
-    """Blocks or files, which tasks are given by number."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-        self.starts = tuple(accumulate(sizes[:-1], initial=0))
-        self._starts = np.array(self.starts)
-
-    mapped: bool
-    """Whether a task that is given a block reads only the rows that it uses."""
-    may_skip = False
-    """Whether tasks may skip files, and then have fewer samples than planned."""
-    reads_ahead = False
-    """Whether tasks read the files of the next round ahead."""
-    structure: ColumnStructure
-    """Which of their columns are x, y and weights."""
-
-    @abstractmethod
-    def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[Any, list[Ref]]:
-        """Return the arguments of a task on these blocks: x (or a part of a data set), and the other columns.
-
-        ``upcoming`` are those of the worker's next task, which a task on files reads ahead if it has a cache.
-        """
-
-    def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
-        """Return the numbers of the blocks that hold these samples, ascending; all where few would be left out."""
-        if len(samples) >= len(self.sizes):
-            return tuple(range(len(self.sizes)))
-        return tuple(sorted({*(self._starts.searchsorted(samples, side="right") - 1).tolist()}))
-
-    @abstractmethod
-    def delete(self) -> None:
-        """Free the references."""
-
-
-class BlockHandles(DataHandles):
-    """The blocks of all columns: those of x, then of y and of the weights."""
-
-    def __init__(self, engine: Engine, columns: Sequence[BlockedTensor], structure: ColumnStructure) -> None:
-        x, *others = columns
-        super().__init__(x.sizes)
-        self._engine = engine
-        self.structure = structure
-        on_file = all(is_on_file(block) for tensor in (x, *others) for block in tensor.blocks())
-        self.mapped = engine.shared_memory or on_file
-        columns = [x, *others]
-        joined = engine.pays_by_value and len(columns) > 1 and not any(map(_is_remote, columns))
-        self._x, *self._others = (
-            [_publish_rows(engine, columns)] if joined else [publish_blocks(engine, tensor) for tensor in columns]
-        )
-
-    def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[list[Ref], list[Ref]]:
-        """Return the references to these blocks of the first column, and of the others one after the other."""
-        return [self._x[n] for n in numbers], [refs[n] for refs in self._others for n in numbers]
-
-    def delete(self) -> None:
-        """Free the blocks."""
-        self._engine.delete([*self._x, *chain.from_iterable(self._others)])
-
-
-def _is_remote(tensor: BlockedTensor) -> bool:
-    return any(isinstance(block, RemoteBlock) for block in tensor.blocks())
-
-
-def _publish_rows(engine: Engine, columns: Sequence[BlockedTensor]) -> list[Ref]:
-    """Publish a block of x with those of the other columns as one value each."""
-    return [engine.publish(blocks) for blocks in zip(*(tensor.blocks() for tensor in columns), strict=True)]
-
-
-def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
-    """Publish the blocks of a tensor.
-
-    If the engine keeps values in shared memory, the tensor's own blocks become views of them, so that the
-    coordinator holds no second copy.
-    """
-    refs: list[Ref] = []
-    for row in tensor.tensors:
-        for column, block in enumerate(row):
-            foreign = isinstance(block, RemoteBlock) and block.home != engine.name
-            ref = engine.publish(load_block(block) if foreign else block)
-            refs.append(ref)
-            adoptable = engine.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
-            held = engine.peek(ref) if adoptable else None
-            row[column] = block if held is None else held
-    return refs
-
-
-class FileHandles(DataHandles):
-    """Files, whose names are passed to tasks."""
-
-    mapped = True
-
-    def __init__(self, dataset: FileDataset, keys: tuple[str, ...], structure: ColumnStructure) -> None:
-        super().__init__(dataset.sizes)
-        self.structure = structure
-        self._dataset = dataset
-        self._keys = keys
-        self.may_skip = dataset.on_bad_file == "skip"
-        self.reads_ahead = dataset.cache is not None
-
-    def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[FilePart, list[Ref]]:
-        """Return the part of the data set with these files, which holds all columns."""
-        return self._dataset.part(numbers, self._keys, upcoming), []
-
-    def delete(self) -> None:
-        """Do nothing: the files belong to the user."""
+from compss_train.training.data_handles import BlockHandles, DataHandles, FileHandles
+from compss_train.training.fit_options import FitOptions
 
 
 class DataSource(ABC):
@@ -153,6 +47,20 @@ class DataSource(ABC):
     @abstractmethod
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
+
+    reader: SampleReader | None = None
+    """What reads samples whose numbers are the data's only column; ``None`` for columns of samples."""
+    batch_size: int | None = None
+    """The number of samples in a batch that belongs to the data, those of a ``DataLoader``."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether ``sizes`` are known; otherwise they are 1."""
+        return self.reader is None or self.reader.counted
+
+    def check_options(self, options: FitOptions, schedule_steps: int) -> None:
+        """Raise ``ValueError`` for options of a fit that these data do not go with."""
+        return
 
     @property
     def fingerprint(self) -> int | None:
@@ -241,6 +149,72 @@ class BlockedSource(DataSource):
 
 
 @dataclass(frozen=True)
+class ReadSource(BlockedSource):
+    """Samples of a data set that workers read: the blocks of the only column have their numbers."""
+
+    reader: SampleReader | None = None
+    batch_size: int | None = None
+
+    @classmethod
+    def of(cls, samples: Samples, blocks: int) -> ReadSource:
+        """Return the source of samples in so many blocks, unless they say otherwise; reads one, to check it."""
+        sizes = samples.sizes(blocks)
+        reader = samples.reader(len(sizes))
+        if reader.is_stream:
+            numbers = [np.full(size, shard) for shard, size in enumerate(sizes)]
+        else:
+            numbers = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+            with random_state(0, "cpu"):
+                reader.read_first()
+        return cls(
+            BlockedTensor([[block] for block in numbers]), None, reader=reader, batch_size=samples.batch_size
+        )
+
+    @cached_property
+    def fingerprint(self) -> int | None:
+        """A checksum of some samples, if they are read fast."""
+        stops = tuple(accumulate(self.sizes))
+        return None if self.reader is None else self.reader.fingerprint((0, *stops[:-1]), stops)
+
+    def publish(self, engine: Engine) -> DataHandles:
+        """Publish the blocks of numbers."""
+        handles = super().publish(engine)
+        handles.may_skip = self.reader is not None and self.reader.is_stream
+        return handles
+
+    def check_options(self, options: FitOptions, schedule_steps: int) -> None:
+        """Raise ``ValueError`` for options of a fit that need samples by number, or how many there are."""
+        if self.reader is None or not self.reader.is_stream:
+            return
+        if options.buffer is not None or options.shuffle in ("total", "partial"):
+            mixing = f"shuffle={options.shuffle!r}" if options.buffer is None else "buffer="
+            raise ValueError(
+                f"{mixing} takes samples out of their order, and an IterableDataset has no other; leave it "
+                "out, and let the data set shuffle"
+            )
+        needing = {
+            f"merge_unit={options.merge_unit!r}": options.merge_unit != "epochs",
+            f"num_batches_per_worker={options.num_batches_per_worker}": options.num_batches_per_worker is not None,
+            f"schedule_steps={schedule_steps}": schedule_steps > 1,
+        }
+        given = [name for name, is_given in needing.items() if is_given]
+        if given and not self.counted:
+            raise ValueError(
+                f"{given[0]} needs the number of samples in an epoch: give Samples(dataset, size=...), or leave it "
+                "out"
+            )
+
+    def weighted(self, sample_weight: Any) -> DataSource:
+        """Return this source with a weight for each sample by number."""
+        if sample_weight is not None and self.reader is not None and self.reader.is_stream:
+            raise TypeError(
+                "sample_weight belongs to samples with numbers, which those of an IterableDataset have not; let "
+                "the data set yield weights as a part of y, and weight the loss in a training_step"
+            )
+        return super().weighted(sample_weight)
+
+
+@dataclass(frozen=True)
 class FilesSource(DataSource):
     """Files that workers read."""
 
@@ -294,11 +268,31 @@ def as_data_source(
     """
     if isinstance(x, FileDataset):
         return _files(x, y, targets)
+    if (samples := as_samples(x)) is not None:
+        if y is not None:
+            raise TypeError(
+                f"y is a {type(y).__name__}, but x is a {type(x).__name__}, whose samples have targets in them; "
+                "leave y out, or say which part it is with Samples(dataset, x=..., y=...)"
+            )
+        if samples.tensors is None:
+            return ReadSource.of(samples, num_workers if targets or not samples.is_stream else 1)
+        x, y = samples.tensors
     both = structured(x), None if y is None else structured(y)
     named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
     blocked = _blocked_columns(named, num_workers)
     own = len(leaves(both[0]))
     return BlockedSource(rebuilt(both[0], blocked[:own]), None if y is None else rebuilt(both[1], blocked[own:]))
+
+
+def holds_targets(value: Any) -> bool:
+    """Return whether data given as x have y in them: files, data sets and loaders."""
+    return isinstance(value, FileDataset) or as_samples(value) is not None
+
+
+def batch_size_of(x: Any) -> int | None:
+    """Return the batch size of a ``DataLoader``, ``None`` for other data."""
+    samples = as_samples(x)
+    return None if samples is None else samples.batch_size
 
 
 def _blocked_columns(named: Sequence[tuple[str, Any]], num_workers: int) -> list[BlockedTensor]:
@@ -317,9 +311,7 @@ def _blocked_columns(named: Sequence[tuple[str, Any]], num_workers: int) -> list
 
 
 def _is_array(value: object) -> bool:
-    return not isinstance(value, BlockedTensor | FileDataset | Dataset | DataLoader) and not hasattr(
-        value, "tensors"
-    )
+    return not (isinstance(value, BlockedTensor) or holds_targets(value) or hasattr(value, "tensors"))
 
 
 def _files(dataset: FileDataset, y: Any, targets: bool) -> FilesSource:
@@ -343,13 +335,8 @@ def as_blocked(value: object, num_workers: int) -> BlockedTensor:
     """
     if isinstance(value, BlockedTensor):
         return value
-    if isinstance(value, FileDataset):
-        raise TypeError("a FileDataset holds samples and targets; give it as x, without y")
-    if isinstance(value, Dataset | DataLoader):
-        raise TypeError(
-            f"a {type(value).__name__} cannot be cut into blocks; give its arrays or tensors as x and y, "
-            "BlockedTensor.from_files, or a FileDataset for samples that do not fit in memory"
-        )
+    if holds_targets(value):
+        raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)
     block = as_block(value)

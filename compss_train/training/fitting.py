@@ -16,7 +16,7 @@ from compss_train.model.loss_weights import check_weightable
 from compss_train.model.lr_schedules import make_schedule
 from compss_train.training.build_arguments import check_outer_factory
 from compss_train.training.callback import CallbackList
-from compss_train.training.data_source import DataSource, as_data_source
+from compss_train.training.data_source import DataSource, as_data_source, batch_size_of, holds_targets
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.lr_finder import LearningRates, growing_rates, shard_of_steps
@@ -26,7 +26,7 @@ from compss_train.training.resuming import Checkpoint, ResumableTrainer
 from compss_train.training.rounds import Record, RoundRunner
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.task_submission import EVALUATION_BATCH, warn_of_probabilities
+from compss_train.training.task_submission import warn_of_probabilities
 from compss_train.training.worker import Shard, WorkerState, losses_by_rate, train
 from compss_train.training.worker.moments import check_averageable
 
@@ -58,6 +58,8 @@ class FittingTrainer(ResumableTrainer):
 
     def _fit_options(self, x: Any, y: Any, preset: Preset | None, **given: Any) -> FitOptions:
         """Return the options, with those of the preset and defaults for those that are ``None``."""
+        if given["batch_size"] is None and given["num_batches_per_worker"] is None:
+            given["batch_size"] = batch_size_of(x)
         given = {name: value for name, value in given.items() if value is not None or name not in CHOSEN}
         if preset is None:
             return FitOptions(**given)
@@ -99,6 +101,7 @@ class FittingTrainer(ResumableTrainer):
         if options.optimizer_state == "average":
             check_averageable(built.training_spec.net, built.training_spec.optimizer)
         reading_threads = x.threads if isinstance(x, FileDataset) else None
+        data.check_options(options, built.schedule_steps)
         options.check_lengths(ragged=data.structure.ragged)
         options.check_blocks(data.sizes, self.num_workers, reading_threads=reading_threads)
         progress = self._progress(checkpoint, options, data)
@@ -121,11 +124,11 @@ class FittingTrainer(ResumableTrainer):
 
     def _validation_source(self, validation_data: Any) -> DataSource:
         self._require_built().training_spec.check_evaluable()
-        pair = (validation_data, None) if isinstance(validation_data, FileDataset) else validation_data
+        pair = (validation_data, None) if holds_targets(validation_data) else validation_data
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
                 f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
-                "own target, or a FileDataset"
+                "own target, a FileDataset, a data set or a DataLoader"
             )
         floats = self._require_built().training_spec.float_dtype
         return as_data_source(pair[0], pair[1], self.num_workers, floats=floats)
@@ -144,7 +147,7 @@ class FittingTrainer(ResumableTrainer):
 
     def _train_first_batch(self, data: DataSource, options: FitOptions) -> None:
         """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""
-        spec = self._require_built().training_spec
+        spec = replace(self._require_built().training_spec, samples=data.reader)
         skipped_errors = [DivergedError] if spec.step_options.on_nan == "skip" else []
         plain = replace(options, shuffle=None, shuffle_block_data=False, shuffle_buffer=None, pools=1, buffer=None)
         one_batch = replace(plain, num_batches_per_worker=1, batch_size=None)
@@ -219,7 +222,7 @@ class FittingTrainer(ResumableTrainer):
         """Run the rounds of a fit, and set parameters, ``stopped`` and the history."""
         built = self._require_built()
         workers = session.worker_group(plan.data, plan.options, self.seed, built.lr_schedule)
-        validation = None if plan.validation is None else session.inference(plan.validation, EVALUATION_BATCH)
+        validation = None if plan.validation is None else session.inference(plan.validation)
         merge = make_merge(
             plan.options,
             engine=session.engine,

@@ -279,11 +279,16 @@ class RoundRunner:
         self.progress.reached = submitted.round.end_position
 
     def _check_readable(self, measured: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ``BadFileError`` if no file of a whole epoch could be read."""
+        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams were empty."""
         self._unread += sum(sums.get("left_out", 0) for sums in measured)
         if any(sums["samples"] for sums in measured):
             self._unread = 0
         elif self._unread >= sum(self.workers.data.sizes):
+            if not self._skipped:
+                raise ValueError(
+                    "the IterableDataset gave no samples in a whole epoch: each epoch iterates over it anew, so "
+                    "that __iter__ has to begin from the start, and by default every worker takes its part of it"
+                )
             file, reason = next(iter(self._skipped.items()))
             raise BadFileError(file, f"{reason}; nor can any other file be read")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources
@@ -10,10 +11,12 @@ from compss_train.model.lr_schedules import LrSchedule
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import aligned_ranges
+from compss_train.training.build_arguments import check_picklable
+from compss_train.training.data_handles import DataHandles
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, fetch_states, state_refs
-from compss_train.training.task_submission import Inference, WorkerGroup
+from compss_train.training.task_submission import EVALUATION_BATCH, Inference, WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 from compss_train.training.worker import WorkerState
 
@@ -33,7 +36,8 @@ class Session:
     ) -> None:
         self.engine = engine
         self.names = training_spec.names
-        self.training_spec = engine.publish(training_spec.without_weights())
+        self._spec = training_spec.without_weights()
+        self.training_spec = engine.publish(self._spec)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
         self.groups: list[range] = aligned_ranges(len(devices), places=0)
@@ -83,10 +87,11 @@ class Session:
         self.regroup(
             [*aligned_ranges(sharing, places), *(range(n, n + 1) for n in range(sharing, len(self.devices)))]
         )
+        handles = self._publish(data)
         return WorkerGroup(
             engine=self.engine,
-            training_spec=self.training_spec,
-            data=data.publish(self.engine),
+            training_spec=handles.training_spec or self.training_spec,
+            data=handles,
             options=options.for_tasks(data.sizes),
             seed=seed,
             resources=self.resources,
@@ -98,6 +103,20 @@ class Session:
             schedule=schedule,
         )
 
+    def _publish(self, data: DataSource) -> DataHandles:
+        """Publish samples, and a training spec for tasks on them if that is to read them.
+
+        Raises ``TypeError`` for a data set that cannot be pickled.
+        """
+        handles = data.publish(self.engine)
+        if data.reader is not None:
+            try:
+                handles.training_spec = self.engine.publish(replace(self._spec, samples=data.reader))
+            except Exception:
+                check_picklable(dataset=data.reader)  # names the attribute
+                raise
+        return handles
+
     def _may_share(self, options: FitOptions) -> bool:
         """Return whether workers may train in one task, one after another.
 
@@ -106,20 +125,21 @@ class Session:
         """
         return options.merge == "synchronous" and options.merge_dtype is None and not self.resources.gpus
 
-    def inference(self, data: DataSource, batch_size: int) -> Inference:
-        """Publish samples for evaluation or prediction."""
+    def inference(self, data: DataSource, batch_size: int | None = None) -> Inference:
+        """Publish samples for evaluation or prediction, by default in batches of their own, or large ones."""
+        handles = self._publish(data)
         return Inference(
             engine=self.engine,
-            training_spec=self.training_spec,
-            data=data.publish(self.engine),
-            batch_size=batch_size,
+            training_spec=handles.training_spec or self.training_spec,
+            data=handles,
+            batch_size=batch_size or data.batch_size or EVALUATION_BATCH,
             resources=self.resources,
             devices=self.devices,
         )
 
     @contextmanager
     def inference_with(
-        self, parameters: Parameters, data: DataSource, batch_size: int
+        self, parameters: Parameters, data: DataSource, batch_size: int | None
     ) -> Iterator[tuple[Inference, Ref]]:
         """Provide the inference and the published parameters; free both afterwards."""
         inference = self.inference(data, batch_size)

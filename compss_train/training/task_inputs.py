@@ -14,7 +14,7 @@ from compss_train.data.partitioning import Round
 from compss_train.data.pieces import Pieces, cut_into_pieces
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.training.data_source import DataHandles
+from compss_train.training.data_handles import DataHandles
 from compss_train.training.worker import split_rows
 
 LEAST_CHUNKS = 16

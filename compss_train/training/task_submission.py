@@ -18,7 +18,7 @@ from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
 from compss_train.model.weighted_mean import aligned_ranges, ranges_for_costs
-from compss_train.training.data_source import DataHandles
+from compss_train.training.data_handles import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, States, joined_states, parts, state_refs
 from compss_train.training.task_inputs import RoundInputs

@@ -11,7 +11,7 @@ from compss_train import BlockedTensor, SerialEngine, shuffle
 from compss_train.data.block import RemoteBlock, describe
 from compss_train.data.blocked import fingerprint
 from compss_train.data.columns import ColumnStructure
-from compss_train.training.data_source import BlockHandles
+from compss_train.training.data_handles import BlockHandles
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))

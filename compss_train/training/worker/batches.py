@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.block import Block
-from compss_train.data.block_passes import BlockPass, WorkerAssignment, batch_sizes
+from compss_train.data.block_passes import BlockPass, Place, WorkerAssignment, batch_sizes
 from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order
 from compss_train.data.ragged import as_ragged
+from compss_train.data.sample_reading import SampleReader
+from compss_train.data.streams import StreamReader
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.training.worker.buffered import CarriedBuffer, buffered_batches
 from compss_train.training.worker.device_copies import pieces, to_device
 from compss_train.training.worker.source import (
     Columns,
-    Place,
     PlacedColumns,
     Shard,
     Source,
@@ -91,12 +92,19 @@ def batches(shard: Shard, source: Source, device: str) -> Iterator[Batch]:
 
 
 def placed_batches(
-    shard: Shard, source: Source, device: str, buffer: CarriedBuffer | None = None
+    shard: Shard,
+    source: Source,
+    device: str,
+    buffer: CarriedBuffer | None = None,
+    samples: SampleReader | None = None,
 ) -> Iterator[PlacedBatch]:
     """Iterate over the batches of a shard, each with its place.
 
-    ``buffer`` is that of a worker whose epoch has several rounds.
+    ``buffer`` is that of a worker whose epoch has several rounds, ``samples`` reads samples by their numbers.
     """
+    if isinstance(samples, StreamReader) and not samples.counted:
+        yield from _until_the_end(shard, source, samples)
+        return
     for place, columns in _columns(shard, source, device, buffer or CarriedBuffer()):
         yield place, Batch(*shard.structure.parts(columns))
 
@@ -130,6 +138,17 @@ def _block_by_block(shard: Shard, source: Source, device: str) -> Iterator[Place
                 for start, batch in _cut(block_pass, shard, rows, device):
                     yield Place(block_pass.epoch, block_pass.block, before + start), batch
             del rows  # before the next one is read
+
+
+def _until_the_end(shard: Shard, source: Source, stream: StreamReader) -> Iterator[PlacedBatch]:
+    """Iterate over batches of a stream's numbers as long as it has samples."""
+    with source.rows(shard.assignment) as columns_of_passes:
+        for block_pass, (number,) in zip(shard.assignment, filter(None, columns_of_passes), strict=True):
+            batch = Batch(number.expand(shard.options.batch_size or 1).contiguous())
+            position = 0
+            while not (position and stream.has_ended(int(number))):
+                yield Place(block_pass.epoch, block_pass.block, position), batch
+                position += batch.samples
 
 
 def _cut(block_pass: BlockPass, shard: Shard, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through, batches_while_filling
-from compss_train.data.block_passes import Draws, WorkerAssignment
+from compss_train.data.block_passes import Draws, Place, WorkerAssignment
 from compss_train.data.order import buffer_seed
 from compss_train.training.worker.device_copies import to_device
-from compss_train.training.worker.source import Columns, Place, PlacedColumns, Shard, Source
+from compss_train.training.worker.source import Columns, PlacedColumns, Shard, Source
 
 _BURST = 8  # batches made at a time
 

@@ -1,29 +1,38 @@
-"""Batches of samples that differ in length: padded, or made by the function ``collate`` of ``build``."""
+"""Batches as the transforms get them: of samples that are read by number, padded, or made by ``collate``."""
 
-from collections.abc import Callable
 from typing import Any
 
 from compss_train._utils.nested import leaves, map_leaves
+from compss_train.data.block_passes import Place
+from compss_train.data.collation import collate_pairs
 from compss_train.data.ragged import IGNORED, Ragged
+from compss_train.data.sample_reading import Reseed
+from compss_train.model.training_spec import ModelReplica
 from compss_train.training.worker.batches import Batch
 
 
-def collated(batch: Batch, collate: Callable[[list[Any]], Any] | None) -> Batch:
-    """Return a batch as the transforms get it.
+def collated(replica: ModelReplica, place: Place, batch: Batch, reseed: Reseed) -> Batch:
+    """Return a batch as the transforms get it, on the replica's device; one without samples where a stream ended.
 
-    ``collate`` gets a list of samples, (x, y) or x where there is no y, and returns a batch of the same kind.
-    Without, sequences of different lengths are padded: those of x with 0, integer targets with -100, which losses
-    ignore. Raises ``TypeError`` for other targets.
+    Where the batch has numbers of samples, these are read; ``reseed`` seeds the random draws of the data set.
+    ``collate`` of ``build`` gets a list of samples, (x, y) or x where there is no y, and returns a batch of the
+    same kind. Without, sequences of different lengths are padded: those of x with 0, integer targets with -100,
+    which losses ignore. Raises ``TypeError`` for other targets.
     """
-    if collate is None:
-        x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)
-        return batch._replace(x=x, y=map_leaves(_padded_target, batch.y), samples_before=batch.samples)
-    made = collate([_sample(batch, number) for number in range(batch.samples)])
-    if batch.y is None:
-        return batch._replace(x=made, samples_before=batch.samples)
-    if not isinstance(made, tuple | list) or len(made) != 2:
-        raise TypeError(f"collate returned a {type(made).__name__} for a list of (x, y); return both, as (x, y)")
-    return batch._replace(x=made[0], y=made[1], samples_before=batch.samples)
+    spec = replica.training_spec
+    if spec.samples is not None:
+        read = spec.samples.read(batch.x.numpy(), place, reseed, spec.collate)
+        batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)
+        batch = batch.to(replica.device) if read.samples else batch
+    elif spec.collate is not None:
+        x, y = collate_pairs(spec.collate, [_sample(batch, number) for number in range(batch.samples)])
+        return batch._replace(x=x, y=y, samples_before=batch.samples)
+    return _padded(batch) if has_ragged(batch) else batch
+
+
+def _padded(batch: Batch) -> Batch:
+    x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)
+    return batch._replace(x=x, y=map_leaves(_padded_target, batch.y), samples_before=batch.samples)
 
 
 def has_ragged(batch: Batch) -> bool:
@@ -31,9 +40,9 @@ def has_ragged(batch: Batch) -> bool:
     return any(isinstance(part, Ragged) for part in leaves(batch.parts))
 
 
-def _sample(batch: Batch, number: int) -> Any:
+def _sample(batch: Batch, number: int) -> tuple[Any, Any]:
     x = map_leaves(lambda part: part[number], batch.x)
-    return x if batch.y is None else (x, map_leaves(lambda part: part[number], batch.y))
+    return x, None if batch.y is None else map_leaves(lambda part: part[number], batch.y)
 
 
 def _padded_target(part: Any) -> Any:

@@ -1,6 +1,6 @@
 """The tasks without gradients: ``evaluate`` and ``predict``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -20,9 +20,9 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
-from compss_train.training.worker.batches import Batch, batches
-from compss_train.training.worker.collating import collated, has_ragged
-from compss_train.training.worker.source import source_of, unshuffled
+from compss_train.training.worker.batches import Batch, placed_batches
+from compss_train.training.worker.collating import collated
+from compss_train.training.worker.source import Shard, Source, source_of, unshuffled
 
 
 def evaluate(
@@ -62,7 +62,7 @@ def _evaluate(
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
-        for batch in batches(shard, source, device):
+        for batch in _batches(replica, shard, source):
             _measure(replica, batch, transform, accumulator)
             heartbeat.beat()
         return {**accumulator.sums(), **source.measured(), **transform.warnings}
@@ -88,15 +88,19 @@ class _Transform:
         return transformed
 
 
-def _collated(replica: ModelReplica, batch: Batch) -> Batch:
-    collate = replica.training_spec.collate
-    return collated(batch, collate) if collate is not None or has_ragged(batch) else batch
+def _batches(replica: ModelReplica, shard: Shard, source: Source) -> Iterator[Batch]:
+    """Iterate over the batches of a shard as the transform gets them."""
+    for place, columns in placed_batches(
+        shard, source, replica.columns_device, samples=replica.training_spec.samples
+    ):
+        batch = collated(replica, place, columns, lambda _: 0)
+        if batch.samples:
+            yield batch
 
 
 def _measure(replica: ModelReplica, batch: Batch, transform: _Transform, accumulator: MetricAccumulator) -> None:
     with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
         with replica.autocast():
-            batch = _collated(replica, batch)
             x = transform(batch.x)
             result = _result(replica, x, batch.y)
         accumulator.add(batch.samples, *result)
@@ -128,14 +132,14 @@ def predict(
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
         transform = _Transform(replica)
-        every = batches(shard, source_of(shard, xs, others), device)
+        every = _batches(replica, shard, source_of(shard, xs, others))
         return [_output(replica, batch, transform) for batch in every], transform.warnings
 
 
 def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
     """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network returns them."""
     with replica.annotate_errors(batch.x), replica.autocast():
-        output = replica.predict(transform(_collated(replica, batch).x))
+        output = replica.predict(transform(batch.x))
     return map_leaves(_as_array, output)
 
 

@@ -12,7 +12,6 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.training.worker.batches import Batch, placed_batches
-from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.prefetching import prefetched
 from compss_train.training.worker.source import Shard, source_of
@@ -42,7 +41,8 @@ def losses_by_rate(
         shares = [group["lr"] / optimizer.param_groups[0]["lr"] for group in optimizer.param_groups]
         stepper = OptimizerStepper(replica, optimizer)
         source, losses = source_of(shard, xs, others), []
-        with prefetched(placed_batches(shard, source, device, CarriedBuffer(None)), replica, shard.seed) as batches:
+        placed = placed_batches(shard, source, replica.columns_device, samples=training_spec.samples)
+        with prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches:
             for rate, (_, batch) in zip(rates, batches, strict=False):
                 stepper.set_hyperparameters(tuple({"lr": rate * share} for share in shares))
                 losses.append(_loss(replica, stepper, batch))

@@ -13,14 +13,14 @@ import torch
 from compss_train._utils.closing import Closable
 from compss_train._utils.nested import leaves
 from compss_train.buffers.reading_ahead import ReadAhead
+from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
 from compss_train.model.random_state import RandomState, random_state, seed_generators
 from compss_train.model.torch_draws import CannotRedirectError, TorchDraws
 from compss_train.model.training_spec import ModelReplica
 from compss_train.training.worker.batches import Batch, PlacedBatch
-from compss_train.training.worker.collating import collated, has_ragged
+from compss_train.training.worker.collating import collated
 from compss_train.training.worker.device_copies import CopyStream, on_gpu
-from compss_train.training.worker.source import Place
 
 _AHEAD = 2
 """Batches that are ready or being prepared while the model trains on another."""
@@ -92,9 +92,9 @@ class Preparation:
 
     def __init__(self, replica: ModelReplica, seed: int, *, ragged: bool = False) -> None:
         self._replica, self._seed = replica, seed
-        self._collate = replica.training_spec.collate
         self._augment = replica.training_spec.train_transform
-        functions = self._collate, self._augment, replica.training_spec.transform
+        spec = replica.training_spec
+        functions = spec.collate, self._augment, spec.transform, spec.samples
         self._transforms = ragged or any(each is not None for each in functions)
         self._takes_turns = False
         self._seconds: float | None = None  # that the transform of the first batch took
@@ -178,9 +178,15 @@ class Preparation:
             return batch
 
     def _transformed(self, place: Place, batch: Batch, seed: Seeding) -> Batch:
+        def reseed(position: int) -> int:
+            chosen = self._seed_of(place._replace(position=position))
+            seed(chosen)
+            return chosen
+
+        batch = collated(self._replica, place, batch, reseed)
         before = batch.samples
-        if self._collate is not None or has_ragged(batch):
-            batch = collated(batch, self._collate)
+        if not before:
+            return batch
         x, y = batch.x, batch.y
         with self._replica.annotate_errors(x, y, own_target=y is None), self._replica.autocast():
             if self._augment is not None:
@@ -205,10 +211,15 @@ def prefetched(
     remaining = preparation.read(batches)
     first = iter([preparation.begin(placed) for placed in islice(remaining, 1)])
     if not preparation.is_worth_a_thread:
-        yield map(preparation.finish, chain(first, map(preparation.begin, remaining)))
+        yield filter(_has_samples, map(preparation.finish, chain(first, map(preparation.begin, remaining))))
         return
     with ReadAhead(remaining, preparation.begin, depth=_AHEAD) as ready:
-        yield map(preparation.finish, chain(first, ready))
+        yield filter(_has_samples, map(preparation.finish, chain(first, ready)))
+
+
+def _has_samples(placed: PlacedBatch) -> bool:
+    """Return whether there is anything in a batch: a stream may have ended before it."""
+    return placed[1].samples_before != 0
 
 
 class PreparingThread(Closable):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block import Block, as_tensor, rows_of_bytes
-from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment
+from compss_train.data.block_passes import BlockPass, Draws, Place, WorkerAssignment
 from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.order import row_order
 from compss_train.data.ragged import as_ragged, gathered
@@ -33,16 +33,6 @@ Several reading threads hold one file each.
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of those of y and of weights if the data have them."""
-
-
-class Place(NamedTuple):
-    """Where a batch is in an epoch, whichever worker trains it; random transforms are seeded by it."""
-
-    epoch: int
-    block: int
-    """The block of the batch, or its position in the grid of a total shuffle; the first one where several mix."""
-    position: int
-    """Number of the batch's first sample in the training order that begins there."""
 
 
 PlacedColumns: TypeAlias = tuple[Place, Columns]

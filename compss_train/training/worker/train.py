@@ -92,12 +92,15 @@ def train(
         stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs, batches=state.batches)
         source = source_of(shard, xs, others)
         buffer = CarriedBuffer(state.buffer)
-        with prefetched(
-            placed_batches(shard, source, device, buffer), replica, shard.seed, ragged=shard.structure.ragged
-        ) as batches:
+        placed = placed_batches(shard, source, replica.columns_device, buffer, training_spec.samples)
+        with prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches:
             drawn = _learn(batches, stepper, replica, accumulator, shard)
         sums = {**accumulator.sums(), **source.measured(), **stepper.warnings}
-        sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
+        if training_spec.samples is not None and training_spec.samples.is_stream:
+            sums["left_out"] = max(0, shard.samples - drawn)
+            sums["given"] = drawn
+        else:
+            sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
         averaged = shard.options.optimizer_state == "average"

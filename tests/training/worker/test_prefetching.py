@@ -11,6 +11,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint
+from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.random_state import random_state
@@ -19,7 +20,7 @@ from compss_train.training.worker import batches as batches_module
 from compss_train.training.worker.batches import Batch, batches
 from compss_train.training.worker.device_copies import pieces
 from compss_train.training.worker.prefetching import Preparation, PreparingThread, prefetched
-from compss_train.training.worker.source import Place, source_of, unshuffled
+from compss_train.training.worker.source import source_of, unshuffled
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.small_fits import fit, trainer_of
 

@@ -1,0 +1,195 @@
+"""``Samples``: a data set that is an object, map-style or iterable, which workers read block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from itertools import pairwise
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from compss_train._utils.validation import check_count
+from compss_train.data.collation import Keys, Roles
+from compss_train.data.order import split_points
+from compss_train.data.sample_reading import Collate, MapReader, SampleReader
+from compss_train.data.streams import StreamReader
+
+
+class Samples:
+    """Samples of a data set, for where ``fit(dataset)`` needs more to be said.
+
+    Parameters
+    ----------
+    dataset:
+        A map-style data set of torch, or any object with ``__len__`` and ``__getitem__``; an ``IterableDataset``;
+        or a ``datasets.Dataset`` of Hugging Face. Each sample has its targets in it.
+    x, y:
+        Keys of the parts of a sample that are x and y: names in dicts, places in tuples. Several are several inputs
+        or outputs: a dict, or a tuple of places. By default a pair is (x, y); in a dict y is the part called y,
+        label, labels, target or targets, and x the one called x, or all others. With ``x`` alone there is no y.
+    blocks:
+        Number of blocks of a map-style data set, or of shards of an iterable one. By default one a worker.
+    collate:
+        Makes a batch of a list of samples as the data set gives them, as torch's ``collate_fn``; x and y are then
+        parts of the batch. By default samples are stacked, and sequences that differ in length padded.
+    size:
+        Number of samples of an ``IterableDataset`` that are trained in an epoch, all workers together; shards that
+        have fewer end before, and of others the rest is left out. ``None`` (default) for all that there are: then
+        workers merge after whole epochs only.
+    worker_init_fn:
+        Called with the number of a shard of an ``IterableDataset`` before it is iterated over, as in a
+        ``DataLoader``. ``None`` (default) for none.
+    drop_last:
+        Whether the last batch of an ``IterableDataset``'s shard is left out if it is smaller; by default ``False``.
+        Those of other data sets differ by one sample at most.
+
+    Raises ``TypeError`` for other objects, ``ValueError`` for an empty data set and unsuitable numbers.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        x: Keys | None = None,
+        y: Keys | None = None,
+        blocks: int | None = None,
+        collate: Collate | None = None,
+        size: int | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self.is_stream = isinstance(dataset, IterableDataset)
+        _check_dataset(dataset)
+        for name, given in (("size", size), ("worker_init_fn", worker_init_fn)):
+            if given is not None and not self.is_stream:
+                raise ValueError(
+                    f"{name}= belongs to an IterableDataset; leave it out for a {type(dataset).__name__}"
+                )
+        if collate is not None and not callable(collate):
+            raise TypeError(f"collate={collate!r}: give a function of a list of samples, or None")
+        self.dataset = dataset
+        self.roles = Roles(x, y)
+        self.blocks = None if blocks is None else check_count("blocks", blocks)
+        self.collate = collate
+        self.size = None if size is None else check_count("size", size)
+        self.worker_init_fn = worker_init_fn
+        self.drop_last = drop_last
+        self.batch_size: int | None = None
+        """That of the ``DataLoader`` which these samples were taken from."""
+
+    def sizes(self, blocks: int) -> list[int]:
+        """Return the numbers of samples of so many blocks, by default; 1 for shards whose size is not known."""
+        number = self.blocks or blocks
+        total = self.size if self.is_stream else len(self.dataset)
+        if total is None:
+            return [1] * number
+        return [stop - start for start, stop in pairwise(split_points(total, min(number, total)))]
+
+    def reader(self, blocks: int) -> SampleReader:
+        """Return what workers read the samples with, in so many blocks."""
+        if self.is_stream:
+            counted = self.size is not None
+            return StreamReader(
+                self.dataset,
+                self.roles,
+                self.collate,
+                shards=blocks,
+                initialize=self.worker_init_fn,
+                counted=counted,
+                drop_last=self.drop_last,
+            )
+        return MapReader(self.dataset, self.roles, self.collate)
+
+    @property
+    def tensors(self) -> tuple[Any, Any] | None:
+        """x and y, if the data set is a ``TensorDataset`` of these alone; ``None`` for others."""
+        if type(self.dataset) is not TensorDataset or self.collate or self.blocks or self.roles != Roles():
+            return None
+        tensors = self.dataset.tensors
+        return (tensors[0], tensors[1] if len(tensors) == 2 else None) if len(tensors) <= 2 else None
+
+    def __repr__(self) -> str:
+        number = self.size if self.is_stream else len(self.dataset)
+        return (
+            f"Samples({type(self.dataset).__name__}, {'unknown number of' if number is None else number} samples)"
+        )
+
+
+def _check_dataset(dataset: Any) -> None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise TypeError("dataset is a DataLoader, which is given as it is: fit(loader)")
+    if isinstance(dataset, IterableDataset):
+        return
+    if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(dataset, dict):
+        raise TypeError(
+            f"dataset is a {kind}; give one with __len__ and __getitem__, or an IterableDataset of torch.utils.data"
+        )
+    if len(dataset) == 0:
+        raise ValueError(f"the {kind} has no samples")
+
+
+def as_samples(value: Any) -> Samples | None:
+    """Return a data set or a ``DataLoader`` as ``Samples``, ``None`` for any other value.
+
+    Raises ``ValueError`` for a loader that decides on the order or the batches of its samples itself.
+    """
+    if isinstance(value, Samples):
+        return value
+    if isinstance(value, DataLoader):
+        return _taken_apart(value)
+    return Samples(value) if isinstance(value, Dataset) else None
+
+
+def _taken_apart(loader: DataLoader[Any]) -> Samples:
+    dataset, batches = loader.dataset, loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        given = "batch_size=None" if batches is None else f"batch_sampler={type(batches).__name__}(...)"
+        raise ValueError(
+            f"the DataLoader has {given}, so that it makes batches by itself, and workers make their own: give "
+            "fit(dataset, batch_size=...) a data set of single samples"
+        )
+    if not isinstance(dataset, IterableDataset):
+        dataset = _sampled(dataset, batches.sampler)
+        if loader.worker_init_fn is not None:
+            raise ValueError(
+                "the DataLoader has worker_init_fn=, which workers do not call: open files in __getitem__ on first "
+                "use (random draws are seeded for each sample), and give fit a loader without it"
+            )
+    samples = Samples(
+        dataset,
+        collate=None if loader.collate_fn is default_collate else loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        drop_last=batches.drop_last,
+    )
+    samples.batch_size = batches.batch_size
+    return samples
+
+
+def _sampled(dataset: Any, sampler: Any) -> Any:
+    """Return the part of a data set that a sampler draws from."""
+    kind = type(sampler)
+    drawn_once = kind is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
+    if kind is SequentialSampler or drawn_once:
+        return dataset
+    if kind is SubsetRandomSampler:
+        return Subset(dataset, list(sampler.indices))
+    instead = {
+        "WeightedRandomSampler": "sample_weight=, which weights samples in the loss,",
+        "DistributedSampler": "nothing in its place, as fit distributes the samples,",
+    }.get(kind.__name__, "shuffle= of fit, or the samples as torch.utils.data.Subset(dataset, indices)")
+    raise ValueError(
+        f"the DataLoader has a {kind.__name__}, whose order fit cannot follow, as workers get blocks of samples: "
+        f"take {instead} and give fit the data set, or a loader without sampler="
+    )

@@ -1,0 +1,132 @@
+"""``StreamReader``: reads an ``IterableDataset``; a shard is what one worker of a ``DataLoader`` would get."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch.utils.data._utils.worker as torch_worker
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from compss_train.data.block_passes import Place
+from compss_train.data.collation import Roles
+from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, SampleReader, batch_of
+
+_END = object()
+
+
+@dataclass
+class _Iteration:
+    """One pass over a shard."""
+
+    seed: int
+    worker: torch_worker.WorkerInfo
+    position: int = 0
+    """Number of samples that have been read."""
+    ended: bool = False
+    iterator: Iterator[Any] = field(init=False)
+
+    def begin(self, initialize: Callable[[int], None] | None) -> None:
+        if initialize is not None:
+            initialize(self.worker.id)
+        self.iterator = iter(self.worker.dataset)
+
+
+class StreamReader(SampleReader):
+    """Reads samples one after the other; their numbers are those of the shards that they are in.
+
+    A shard's iterator is kept for the next batch. Where that begins at another place, as after a resume or in
+    another process, the shard is iterated over again, and what comes before is left out. Each sample has seeded
+    draws of its own, so that it is the same again.
+
+    Parameters
+    ----------
+    shards:
+        ``num_workers`` of ``torch.utils.data.get_worker_info()``, which the data set sees while it is read.
+    initialize:
+        The ``worker_init_fn`` of a ``DataLoader``, if any.
+    counted:
+        Whether the number of samples is known.
+    drop_last:
+        Whether to leave out a last batch that is smaller.
+    """
+
+    is_stream = True
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        roles: Roles,
+        collate: Collate | None,
+        *,
+        shards: int,
+        initialize: Callable[[int], None] | None,
+        counted: bool,
+        drop_last: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._roles = roles
+        self._collate = collate
+        self._shards = shards
+        self._initialize = initialize
+        self.counted = counted
+        self._drop_last = drop_last
+        self._iterations: dict[int, _Iteration] = {}
+
+    def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
+        """Return a batch of the next samples of a shard: fewer at its end, and then none."""
+        shard = int(numbers[0])
+        with self._at(shard, place, reseed) as iteration:
+            samples = list(_samples(iteration, place.position + len(numbers), reseed))
+        if not samples or (self._drop_last and len(samples) < len(numbers)):
+            return ReadBatch(None, None, 0)
+        return ReadBatch(*batch_of(samples, self._roles, self._collate, collate), len(samples))
+
+    def has_ended(self, shard: int) -> bool:
+        """Return whether the shard's last pass has come to its end."""
+        return shard in self._iterations and self._iterations[shard].ended
+
+    @contextmanager
+    def _at(self, shard: int, place: Place, reseed: Reseed) -> Iterator[_Iteration]:
+        """Provide the iteration over a shard, at a place; the data set sees which worker it is."""
+        seed, iteration = reseed(0), self._iterations.get(shard)
+        if iteration is None or (iteration.seed, iteration.position) != (seed, place.position):
+            iteration = self._iterations[shard] = _Iteration(seed, self._worker(shard, seed, place.epoch))
+        before, torch_worker._worker_info = torch_worker._worker_info, iteration.worker
+        try:
+            if not iteration.position:
+                iteration.begin(self._initialize)
+                for _ in _samples(iteration, place.position, reseed):
+                    pass
+            yield iteration
+        finally:
+            torch_worker._worker_info = before
+
+    def _worker(self, shard: int, seed: int, epoch: int) -> torch_worker.WorkerInfo:
+        dataset = copy.copy(
+            self._dataset
+        )  # several workers may be in this process, and change what they iterate over
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        return torch_worker.WorkerInfo(id=shard, num_workers=self._shards, seed=seed, dataset=dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_iterations": {}}
+
+
+def _samples(iteration: _Iteration, stop: int, reseed: Reseed) -> Iterator[Any]:
+    """Iterate over the samples up to a position, or the end."""
+    while iteration.position < stop:
+        if iteration.position:
+            reseed(iteration.position)
+        sample = next(iteration.iterator, _END)
+        if sample is _END:
+            iteration.ended = True
+            return
+        iteration.position += 1
+        yield sample

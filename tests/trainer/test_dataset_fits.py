@@ -1,0 +1,318 @@
+"""Fits on data sets that are objects: the numbers are those of the same samples in arrays, on every engine."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from compss_train import BufferSpec, DistributedTrainer, Samples
+from compss_train.callbacks import Checkpoint
+from compss_train.data.order import transform_seed
+from compss_train.engines.machine import intra_op_threads
+from compss_train.model.random_state import random_state
+from tests.helpers.models import (
+    MODES,
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    mlp,
+    state_arrays,
+)
+from tests.helpers.small_fits import X, Y, fit, trainer_of
+
+
+class Pairs(Dataset):
+    """(x, y) by number."""
+
+    def __init__(self, x=X, y=Y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, number):
+        return self.x[number], self.y[number]
+
+
+class Named(Pairs):
+    def __getitem__(self, number):
+        return {"text": "unused", "features": torch.from_numpy(self.x[number]), "label": int(self.y[number])}
+
+
+class Noisy(Pairs):
+    """Draws from all generators."""
+
+    def __getitem__(self, number):
+        noise = torch.randn(6).numpy() + np.random.normal(size=6) + random.random()
+        return (self.x[number] + noise).astype(np.float32), self.y[number]
+
+
+class Stream(IterableDataset):
+    """The samples in their order, sharded as torch's documentation shows it; a draw of torch is added to each."""
+
+    def __init__(self, x=X, y=Y, noise=0.0):
+        self.x, self.y, self.noise = x, y, noise
+
+    def __iter__(self):
+        info = get_worker_info()
+        for number in range(0 if info is None else info.id, len(self.x), 1 if info is None else info.num_workers):
+            yield self.x[number] + self.noise * torch.randn(6).numpy(), self.y[number]
+
+
+IN_BLOCKS = Samples(Pairs(), blocks=7)
+NAMED = Samples(Named(), x="features", y="label", blocks=7)
+WAYS = [
+    *MODES,
+    {"shuffle": "total"},
+    {"shuffle": "partial"},
+    {"merge_unit": "batches", "merge_every": 2},
+    {"buffer": BufferSpec("FIRO", 12, threshold=6)},
+]
+
+
+def after(data, engine="serial", **options):
+    trainer = trainer_of(engine=engine)
+    fit(trainer, data=data, **options)
+    return trainer
+
+
+@pytest.mark.parametrize("samples", [IN_BLOCKS, NAMED], ids=["pairs", "named"])
+def test_samples_by_number_are_arrays(engine, samples):
+    weights = np.linspace(0.5, 2, len(X))
+    for options in (WAYS[0], *WAYS[-3:], {"sample_weight": weights}):
+        ours, theirs = after((samples,), engine, **options), after(None, **options)
+        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+        assert [record["loss"] for record in ours.history] == [record["loss"] for record in theirs.history]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_every_way_to_train_takes_samples_by_number(options):
+    assert_same_bits(after((IN_BLOCKS,), **options).get_parameters(), after(None, **options).get_parameters())
+
+
+def test_data_sets_are_evaluated_and_predicted_with(engine):
+    trainer, arrays = trainer_of(engine=engine), trainer_of()
+    for data in (
+        Pairs(),
+        DataLoader(Pairs(), batch_size=16),
+        TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
+    ):
+        assert trainer.evaluate(data, batch_size=16) == arrays.evaluate(X, Y, batch_size=16)
+        np.testing.assert_array_equal(trainer.predict(data, batch_size=16), arrays.predict(X, batch_size=16))
+    fit(trainer, data=(Pairs(),), num_epochs=1, validation_data=DataLoader(Pairs(), batch_size=1024))
+    assert trainer.history[-1]["val_loss"] == trainer.evaluate(X, Y)["loss"]
+
+
+def test_a_loader_has_the_size_of_batches():
+    ours, theirs = trainer_of(), trainer_of()
+    ours.fit(DataLoader(Pairs(), batch_size=6, shuffle=True), num_epochs=2, progress=False)
+    theirs.fit(X, Y, batch_size=6, num_epochs=2, progress=False)
+    assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+    ours.fit(DataLoader(Pairs(), batch_size=9), num_epochs=1, batch_size=6, progress=False)
+    theirs.fit(X, Y, batch_size=6, num_epochs=1, progress=False)
+    assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+
+
+def test_a_loaders_collate_fn_makes_the_batches():
+    def collate(samples):
+        return {
+            "label": torch.tensor([y for _, y in samples]),
+            "x": torch.stack([2 * torch.tensor(x) for x, _ in samples]),
+        }
+
+    data = (DataLoader(Pairs(), batch_size=6, collate_fn=collate),)
+    assert_same_bits(after(data).get_parameters(), after((2 * X, Y)).get_parameters())
+
+
+def test_draws_of_a_data_set_are_those_of_the_sample_in_its_place(engine):
+    """The plain loop seeds all generators for each sample; the network's draws are as if there were no others."""
+    trainer = trainer_of(engine=engine, workers=1, optimizer=SGD, seed=3)
+    fit(trainer, data=(Noisy(),), num_epochs=2, shuffle=None, shuffle_block_data=False)
+    net, data = awkward_net(), Noisy()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    with intra_op_threads(1), random_state(3, "cpu"):
+        for epoch in range(2):
+            for numbers in np.array_split(np.arange(57), 10):
+                samples = []
+                for number in numbers:
+                    with random_state(transform_seed(3, epoch, 0, number), "cpu"):
+                        samples.append(data[number])
+                xs, ys = zip(*samples, strict=True)
+                optimizer.zero_grad()
+                batch = torch.stack([torch.from_numpy(x) for x in xs])
+                loss = nn.functional.cross_entropy(net(batch), torch.tensor(np.array(ys)))
+                loss.backward()
+                optimizer.step()
+    assert_same_bits(trainer.get_parameters(), state_arrays(net))
+
+
+@pytest.mark.parametrize("data", [Noisy(), Samples(Stream(noise=0.1), size=57)], ids=["by number", "stream"])
+@pytest.mark.parametrize("options", [{"merge_unit": "batches", "merge_every": 2}, {}], ids=["batches", "epochs"])
+def test_a_resumed_fit_reads_what_it_would_have_read(tmp_path, data, options):
+    whole = trainer_of()
+    fit(whole, Checkpoint(tmp_path, keep=99), data=(data,), num_epochs=2, **options)
+    for folder in sorted(tmp_path.glob("round-*"))[:-1]:
+        resumed = trainer_of()
+        fit(resumed, data=(data,), num_epochs=2, resume=folder, **options)
+        assert_same_bits(whole.get_parameters(), resumed.get_parameters())
+
+
+def test_a_stream_is_sharded_by_worker(engine):
+    """Shard n has every third sample, so that a fit of three workers is one on three blocks in their order."""
+    order = np.concatenate([np.arange(shard, 57, 3) for shard in range(3)])
+    options = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 2, "batch_size": 19}
+    theirs = after(blocked(X[order], Y[order], 3), **options)
+    for stream in (Stream(), Samples(Stream(), size=57)):
+        ours = after((stream,), engine, **options)
+        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+        assert [record["samples"] for record in ours.history] == [57, 57]
+
+
+def test_streams_have_as_many_samples_as_they_have(engine):
+    trainer = trainer_of(engine=engine)
+    fit(trainer, data=(Samples(Stream(X[:50], Y[:50]), size=300),), num_epochs=2)
+    assert [record["samples"] for record in trainer.history] == [50, 50]
+    fit(trainer, data=(Samples(Stream(), size=30),), num_epochs=1)
+    assert trainer.history[-1]["samples"] == 30
+    np.testing.assert_array_equal(trainer.predict(Stream(), batch_size=10), trainer.predict(X, batch_size=10))
+    assert trainer.evaluate(Stream())["loss"] == pytest.approx(trainer.evaluate(X, Y)["loss"], rel=1e-5)
+
+
+def test_a_stream_of_a_loader_is_prepared_by_its_worker_init_fn():
+    class Range(IterableDataset):
+        first, last = 0, 57
+
+        def __iter__(self):
+            return iter([(X[number], Y[number]) for number in range(self.first, self.last)])
+
+    def shard(worker):
+        info = get_worker_info()
+        each = 57 // info.num_workers
+        info.dataset.first, info.dataset.last = worker * each, (worker + 1) * each
+
+    loader = DataLoader(Range(), batch_size=6, drop_last=True, num_workers=2, worker_init_fn=shard)
+    options = {"shuffle": None, "shuffle_block_data": False}
+    first = np.arange(57) % 19 < 18  # the last batch of each has one sample
+    kept = blocked(X[first], Y[first], 3)
+    assert_same_bits(after((loader,), **options).get_parameters(), after(kept, **options).get_parameters())
+
+
+def text_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 3), nn.AdaptiveAvgPool2d((1, 3)), nn.Flatten())
+
+
+def lengths(pairs):
+    xs, ys = zip(*pairs, strict=True)
+    return torch.tensor([len(x) for x in xs]).float()[:, None], torch.tensor(np.array(ys))
+
+
+@pytest.mark.parametrize(("net", "collate"), [(text_net, None), (lambda: mlp(inputs=1), lengths)])
+def test_sequences_of_a_data_set_are_padded_or_collated_as_lists_are(net, collate):
+    texts, kinds = [np.arange(1 + number % 5) for number in range(20)], np.arange(20) % 3
+    fits = []
+    for data in ((Pairs(texts, kinds),), (texts, kinds)):
+        fits.append(fit(trainer_of(net=net, workers=2, collate=collate), data=data))
+    assert_same_bits(*fits)
+
+
+class Unpicklable(Pairs):
+    def __init__(self):
+        super().__init__()
+        self.open = (number for number in range(3))
+
+
+class Lazy(Pairs):
+    """Opens a file on first use, which cannot be pickled then."""
+
+    file = None
+
+    def __getitem__(self, number):
+        if self.file is None:
+            self.file = (number for number in range(3))
+        return super().__getitem__(number)
+
+
+def test_what_is_opened_on_first_use_does_not_travel(shared_local):
+    assert_same_bits(
+        after((Samples(Lazy(), blocks=7),), shared_local).get_parameters(), after(None).get_parameters()
+    )
+    with pytest.raises(TypeError, match=r"dataset\._dataset\.open .*cannot be pickled"):
+        after((Unpicklable(),), shared_local)
+
+
+class Empty(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+class Failing(Pairs):
+    def __getitem__(self, number):
+        raise OSError("no such image")
+
+
+LOADERS = {
+    "WeightedRandomSampler.*sample_weight=": {"sampler": WeightedRandomSampler(np.ones(57), 57), "batch_size": 6},
+    "batch_size=None": {"batch_size": None},
+    "batch_sampler=list": {"batch_sampler": [[0, 1], [2]]},
+    "worker_init_fn=.*on first use": {"worker_init_fn": print, "batch_size": 6},
+}
+
+
+@pytest.mark.parametrize("message", LOADERS)
+def test_a_loader_that_cannot_be_taken_apart_is_an_error(message):
+    with pytest.raises(ValueError, match=message):
+        after((DataLoader(Pairs(), **LOADERS[message]),))
+
+
+def test_a_loaders_subset_is_a_subset():
+    sampler = torch.utils.data.SubsetRandomSampler(range(5, 40))
+    ours = after((DataLoader(Pairs(), batch_size=6, sampler=sampler),))
+    assert_same_bits(ours.get_parameters(), after((Subset(Pairs(), range(5, 40)),)).get_parameters())
+
+
+BAD = {
+    "has targets in them|whose samples have targets in them": ((Pairs(), Y), {}),
+    "buffer= takes samples out of their order": ((Stream(),), {"buffer": BufferSpec("FIFO", 12)}),
+    "shuffle='total' takes samples out": ((Stream(),), {"shuffle": "total"}),
+    r"merge_unit='batches' needs the number .* Samples\(dataset, size=": (
+        (Stream(),),
+        {"merge_unit": "batches", "merge_every": 2},
+    ),
+    "num_batches_per_worker=2 needs the number": ((Stream(),), {"num_batches_per_worker": 2}),
+    "sample_weight belongs to samples with numbers": ((Stream(),), {"sample_weight": np.ones(57)}),
+    "the IterableDataset gave no samples": ((Empty(),), {}),
+    "no such image": ((Failing(),), {}),
+    r"a sample holds the str 'unused', .*x=\.\.\., y=": ((Named(),), {}),
+    "holds samples and targets; give it as x": (({"one": Pairs()}, Y), {}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_what_cannot_be_trained_is_an_error(message):
+    data, options = BAD[message]
+    with pytest.raises((TypeError, ValueError, OSError), match=message):
+        after(data, **options)
+
+
+def test_an_error_of_a_data_set_names_the_sample():
+    with pytest.raises(OSError) as caught:
+        after((Failing(),))
+    assert "sample 0 of a Failing" in "".join(caught.value.__notes__)
+
+
+def test_a_fit_without_the_size_of_batches_asks_for_it():
+    with pytest.raises(ValueError, match="give exactly one of them"):
+        DistributedTrainer.fit(trainer_of(), Pairs(), num_epochs=1)
