@@ -279,7 +279,7 @@ class RoundRunner:
         self.progress.reached = submitted.round.end_position
 
     def _check_readable(self, measured: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams were empty."""
+        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty."""
         self._unread += sum(sums.get("left_out", 0) for sums in measured)
         if any(sums["samples"] for sums in measured):
             self._unread = 0
