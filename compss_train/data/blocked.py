@@ -26,8 +26,9 @@ from compss_train.data.block import (
     rows_of_bytes,
 )
 from compss_train.data.dislib_tensors import blocks_of, make_tensor
-from compss_train.data.files import FileNames, file_names, read_arrays
+from compss_train.data.files import read_arrays
 from compss_train.data.layout import check_weight_shape
+from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import sample_order, split_points
 from compss_train.data.ragged import as_ragged
 

@@ -12,7 +12,7 @@ from typing import Any
 from compss_train._utils.files import write_atomic
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import Reader
-from compss_train.data.readers.base import file_stamp, reader_id
+from compss_train.data.readers.base import reader_id
 from compss_train.data.reading import bad_file_errors
 from compss_train.exceptions import BadFileError
 
@@ -60,7 +60,7 @@ class FileIndex:
     ) -> Description | BadFileError:
         try:
             with bad_file_errors(file):
-                stamp = file_stamp(file)
+                stamp = reader.stamp(file, 0, 0)
                 entry = self._entries.get(file)
                 if entry is not None and entry["stamp"] == [identity, *stamp]:
                     return _description(entry)
@@ -97,4 +97,5 @@ def _description(entry: dict[str, Any]) -> Description:
     layout = entry["layout"]
     if layout is not None:
         layout = {key: Field(field["dtype"], tuple(field["shape"])) for key, field in layout.items()}
-    return Description(int(entry["rows"]), layout)
+    classes = {name: tuple(values) for name, values in entry.get("classes", {}).items()}
+    return Description(int(entry["rows"]), layout, tuple(entry.get("blocks", ())), classes)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import copy
-import glob
 import os
 import secrets
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.data.block import Block
+from compss_train.data.file_blocks import (
+    all_classes,
+    blocks_of,
+    check_description,
+    column_groups,
+    listed_files,
+    used_columns,
+)
 from compss_train.data.file_cache import make_cache
 from compss_train.data.file_index import FileIndex
 from compss_train.data.layout import (
     UNSUPPORTED_HINT,
     Description,
     Layout,
-    check_same_layout,
     check_weight_shape,
     is_supported,
     quote_names,
 )
+from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.readers import Reader, as_reader
 from compss_train.data.readers.base import code_stamp, reader_id
 from compss_train.data.reading import FilePart, bad_file_errors, layout_of
@@ -33,7 +40,6 @@ from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]
-FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _LOADER_HINT = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
 
@@ -44,9 +50,11 @@ class FileDataset:
     Parameters
     ----------
     files:
-        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted.
+        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted; or a folder with a subfolder
+        of images for each class. Names such as ``"s3://bucket/*.parquet"`` are of files that ``fsspec`` reaches.
     reader:
-        ``None`` for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only) or HDF5.
+        ``None`` for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only), HDF5, Parquet,
+        Arrow (.arrow, .feather), CSV (.csv, .tsv), or images. Those of ``compss_train.data.readers`` have options.
         Otherwise a function ``reader(filename, get_data=False)`` that returns the number of samples, or with
         ``get_data=True`` a dict of arrays and that number.
     files_len:
@@ -56,7 +64,11 @@ class FileDataset:
         Names of the arrays to read, all by default.
     x, y:
         Names of the arrays of samples and targets for ``DistributedTrainer.fit``. With ``y=None``, or files of a
-        single array, the samples are their own targets.
+        single array, the samples are their own targets. In tables (Parquet, Arrow, CSV) columns are arrays, and a
+        list of columns is one array of shape (samples, columns).
+    classes:
+        The classes of columns of strings by name, or of images by ``"y"``: class 0 is the first. By default the
+        sorted values in all files; give those of the training data (``classes=train.classes``) to other data sets.
     weight:
         Name of the array of sample weights for ``DistributedTrainer.fit``; ``None`` for no weights.
     index:
@@ -73,9 +85,12 @@ class FileDataset:
         Limit in bytes of the cache on each machine; those used longest ago make room. By default 1 GiB in memory
         and 10 GiB in a folder.
 
-    Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``skipped``, the reason
-    for each skipped file; ``layout``, dtypes and shapes, ``None`` if the reader can only count samples, and
-    ``reference``, the file that it was taken from.
+    Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``classes``, those of
+    columns of strings, and of images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes,
+    ``None`` if the reader can only count samples, and ``reference``, the file that it was taken from.
+
+    Where a file has several parts that are read for themselves (row groups of Parquet, record batches of Arrow,
+    some images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on.
 
     Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file, or the ``cache``
     cannot be made or others may write to it; ``BadFileError`` for a file that is missing, empty, truncated or
@@ -90,9 +105,10 @@ class FileDataset:
         files_len: Mapping[str, int] | None = None,
         *,
         keys: Collection[str] | None = None,
-        x: str = "x",
-        y: str | None = "y",
+        x: str | Sequence[str] = "x",
+        y: str | Sequence[str] | None = "y",
         weight: str | None = None,
+        classes: Mapping[str, Sequence[Any]] | None = None,
         index: str | os.PathLike[str] | None = None,
         on_bad_file: OnBadFile = "raise",
         threads: int = 1,
@@ -103,15 +119,24 @@ class FileDataset:
         self.threads = check_count("threads", threads)
         self.cache = make_cache(cache, cache_bytes)
         names = file_names(files)
-        self._paths = {name: _path(name) for name in names}  # resolved now: the working directory can change
-        self.reader = as_reader(reader, names)
+        self._paths = {name: absolute(name) for name in names}  # resolved now: the working directory can change
+        groups = column_groups(x=x, y=y)
+        self.x, self.y = x if isinstance(x, str) else "x", y if y is None or isinstance(y, str) else "y"
+        self.weight = weight
+        if keys is None and groups:
+            keys = [key for key in (self.x, self.y, weight) if key is not None]
         self.keys = _check_keys(keys)
-        self.x, self.y, self.weight = x, y, weight
+        used = used_columns(groups, (self.x, self.y, weight, *(self.keys or ())))
+        self.reader = as_reader(reader, names).with_columns(groups, used, classes or {})
         self.on_bad_file: OnBadFile = on_bad_file
         self.skipped: dict[str, str] = {}
         described = self._describe_files(names, files_len, FileIndex(index))
-        self.files = list(described)
-        self.files_len = {name: description.rows for name, description in described.items()}
+        self.classes = {**all_classes(described.values()), **(classes or {})}
+        self.reader = self.reader.with_classes(self.classes)
+        parts = [part for name, found in described.items() for part in blocks_of(name, self._paths[name], found)]
+        self._blocks = dict(parts)
+        self.files = list(self._blocks)
+        self.files_len = {name: block.rows for name, block in self._blocks.items()}
         self.layout: Layout | None = next(iter(described.values())).layout
         self.reference = self.files[0]
         for file, reason in self.skipped.items():
@@ -126,7 +151,7 @@ class FileDataset:
         good: dict[str, Description] = {}
         for name, description in zip(names, found, strict=True):
             try:
-                good[name] = _check_description(self._paths[name], description, good)
+                good[name] = check_description(self._paths[name], description, good)
             except BadFileError as error:
                 self._skip(error)
         if not good:
@@ -143,22 +168,22 @@ class FileDataset:
             )
         if wrong := [name for name in names if not _is_count(files_len[name])]:
             raise ValueError(f"files_len has {files_len[wrong[0]]!r} for {wrong[0]}; give integers of at least 1")
-        layout = self._first_layout(names, files_len, index)
+        first = replace(self._describe_first(names, files_len, index), blocks=(), files=())
         good = [name for name in names if self._paths[name] not in self.skipped]
-        return {name: Description(int(files_len[name]), layout) for name in good}
+        return {name: replace(first, rows=int(files_len[name])) for name in good}
 
-    def _first_layout(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> Layout | None:
-        """Return the layout of the first valid file."""
+    def _describe_first(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> Description:
+        """Return the description of the first valid file."""
         for name in names:
             try:
                 path = self._paths[name]
-                found = _check_description(path, index.describe([path], self.reader, self.keys)[0], {})
+                found = check_description(path, index.describe([path], self.reader, self.keys)[0], {})
                 if found.rows != files_len[name]:
                     raise BadFileError(path, f"has {found.rows} samples, but files_len has {files_len[name]}")
             except BadFileError as error:
                 self._skip(error)
             else:
-                return found.layout
+                return found
         raise self._all_skipped_error(len(names))
 
     def _skip(self, error: BadFileError) -> None:
@@ -198,11 +223,11 @@ class FileDataset:
         self, reader: Reader | Callable[..., Any] | None, files_len: Mapping[str, int] | None
     ) -> FileDataset:
         """Return a data set of the same files with another reader, or other numbers of samples."""
-        names = [self._paths[name] for name in self.files]  # absolute: the working directory can have changed
+        paths = {name: self._blocks[name].path for name in self.files}
         if files_len is not None:
-            files_len = {self._paths[name]: files_len[name] for name in self.files if name in files_len}
+            files_len = {path: files_len[name] for name, path in paths.items() if name in files_len}
         options: dict[str, Any] = {"keys": self.keys, "on_bad_file": self.on_bad_file, "threads": self.threads}
-        dataset = FileDataset(names, reader or self.reader, files_len, **options)
+        dataset = FileDataset(dict.fromkeys(paths.values()), reader or self.reader, files_len, **options)
         dataset.cache = self.cache
         return dataset
 
@@ -217,6 +242,16 @@ class FileDataset:
             dataset.threads = check_count("threads", threads)
         if cache is not None or cache_bytes is not None:
             dataset.cache = make_cache(cache, cache_bytes)
+        return dataset
+
+    def with_floats(self, floats: str) -> FileDataset:
+        """Return this data set; of tables, a copy whose numbers with a fraction are of this dtype if others are."""
+        reader, layout = self.reader.with_floats(self.layout or {}, floats)
+        if reader is self.reader:
+            return self
+        dataset = copy.copy(self)
+        vars(dataset).pop("_reader_id", None)  # of the reader before
+        dataset.reader, dataset.layout = reader, layout
         return dataset
 
     def reset(self) -> None:
@@ -239,13 +274,14 @@ class FileDataset:
         keys = self.keys if keys is None else keys
         layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
         upcoming = () if self.cache is None else tuple(upcoming)
-        needed = dict.fromkeys([*numbers, *upcoming])
-        paths = {number: self._paths[self.files[number]] for number in needed}
-        sizes = {number: self.files_len[self.files[number]] for number in needed}
+        blocks = {number: self._blocks[self.files[number]] for number in [*numbers, *upcoming]}
         return FilePart(
-            reader=self.reader,
-            files=paths,
-            sizes=sizes,
+            reader=self.reader.with_files(listed_files(blocks.values())),
+            files={number: block.path for number, block in blocks.items()},
+            sizes={number: block.rows for number, block in blocks.items()},
+            within={
+                n: (block.first, block.file_rows) for n, block in blocks.items() if block.rows < block.file_rows
+            },
             keys=keys,
             layout=layout,
             reference=self.reference,
@@ -291,7 +327,9 @@ class FileDataset:
         """Raise ``BadFileError`` if torch cannot hold one of these arrays, all by default."""
         for key, field in (self.layout or {}).items():
             if (keys is None or key in keys) and not is_supported(field):
-                raise BadFileError(self._paths[self.reference], f"holds {field} in {key!r}, {UNSUPPORTED_HINT}")
+                raise BadFileError(
+                    self._blocks[self.reference].path, f"holds {field} in {key!r}, {UNSUPPORTED_HINT}"
+                )
 
     def ensure_layout(self) -> None:
         """Read the first valid file if the layout is unknown, because the reader can only count samples.
@@ -323,33 +361,6 @@ class FileDataset:
         )
 
 
-def file_names(files: FileNames) -> list[str]:
-    """Return the names as a list; raise ``ValueError`` if there are none, or one occurs twice."""
-    if isinstance(files, str | os.PathLike):
-        names = _matches(os.fspath(files))
-    else:
-        names = [os.fspath(file) for file in files]
-    if not names:
-        raise ValueError(f"files={files!r}: no files found; give names, or a pattern that matches some")
-    counts = Counter(_path(name) for name in names)
-    if len(counts) < len(names):
-        raise ValueError(f"{counts.most_common(1)[0][0]} occurs more than once; name each file once")
-    return names
-
-
-def _matches(pattern: str) -> list[str]:
-    if os.path.isdir(pattern):
-        raise ValueError(f"{pattern} is a folder; give its files, for example {os.path.join(pattern, '*.npz')!r}")
-    if os.path.exists(pattern) or not glob.has_magic(pattern):
-        return [pattern]
-    return sorted(glob.glob(pattern, recursive=True))
-
-
-def _path(name: str) -> str:
-    """Return an absolute path; names with ``://``, which are not local files, are returned unchanged."""
-    return name if "://" in name else os.path.abspath(name)
-
-
 def _check_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
     if isinstance(keys, str):
         raise TypeError(f"keys={keys!r}: give a list of names, for example [{keys!r}]")
@@ -362,25 +373,12 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _check_description(
-    path: str, found: Description | BadFileError, good: Mapping[str, Description]
-) -> Description:
-    """Return the description of a valid file; check that it agrees with the first valid one."""
-    if isinstance(found, BadFileError):
-        raise found
-    first = next(iter(good), None)
-    if first is not None and found.layout is not None and (reference := good[first].layout) is not None:
-        with bad_file_errors(path):
-            check_same_layout(found.layout, reference, first)
-    return found
-
-
 def read_arrays(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:
     """Read one array of each file into memory."""
     file_reader = as_reader(reader, names)
     blocks = []
     for name in names:
-        with bad_file_errors(_path(name)):
-            rows = file_reader.describe(_path(name), (key,)).rows
-            blocks.append(file_reader.read(_path(name), 0, rows, (key,))[0][key])
+        with bad_file_errors(absolute(name)):
+            rows = file_reader.describe(absolute(name), (key,)).rows
+            blocks.append(file_reader.read(absolute(name), 0, rows, (key,))[0][key])
     return blocks

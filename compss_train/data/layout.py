@@ -3,6 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,12 @@ class Description:
     rows: int
     layout: Layout | None
     """``None`` if the reader can only count the samples."""
+    blocks: tuple[int, ...] = ()
+    """The rows of each part of the file that can be read for itself, in order; empty for one that has none."""
+    classes: Mapping[str, tuple[Any, ...]] = dataclass_field(default_factory=dict)
+    """The different values of columns whose numbers are classes."""
+    files: tuple[str, ...] = ()
+    """The names of the files that the rows are in, one a row, for a folder of such files."""
 
 
 def field_of(block: Block) -> Field:

@@ -5,7 +5,7 @@ import glob
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compss_train.data.block import concatenate
 from compss_train.data.file_cache import CacheEntry, FileCache
@@ -18,19 +18,22 @@ from compss_train.data.layout import (
     is_supported,
 )
 from compss_train.data.readers import Arrays, Reader
-from compss_train.data.readers.base import file_stamp
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
-_TRANSIENT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT}
-"""Errors of the machine or the file system, for which a file must not be skipped."""
+_TRANSIENT = {
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT),
+    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
+}
+"""Errors of the machine, the network or the file system, for which a file must not be skipped."""
 
 
 @contextmanager
 def bad_file_errors(file: str) -> Iterator[None]:
     """Convert exceptions into a ``BadFileError`` that names the file.
 
-    A lack of memory or of file descriptors, and a file system that does not respond, are raised unchanged.
+    A lack of memory or of file descriptors, and a file system or network that does not respond, are raised
+    unchanged.
     """
     try:
         yield
@@ -41,7 +44,7 @@ def bad_file_errors(file: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, BadFileError) and error.file == file:
             raise
-        if isinstance(error, OSError) and error.errno in _TRANSIENT:
+        if isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _TRANSIENT):
             error.add_note(f"while reading {file}")
             raise
         raise BadFileError(file, _reason(file, error)) from error
@@ -68,6 +71,8 @@ class FilePart:
     files: Mapping[int, str]
     sizes: Mapping[int, int]
     """Number of samples in each file."""
+    within: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Of those that are parts of a file: their first row in it, and its number of rows."""
     keys: tuple[str, ...] | None
     """Names of the arrays to read; ``None`` for all."""
     layout: Layout | None
@@ -92,10 +97,12 @@ class FilePart:
         """
         if self.cache is None or self.layout is None:
             return None
-        path = self.files[file]
+        path, rows = self.files[file], self.sizes[file]
+        start, _ = self.within.get(file, (0, rows))
         with bad_file_errors(path):
-            stamp = file_stamp(path)
-        return self.cache.entry(path, stamp, self.reader_id, self.sizes[file], self.layout)
+            stamp = self.reader.stamp(path, start, start + rows)
+        name = f"{path}#{start}" if file in self.within else path
+        return self.cache.entry(name, stamp, self.reader_id, rows, self.layout)
 
     def read(self, row_range: RowRange) -> Arrays:
         """Return rows of a file.
@@ -103,13 +110,14 @@ class FilePart:
         Raises ``BadFileError`` if the file has another number of rows than expected, or another layout than the
         reference file, if that is known.
         """
-        file, size = self.files[row_range.file], self.sizes[row_range.file]
+        file = self.files[row_range.file]
+        offset, size = self.within.get(row_range.file, (0, self.sizes[row_range.file]))
         with bad_file_errors(file):
-            first = 0 if row_range.wrapped else row_range.start
-            arrays, rows = self.reader.read(file, first, row_range.stop, self.keys)
-            incomplete = [key for key, array in arrays.items() if len(array) != min(rows, row_range.stop) - first]
+            first, stop = offset + (0 if row_range.wrapped else row_range.start), offset + row_range.stop
+            arrays, rows = self.reader.read(file, first, stop, self.keys)
+            incomplete = [key for key, array in arrays.items() if len(array) != min(rows, stop) - first]
             if incomplete:
-                missing = f"{incomplete[0]!r} lacks some of the rows {first} to {row_range.stop}"
+                missing = f"{incomplete[0]!r} lacks some of the rows {first} to {stop}"
                 raise FileContentError(f"was read incorrectly: {missing}")
             if unsupported := [key for key, array in arrays.items() if not is_supported(field_of(array))]:
                 key = unsupported[0]

@@ -15,14 +15,14 @@ MAX_CLASSES = 10_000
 """So many different strings in a column are classes; more are names or text, unless their classes are given."""
 
 
-def check_complete(name: str, missing: NDArray[np.bool_]) -> None:
-    """Raise ``FileContentError`` if a column lacks values; ``missing`` has an entry per row."""
+def check_complete(name: str, missing: NDArray[np.bool_], first: int = 0) -> None:
+    """Raise ``FileContentError`` if a column lacks values; ``missing`` has an entry per row from row ``first``."""
     rows = np.flatnonzero(missing)
     if len(rows):
         values = "a value" if len(rows) == 1 else f"{len(rows)} values"
         raise FileContentError(
-            f"lacks {values} in {name!r}, the first in row {rows[0]}: fill them in, remove these rows, or leave "
-            "the column out"
+            f"lacks {values} in {name!r}, the first in row {first + rows[0]}: fill them in, remove these rows, or "
+            "leave the column out"
         )
 
 
@@ -53,13 +53,13 @@ def find_classes(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def class_codes(
-    name: str, values: Sequence[Any], places: NDArray[np.integer[Any]], classes: Sequence[Any]
+    name: str, values: Sequence[Any], places: NDArray[np.integer[Any]], classes: Sequence[Any], first: int = 0
 ) -> NDArray[np.int64]:
     """Return the class of each row: the place of ``values[place]`` among the classes.
 
     ``values`` are the different values of a column, and ``places`` has one of them for each row, as
-    ``pandas.factorize`` and Arrow's dictionaries have them. Raises ``FileContentError`` for a value that is not
-    among the classes.
+    ``pandas.factorize`` and Arrow's dictionaries have them; ``first`` is the number of the first row. Raises
+    ``FileContentError`` for a value that is not among the classes.
     """
     numbers = {value: number for number, value in enumerate(classes)}
     codes = np.array([numbers.get(value, -1) for value in values], np.int64)
@@ -67,7 +67,7 @@ def class_codes(
     if len(unknown := np.flatnonzero(of_rows < 0)):
         value = values[places[unknown[0]]]
         raise FileContentError(
-            f"holds {value!r} in {name!r}, in row {unknown[0]}, which is none of its classes "
+            f"holds {value!r} in {name!r}, in row {first + unknown[0]}, which is none of its classes "
             f"{quote_names(list(classes)[:10])}{', ...' if len(classes) > 10 else ''}: give "
             f"classes={{{name!r}: [...]}} with all of them"
         )

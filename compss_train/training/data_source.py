@@ -23,6 +23,7 @@ from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
+from compss_train.data.tables import conversion_note
 from compss_train.engines import Engine
 from compss_train.model.random_state import random_state
 from compss_train.training.build_arguments import check_picklable
@@ -221,6 +222,7 @@ class FilesSource(DataSource):
     dataset: FileDataset
     keys: tuple[str, ...]
     has_weights: bool = False
+    notes: tuple[str, ...] = ()
     unit = "file"
 
     @property
@@ -267,7 +269,7 @@ def as_data_source(
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
     if isinstance(x, FileDataset):
-        return _files(x, y, targets)
+        return _files(x, y, targets, floats)
     if (samples := as_samples(x)) is not None:
         if y is not None:
             raise TypeError(
@@ -314,7 +316,7 @@ def _is_array(value: object) -> bool:
     return not (isinstance(value, BlockedTensor) or holds_targets(value) or hasattr(value, "tensors"))
 
 
-def _files(dataset: FileDataset, y: Any, targets: bool) -> FilesSource:
+def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> FilesSource:
     if y is not None:
         raise TypeError(
             f"y is a {type(y).__name__}, but x is a FileDataset, whose files hold the targets too; leave y out, "
@@ -324,7 +326,30 @@ def _files(dataset: FileDataset, y: Any, targets: bool) -> FilesSource:
         check_picklable(reader=dataset.reader.function)
     keys = dataset.training_keys(targets=targets)
     dataset.check_dtypes(keys)
-    return FilesSource(dataset, keys)
+    if floats is None:
+        return FilesSource(dataset, keys)
+    converted = dataset.with_floats(floats)
+    return FilesSource(converted, keys, notes=_conversions(dataset, converted, keys))
+
+
+def check_same_classes(data: DataSource, validation: DataSource) -> None:
+    """Raise ``ValueError`` if strings or images of the validation data are numbered as other classes."""
+    if not isinstance(data, FilesSource) or not isinstance(validation, FilesSource):
+        return
+    own, others = data.dataset.classes, validation.dataset.classes
+    for name in own:
+        if list(others.get(name, own[name])) != list(own[name]):
+            raise ValueError(
+                f"{name!r} has the classes {list(others[name])} in the validation data, but {list(own[name])} in "
+                "the training data; give FileDataset(..., classes=train.classes) for the former"
+            )
+
+
+def _conversions(before: FileDataset, after: FileDataset, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return a note for the arrays whose dtype differs."""
+    own, now = before.layout or {}, after.layout or {}
+    changed = [key for key in keys if own[key] != now[key]]
+    return (conversion_note(changed, own[changed[0]].dtype, now[changed[0]].dtype),) if changed else ()
 
 
 def as_blocked(value: object, num_workers: int) -> BlockedTensor:

@@ -16,7 +16,13 @@ from compss_train.model.loss_weights import check_weightable
 from compss_train.model.lr_schedules import make_schedule
 from compss_train.training.build_arguments import check_outer_factory
 from compss_train.training.callback import CallbackList
-from compss_train.training.data_source import DataSource, as_data_source, batch_size_of, holds_targets
+from compss_train.training.data_source import (
+    DataSource,
+    as_data_source,
+    batch_size_of,
+    check_same_classes,
+    holds_targets,
+)
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.lr_finder import LearningRates, growing_rates, shard_of_steps
@@ -96,6 +102,8 @@ class FittingTrainer(ResumableTrainer):
         if data.structure.weighted and built.training_spec.training_step is None:
             check_weightable(built.training_spec.loss)
         validation = None if validation_data is None else self._validation_source(validation_data)
+        if validation is not None:
+            check_same_classes(data, validation)
         if options.outer_optimizer is not None:
             check_outer_factory(built.training_spec.net, options.outer_optimizer)
         if options.optimizer_state == "average":

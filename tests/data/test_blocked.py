@@ -107,8 +107,8 @@ def test_files_that_cannot_be_mapped_are_errors(tmp_path):
     np.save(tmp_path / "f.npy", np.asfortranarray(np.ones((3, 2))))
     with pytest.raises(ValueError, match="Fortran order"):
         BlockedTensor.from_files([tmp_path / "f.npy"])
-    with pytest.raises(ValueError, match=r"files with the suffixes '\.csv': give files of one format"):
-        BlockedTensor.from_files([tmp_path / "x.csv"])
+    with pytest.raises(ValueError, match=r"files with the suffixes '\.txt': give files of one format"):
+        BlockedTensor.from_files([tmp_path / "x.txt"])
     with pytest.raises(FileNotFoundError):
         BlockedTensor.from_files([tmp_path / "none.npy"])
 

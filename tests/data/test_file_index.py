@@ -66,7 +66,7 @@ def test_an_index_stays_valid_when_a_reader_moves_to_another_module(kind, index,
 
 def test_readers_of_the_package_have_names_of_their_own_in_an_index():
     names = [kind.stored_name for kind in {*READERS.values(), CustomReader}]
-    assert sorted(names) == ["custom", "hdf5", "npy", "npz", "torch"]
+    assert sorted(names) == ["arrow", "csv", "custom", "hdf5", "npy", "npz", "parquet", "torch"]
 
 
 def test_relative_and_absolute_names_share_an_entry(files, index, tmp_path, monkeypatch):

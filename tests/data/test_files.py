@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from compss_train import FileDataset, PartialShuffleSampler
-from compss_train.data.files import file_names
+from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
+from compss_train.data.locations import file_names
 from compss_train.data.readers import CustomReader, NpzReader
 from compss_train.data.row_ranges import RowRange
 from tests.data.npz_files import FILES, reader, write
@@ -74,7 +74,7 @@ def test_folders_below_are_searched_with_two_stars(folder):
 
 @pytest.mark.parametrize("given", [".", Path(".")])
 def test_a_folder_is_an_error_that_says_how_to_name_its_files(folder, given):
-    with pytest.raises(ValueError, match=r"^\. is a folder; give its files, for example '\./\*\.npz'$"):
+    with pytest.raises(BadFileError, match=r"is a folder without images .*; give its files, for example '\*\.npz'"):
         FileDataset(given)
 
 

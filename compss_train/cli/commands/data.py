@@ -47,7 +47,7 @@ def write_shards(options: argparse.Namespace) -> list[str]:
     """
     from compss_train._utils.validation import check_count
     from compss_train.data.blocked import BlockedTensor
-    from compss_train.data.files import file_names
+    from compss_train.data.locations import file_names
     from compss_train.data.writing import write_files, write_parts
 
     inputs, rows, format = options.inputs, check_count("rows", options.rows), options.format

@@ -11,14 +11,17 @@ from typing import Any
 from compss_train.cli.run_files.data import Dataset, load_array, read_data, read_validation_data
 from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, RunFileError, require
 from compss_train.cli.run_files.model import ModelSpec, read_model
+from compss_train.cli.run_files.objects import resolve
 from compss_train.cli.run_files.options import NONE
 from compss_train.cli.run_files.run_file import RunFile, read_run_file
 from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.cli.run_files.trust import check_trust
 from compss_train.data import FileDataset
 from compss_train.data.block import Block, load_block
-from compss_train.data.files import file_names
 from compss_train.data.layout import quote_names
+from compss_train.data.locations import file_names
+from compss_train.data.readers import ImageFolderReader, TableReader, as_reader
+from compss_train.data.row_ranges import RowRange
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_blocked
@@ -122,7 +125,10 @@ def _file_dataset(names: Sequence[str], run_file: RunFile, roles: Sequence[str])
     """Return files that hold the arrays of these roles; a single array is x if no targets are needed."""
     data = run_file.section("data")
     array_names = _array_names(data)
-    dataset = FileDataset([file for name in names for file in file_names(name)], **array_names)
+    options = _options_of_files(names, data)
+    if "y" not in roles and isinstance(array_names.get("x"), list):  # the table need not have the targets
+        array_names["y"] = None
+    dataset = FileDataset([file for name in names for file in file_names(name)], **array_names, **options)
     arrays = list(dataset.layout or ())
     if len(arrays) == 1 and ("y" not in roles or dataset.y is None):
         dataset.x = arrays[0]
@@ -130,6 +136,15 @@ def _file_dataset(names: Sequence[str], run_file: RunFile, roles: Sequence[str])
         for role in roles:
             _check_array(dataset, role, arrays, data)
     return dataset
+
+
+def _options_of_files(names: Sequence[str], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in ``[data]`` that other files need as well: classes, and a reader of their format."""
+    options = {"classes": data["classes"]} if "files" in data and "classes" in data else {}
+    reader = resolve(data["reader"]) if "reader" in data else None
+    if isinstance(reader, TableReader | ImageFolderReader) and type(reader) is type(as_reader(None, names)):
+        options["reader"] = reader
+    return options
 
 
 def _array_names(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +178,5 @@ def first_samples(x: Any) -> Block:
     """Return the first two samples of training data, or the only one."""
     if isinstance(x, FileDataset):
         key = x.training_keys(targets=False)[0]
-        arrays, _ = x.reader.read(x.files[0], 0, 2, (key,))
-        return arrays[key]
+        return x.part([0], (key,)).read(RowRange(0, 0, min(2, x.sizes[0])))[key]
     return load_block(next(as_blocked(x, 1).blocks()))[:2]

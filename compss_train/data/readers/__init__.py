@@ -4,19 +4,28 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from compss_train.data.locations import is_folder
+from compss_train.data.readers.arrow import ArrowReader, CsvReader, ParquetReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
 from compss_train.data.readers.hdf5 import Hdf5Reader
+from compss_train.data.readers.images import ImageFolderReader
 from compss_train.data.readers.npz import NpyReader, NpzReader
 from compss_train.data.readers.pt import TorchReader
+from compss_train.data.readers.table import TableReader
 
 __all__ = [
     "READERS",
     "Arrays",
+    "ArrowReader",
+    "CsvReader",
     "CustomReader",
     "Hdf5Reader",
+    "ImageFolderReader",
     "NpyReader",
     "NpzReader",
+    "ParquetReader",
     "Reader",
+    "TableReader",
     "TorchReader",
     "as_reader",
 ]
@@ -28,12 +37,19 @@ READERS: dict[str, type[Reader]] = {
     ".pth": TorchReader,
     ".h5": Hdf5Reader,
     ".hdf5": Hdf5Reader,
+    ".parquet": ParquetReader,
+    ".arrow": ArrowReader,
+    ".feather": ArrowReader,
+    ".csv": CsvReader,
+    ".tsv": CsvReader,
 }
 """The readers by suffix of the file names."""
 
 
 def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) -> Reader:
     """Return ``reader`` as a ``Reader``, or the reader for the suffix of these files if it is ``None``.
+
+    Folders are those of images.
 
     Raises ``ValueError`` for suffixes that are unknown or differ, ``TypeError`` if ``reader`` cannot be called.
     """
@@ -46,6 +62,8 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
             raise TypeError(f"reader={reader!r}: give a function reader(filename, get_data=False), or None")
         return CustomReader(reader)
     suffixes = sorted({PurePath(file).suffix.lower() for file in files})
+    if files and not READERS.keys() & suffixes and all(map(is_folder, files)):
+        return ImageFolderReader()
     unknown = [suffix for suffix in suffixes if suffix not in READERS]
     if unknown or len({READERS[suffix] for suffix in suffixes}) != 1:
         raise ValueError(

@@ -1,10 +1,11 @@
 """``Reader``, the interface of all readers, and ``CustomReader`` for functions of users."""
 
+from __future__ import annotations
+
 import hashlib
 import inspect
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 
 from compss_train.data.block import Block
-from compss_train.data.layout import Description, Field, FileContentError, common_length, quote_names
+from compss_train.data.layout import Description, Field, FileContentError, Layout, common_length, quote_names
+from compss_train.data.locations import file_stamp, is_remote
 
 Arrays = dict[str, Block]
 """Some rows of each array of a file, by name."""
@@ -38,6 +40,39 @@ class Reader(ABC):
     @abstractmethod
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows ``start`` to ``stop`` of these arrays, all by default, and the file's number of rows."""
+
+    def stamp(self, path: str, start: int, stop: int) -> list[int]:
+        """Return the size and modification time of the file with these rows; empty if they are not known."""
+        return file_stamp(path)
+
+    def with_columns(
+        self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
+    ) -> Reader:
+        """Return a reader of these ``groups`` of columns, where ``used`` columns of strings become classes.
+
+        Raises ``TypeError`` if the files are no tables.
+        """
+        if groups:
+            name, columns = next(iter(groups.items()))
+            raise TypeError(
+                f"{name}={list(columns)!r}: only tables (Parquet, Arrow, CSV) have columns that are one array; "
+                "give the name of an array"
+            )
+        if classes:
+            raise TypeError("classes= is for tables (Parquet, Arrow, CSV) and folders of images")
+        return self
+
+    def with_classes(self, classes: Mapping[str, Sequence[Any]]) -> Reader:
+        """Return a reader that numbers these classes, which ``describe`` has found."""
+        return self
+
+    def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
+        """Return a reader, and its layout, for tables whose numbers with a fraction are to be of this dtype."""
+        return self, layout
+
+    def with_files(self, listed: Mapping[str, tuple[int, Mapping[int, str]]]) -> Reader:
+        """Return a reader that knows the files of some rows in each folder, and how many rows it has."""
+        return self
 
     def __call__(self, filename: str, get_data: bool = False) -> int | tuple[Arrays, int]:
         """Return the number of samples, or with ``get_data`` a dict of all arrays and that number."""
@@ -96,6 +131,10 @@ class CustomReader(Reader):
             raise FileContentError(f"holds no samples: the reader returned {rows}")
         return Description(int(rows), None)
 
+    def stamp(self, path: str, start: int, stop: int) -> list[int]:
+        """Return the size and modification time of the file; empty for names that only the function understands."""
+        return [] if is_remote(path) else file_stamp(path)
+
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of the arrays; the function reads the whole file."""
         returned = self.function(path, get_data=True)
@@ -150,14 +189,3 @@ def code_stamp(reader: Reader) -> list[int]:
         return file_stamp(inspect.getfile(code))
     except (TypeError, OSError):  # built in, or of a notebook
         return []
-
-
-def file_stamp(file: str) -> list[int]:
-    """Return the size and modification time of a file; empty for names that only the reader understands."""
-    try:
-        status = os.stat(file)
-    except FileNotFoundError:
-        if "://" in file:
-            return []
-        raise
-    return [status.st_size, status.st_mtime_ns]

@@ -1,11 +1,13 @@
 """Reader of HDF5 files; needs h5py (extra ``hdf5``)."""
 
 import posixpath
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from compss_train._utils.imports import import_optional
 from compss_train.data.layout import Description
+from compss_train.data.locations import is_remote, open_binary
 from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
 from compss_train.exceptions import BadFileError
 
@@ -22,12 +24,12 @@ class Hdf5Reader(Reader):
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes of the data sets."""
-        with import_h5py().File(path, "r") as file:
+        with _opened_file(path) as file:
             return describe_arrays({key: _opened(file, key) for key in _select(file, keys)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return the rows."""
-        with import_h5py().File(path, "r") as file:
+        with _opened_file(path) as file:
             chosen = {key: _opened(file, key) for key in _select(file, keys)}
             rows = describe_arrays(chosen).rows
             return {key: data[start:stop] for key, data in chosen.items()}, rows
@@ -36,6 +38,17 @@ class Hdf5Reader(Reader):
 def import_h5py() -> Any:
     """Return the module; raise ``ModuleNotFoundError`` that says how to install it."""
     return import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
+
+
+@contextmanager
+def _opened_file(path: str) -> Iterator[Any]:
+    h5py = import_h5py()
+    if not is_remote(path):
+        with h5py.File(path, "r") as file:
+            yield file
+        return
+    with open_binary(path) as source, h5py.File(source, "r") as file:
+        yield file
 
 
 def _linked(file: Any, name: str) -> Any:

@@ -17,6 +17,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from compss_train.data.layout import Description, FileContentError
+from compss_train.data.locations import is_remote, open_binary
 from compss_train.data.readers.base import Arrays, Reader, check_no_objects, describe_arrays, select_keys
 
 _LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
@@ -31,13 +32,13 @@ class NpzReader(Reader):
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes in the arrays' headers."""
-        with zipfile.ZipFile(path) as archive:
+        with open_binary(path) as file, zipfile.ZipFile(file) as archive:
             members = _members(archive)
             return describe_arrays({key: _read_header(archive, members[key]) for key in select_keys(keys, members)})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of the arrays; each array is read completely, to verify its checksum."""
-        with open(path, "rb", buffering=0) as file, zipfile.ZipFile(file) as archive:
+        with open_binary(path, buffering=0) as file, zipfile.ZipFile(file) as archive:
             members = _members(archive)
             arrays = {
                 key: _parse_array(key, _read_member(file, archive, members[key]))
@@ -82,7 +83,7 @@ def _read_member(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile
 
     ``numpy.load`` reads in pieces and waits for the global interpreter lock after each, which halves the speed.
     """
-    if member.compress_type != zipfile.ZIP_STORED:
+    if member.compress_type != zipfile.ZIP_STORED or not isinstance(file, io.FileIO):
         return np.frombuffer(bytearray(archive.read(member)), np.uint8)
     archive.open(member).close()  # checks the local header
     if not member.file_size == member.compress_size <= os.fstat(file.fileno()).st_size:
@@ -124,7 +125,10 @@ ARRAY_NAME = "x"
 
 
 class NpyReader(Reader):
-    """Reads the requested rows of files of ``numpy.save``, which are memory-mapped. The array is named x."""
+    """Reads the requested rows of files of ``numpy.save``, which are memory-mapped. The array is named x.
+
+    Remote files are read whole.
+    """
 
     stored_name = "npy"
 
@@ -143,5 +147,8 @@ class NpyReader(Reader):
 
 
 def _memory_map(path: str) -> NDArray[Any]:
+    if is_remote(path):
+        with open_binary(path) as file:
+            return _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))
     array: NDArray[Any] = open_memmap(path, mode="r")  # numpy.load would also accept a zip file
     return array

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from compss_train.data.layout import Description, FileContentError
+from compss_train.data.locations import is_remote, open_binary
 from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
 
 _NAMES = ("x", "y")
@@ -17,6 +18,7 @@ class TorchReader(Reader):
     """Reads a dict of tensors, a tensor (x), or a tuple or list of one or two (x, y), saved by ``torch.save``.
 
     Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested rows are read.
+    Remote files are read whole.
     """
 
     stored_name = "torch"
@@ -49,13 +51,16 @@ def _tensors(path: str, keys: Collection[str] | None) -> dict[str, torch.Tensor]
 
 def _load(path: str) -> Any:
     try:
+        if is_remote(path):
+            with open_binary(path) as file:
+                return torch.load(file, map_location="cpu", weights_only=True)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
         raise FileContentError(
             "holds other objects than tensors; they are pickled and therefore not read"
         ) from None
     except RuntimeError as error:
-        if "mmap can only be used" not in str(error) or os.path.getsize(path) == 0:
+        if "mmap can only be used" not in str(error) or (not is_remote(path) and os.path.getsize(path) == 0):
             raise
         raise FileContentError("has torch's old format; load it and save it again with torch.save") from None
 

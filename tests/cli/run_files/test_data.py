@@ -114,7 +114,7 @@ def test_files_are_a_data_set_with_its_options():
         ({"y": "y.npy"}, "it names no samples"),
         ({"x": "none.npy"}, "[data] x: none.npy: No such file or directory"),
         ({"x": "x.npy", "y": "none.npz"}, "[data] y: "),
-        ({"x": "x.csv"}, "[data] x: files with the suffixes '.csv': give files of one format, .npz"),
+        ({"x": "x.txt"}, "[data] x: files with the suffixes '.txt': give files of one format, .npz"),
         ({"x": 3}, "[data] x: a block needs a first dimension"),
         ({"x": {"file": "both.npz", "keys": "x"}}, "[data] x: unknown key; did you mean key?"),
         ({"x": {"file": "both.npz", "key": "a"}}, "[data] x: "),

@@ -150,8 +150,8 @@ def test_names_of_another_kind_reach_the_reader_as_they_are(tmp_path, monkeypatc
     assert asked == [("store://bucket/f", False), ("store://bucket/f", True)]
 
 
-def test_a_built_in_reader_without_a_store_says_that_the_file_does_not_exist():
-    with names("store://bucket/f.npz", "does not exist"):
+def test_a_built_in_reader_of_a_store_that_is_not_known_says_so():
+    with names("store://bucket/f.npz", "cannot be read: ValueError: Protocol not known: store"):
         FileDataset(["store://bucket/f.npz"])
 
 
@@ -184,7 +184,7 @@ def test_ends_of_the_same_format_go_together():
 
 
 @pytest.mark.parametrize(
-    "files", [["a.npz", "b.npy"], ["a.pt", "b.h5"], ["a.npz", "b.csv"], ["a.csv"], ["a"], [".npz"], ["npz"], []]
+    "files", [["a.npz", "b.npy"], ["a.pt", "b.h5"], ["a.npz", "b.csv"], ["a.txt"], ["a"], [".npz"], ["npz"], []]
 )
 def test_ends_that_are_unknown_or_differ_are_errors(files):
     with pytest.raises(ValueError, match=r"give files of one format, \.npz, .*, or a reader"):

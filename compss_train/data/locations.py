@@ -1,0 +1,110 @@
+"""Where files are: names and patterns, of local files and of those that ``fsspec`` reaches (S3, GCS, HTTP)."""
+
+import glob
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, TypeAlias
+
+FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+"""The extras that reach stores, by the first part of a name."""
+
+
+def is_remote(name: str) -> bool:
+    """Return whether this is the name of a file in another store, such as ``s3://bucket/train.parquet``."""
+    return "://" in name
+
+
+def absolute(name: str) -> str:
+    """Return an absolute path; names with ``://``, which are not local files, are returned unchanged."""
+    return name if is_remote(name) else os.path.abspath(name)
+
+
+def file_names(files: FileNames) -> list[str]:
+    """Return the names as a list; raise ``ValueError`` if there are none, or one occurs twice."""
+    if isinstance(files, str | os.PathLike):
+        names = _matches(os.fspath(files))
+    else:
+        names = [os.fspath(file) for file in files]
+    if not names:
+        raise ValueError(f"files={files!r}: no files found; give names, or a pattern that matches some")
+    counts = Counter(absolute(name) for name in names)
+    if len(counts) < len(names):
+        raise ValueError(f"{counts.most_common(1)[0][0]} occurs more than once; name each file once")
+    return names
+
+
+def _matches(pattern: str) -> list[str]:
+    if is_remote(pattern):
+        if not glob.has_magic(pattern.partition("?")[0] if pattern.startswith("http") else pattern):
+            return [pattern]
+        system, path = _file_system(pattern)
+        return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+    if os.path.exists(pattern) or not glob.has_magic(pattern):
+        return [pattern]
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+def is_folder(name: str) -> bool:
+    """Return whether this is a folder with other folders, as those of images are."""
+    if not is_remote(name):
+        return os.path.isdir(name)
+    system, path = _file_system(name)
+    return bool(system.isdir(path))
+
+
+def files_below(folder: str) -> Iterator[str]:
+    """Iterate over the files in subfolders of a folder: names relative to it, with slashes."""
+    if is_remote(folder):
+        system, path = _file_system(folder)
+        prefix = path.rstrip("/") + "/"
+        yield from (found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix))
+        return
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        inside = "" if parent == folder else os.path.relpath(parent, folder).replace(os.sep, "/") + "/"
+        yield from (inside + name for name in names)
+
+
+def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
+    """Open a local file, with this ``buffering``, or a remote one for reading.
+
+    Raises ``ModuleNotFoundError`` where the package for the store is not installed, which says how to do it.
+    """
+    if not is_remote(path):
+        return open(path, "rb", buffering=buffering)
+    system, name = _file_system(path)
+    return system.open(name, "rb")
+
+
+def file_stamp(file: str) -> list[int]:
+    """Return the size and modification time of a file, or what its store has of the latter."""
+    if not is_remote(file):
+        status = os.stat(file)
+        return [status.st_size, status.st_mtime_ns]
+    system, name = _file_system(file)
+    info = system.info(name)
+    versions = {
+        key: str(info[key]) for key in ("ETag", "LastModified", "mtime", "created", "updated") if key in info
+    }
+    digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()
+    return [int(info.get("size") or 0), int(digest[:15], 16)] if versions else []
+
+
+def _file_system(path: str) -> tuple[Any, str]:
+    """Return fsspec's file system, with the options of its own configuration, and the name within it."""
+    import fsspec
+
+    try:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(path)
+    except ImportError as error:
+        protocol = path.partition("://")[0]
+        install = f"pip install 'compss_train[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else str(error)
+        raise ModuleNotFoundError(
+            f"files in {protocol}:// need another package: {install}", name=error.name
+        ) from error
+    return found

@@ -1,0 +1,172 @@
+"""Reader of folders of images, a subfolder a class; needs Pillow (extra ``images``)."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train._utils.imports import import_optional
+from compss_train._utils.validation import check_choice, check_count
+from compss_train.data.layout import Description, Field, FileContentError, quote_names
+from compss_train.data.locations import file_stamp, files_below, open_binary
+from compss_train.data.readers.base import Arrays, Reader, select_keys
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""The files that are images; others in the folders are ignored."""
+CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+"""The modes that images are converted to, and their channels."""
+
+_STAMP_THREADS = 8
+
+
+class ImageFolderReader(Reader):
+    """Reads images in subfolders of a folder, each of which is a class, as torchvision's ``ImageFolder`` has them.
+
+    Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the place of the subfolder in the sorted
+    names. As images of a class stand together in the folder, their rows are in a fixed random order instead, which
+    ``images`` returns: blocks have images of all classes.
+
+    Parameters
+    ----------
+    size:
+        Height and width that images are resized to, or one number for both; ``None`` (default) for images of one
+        size, that of the first.
+    mode:
+        Pillow's name of what they are converted to: ``"RGB"``, ``"L"`` (grey) or ``"RGBA"``.
+    rows:
+        Number of images in a block.
+    """
+
+    stored_name = "images"
+
+    def __init__(self, size: int | Sequence[int] | None = None, mode: str = "RGB", rows: int = 256) -> None:
+        check_choice("mode", mode, CHANNELS)
+        sides = (size, size) if isinstance(size, int) else size
+        if sides is not None and (len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides)):
+            raise ValueError(f"size={size!r}: give a height and a width, or one number for both")
+        self.size = None if sides is None else (int(sides[0]), int(sides[1]))
+        self.mode = mode
+        self.rows = check_count("rows", rows)
+        self.classes: Mapping[str, Sequence[Any]] = {}
+        self._listed: Mapping[str, tuple[int, Mapping[int, str]]] = {}
+        """Number of images in each folder, and the names of some by row: those that a task reads."""
+
+    def with_classes(self, classes: Mapping[str, Sequence[Any]]) -> Self:
+        """Return a reader whose classes are ``classes["y"]``, in this order, unless it has others."""
+        changed = copy.copy(self)
+        changed.classes = {**classes, **self.classes}
+        return changed
+
+    def with_columns(
+        self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
+    ) -> Reader:
+        """Return a reader of these classes; raise ``TypeError`` for ``groups``, as images have no columns."""
+        return super().with_columns(groups, used, {}).with_classes(classes)
+
+    def with_files(self, listed: Mapping[str, tuple[int, Mapping[int, str]]]) -> Self:
+        """Return a reader that knows the number of images in each folder and some of them by row.
+
+        It does not list the folders again.
+        """
+        changed = copy.copy(self)
+        changed._listed = listed
+        return changed
+
+    def images(self, folder: str) -> list[str]:
+        """Return the names of the images in the order of their rows, from the folder: ``class/name``."""
+        found = sorted(name for name in files_below(folder) if name.count("/") and name.lower().endswith(SUFFIXES))
+        if not found:
+            raise FileContentError(
+                f"is a folder without images in subfolders, one a class ({', '.join(SUFFIXES)}); give its files, "
+                "for example '*.npz'"
+            )
+        return [found[place] for place in np.random.default_rng(0).permutation(len(found))]
+
+    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
+        """Return the number of images, their layout and the classes; reads one image unless a size is given."""
+        images = self.images(path)
+        classes = tuple(self.classes.get("y") or _classes_of(images))
+        sides = self.size or self._decode(path, images[0]).shape[1:]
+        layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides)), "y": Field("int64", ())}
+        bounds = [*range(0, len(images), self.rows), len(images)]
+        return Description(
+            len(images),
+            {key: layout[key] for key in select_keys(keys, layout)},
+            blocks=tuple(stop - start for start, stop in pairwise(bounds)),
+            classes={"y": classes},
+            files=tuple(images),
+        )
+
+    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+        """Return the images of these rows, and their classes."""
+        number, images = self._listing(path)
+        names = [images[row] for row in range(start, min(stop, number))]
+        arrays: Arrays = {}
+        for key in select_keys(keys, ("x", "y")):
+            arrays[key] = self._pixels(path, names) if key == "x" else self._codes(path, names)
+        return arrays, number
+
+    def stamp(self, path: str, start: int, stop: int) -> list[int]:
+        """Return a checksum of the sizes and modification times of the images in these rows; empty for none."""
+        if start == stop:  # the folder itself does not show what changes below it
+            return []
+        number, images = self._listing(path)
+        files = [f"{path}/{images[row]}" for row in range(start, min(stop, number))]
+        with ThreadPoolExecutor(_STAMP_THREADS) as threads:
+            stamps = list(zip(files, threads.map(file_stamp, files), strict=True))
+        return [int(hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:15], 16)]
+
+    def _listing(self, path: str) -> tuple[int, Mapping[int, str]]:
+        if path in self._listed:
+            return self._listed[path]
+        images = self.images(path)
+        return len(images), dict(enumerate(images))
+
+    def _codes(self, path: str, names: Sequence[str]) -> NDArray[np.int64]:
+        classes = list(self.classes.get("y") or _classes_of(self._listing(path)[1].values()))
+        if unknown := [name for name in names if _class_of(name) not in classes]:
+            raise FileContentError(
+                f"holds {unknown[0]}, whose folder is none of the classes {quote_names(classes)}"
+            )
+        return np.array([classes.index(_class_of(name)) for name in names], np.int64)
+
+    def _pixels(self, path: str, names: Sequence[str]) -> NDArray[np.uint8]:
+        images = [self._decode(path, name) for name in names]
+        if different := [number for number, image in enumerate(images) if image.shape != images[0].shape]:
+            sides = " and ".join(
+                f"{image.shape[1]} x {image.shape[2]}" for image in (images[0], images[different[0]])
+            )
+            raise FileContentError(
+                f"holds images of different sizes, {sides} in {names[different[0]]}: resize them with "
+                "reader=ImageFolderReader(size=(height, width))"
+            )
+        return np.stack(images)
+
+    def _decode(self, path: str, name: str) -> NDArray[np.uint8]:
+        """Return an image, shape (channels, height, width)."""
+        module = import_optional("PIL.Image", extra="images", needed_by="folders of images", package="Pillow")
+        try:
+            with open_binary(f"{path}/{name}") as file, module.open(file) as opened:
+                image = opened.convert(self.mode)
+                if self.size is not None and image.size != self.size[::-1]:
+                    image = image.resize(self.size[::-1], module.Resampling.BILINEAR)
+        except (module.UnidentifiedImageError, OSError, SyntaxError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the file system
+            raise FileContentError(f"holds {name}, which cannot be read as an image: {error}") from error
+        pixels: NDArray[np.uint8] = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _class_of(image: str) -> str:
+    return image.partition("/")[0]
+
+
+def _classes_of(images: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({_class_of(image) for image in images}))

@@ -1,0 +1,164 @@
+"""Remote files, by fsspec: its memory and local file systems, and a server of S3 on this machine."""
+
+import io
+import uuid
+
+import fsspec
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BadFileError, DistributedTrainer, FileDataset
+from compss_train.data.locations import file_stamp
+from tests.data.readers.checks import filled, names, same
+from tests.data.readers.table_files import TABLES, columns, pa, parquet
+from tests.data.readers.test_table import read_all
+from tests.helpers.models import assert_same_bits
+
+X, Y = filled((12, 3)), np.arange(12) % 2
+
+
+def h5_bytes(**arrays):
+    with h5py.File(content := io.BytesIO(), "w") as file:
+        for key, array in arrays.items():
+            file[key] = array
+    return content.getvalue()
+
+
+def saved_bytes(save, *arguments, **options):
+    save(content := io.BytesIO(), *arguments, **options)
+    return content.getvalue()
+
+
+FILES = {
+    ".npz": saved_bytes(np.savez, x=X, y=Y),
+    ".pt": saved_bytes(lambda file, value: torch.save(value, file), {"x": torch.tensor(X), "y": torch.tensor(Y)}),
+    ".h5": h5_bytes(x=X, y=Y),
+}
+
+
+@pytest.fixture
+def memory():
+    """Return the name of a folder in fsspec's memory."""
+    folder = f"memory://{uuid.uuid4().hex}"
+    yield folder
+    fsspec.filesystem("memory").rm(folder, recursive=True)
+
+
+def put(name, content):
+    with fsspec.open(name, "wb") as file:
+        file.write(content)
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_arrays_of_remote_files_are_read(memory, suffix):
+    for number in range(2):
+        put(f"{memory}/{number}{suffix}", FILES[suffix])
+    dataset = FileDataset(f"{memory}/*{suffix}")
+    assert dataset.sizes == (12, 12)
+    arrays = read_all(dataset)
+    same(np.asarray(arrays["x"]), np.concatenate([X, X]))
+    same(np.asarray(arrays["y"]), np.concatenate([Y, Y]))
+
+
+def test_a_remote_array_is_read(memory):
+    put(f"{memory}/f.npy", saved_bytes(np.save, X))
+    same(read_all(FileDataset(f"{memory}/f.npy"))["x"], X)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_remote_tables_are_read(memory, tmp_path, kind):
+    form = TABLES[kind]
+    with open(form.saved(tmp_path, **columns()), "rb") as file:
+        put(f"{memory}/f{form.suffix}", file.read())
+    dataset = FileDataset(f"{memory}/f{form.suffix}", x=["a", "b"], y="kind")
+    assert dataset.sizes == form.blocks
+    same(read_all(dataset)["x"], np.stack([columns()["a"], columns()["b"]], 1))
+    assert dataset.classes == {"kind": ("cat", "dog", "eel")}
+
+
+def test_remote_images_are_read(memory):
+    image = pytest.importorskip("PIL.Image")
+    for kind in ("cat", "dog"):
+        put(f"{memory}/{kind}/1.png", saved_bytes(image.fromarray(np.full((2, 3), 7, np.uint8)).save, format="png"))
+    dataset = FileDataset(memory)
+    assert (dataset.sizes, dataset.classes) == ((2,), {"y": ("cat", "dog")})
+    same(read_all(dataset)["x"], np.full((2, 3, 2, 3), 7, np.uint8))
+
+
+def test_the_local_file_system_is_one_too(tmp_path):
+    np.savez(tmp_path / "f.npz", x=X, y=Y)
+    same(read_all(FileDataset(f"file://{tmp_path}/*.npz"))["x"], X)
+
+
+def test_a_stamp_changes_with_the_file(memory):
+    put(name := f"{memory}/f.npz", FILES[".npz"])
+    before = file_stamp(name)
+    assert len(before) == 2
+    assert before == file_stamp(name)
+    put(name, FILES[".npz"])
+    assert before != file_stamp(name)
+
+
+def test_a_missing_remote_file_is_an_error(memory):
+    put(f"{memory}/f.npz", FILES[".npz"])
+    with names(f"{memory}/g.npz", "does not exist"):
+        FileDataset(f"{memory}/g.npz")
+    with pytest.raises(ValueError, match="no files found"):
+        FileDataset(f"{memory}/*.pt")
+
+
+def test_a_store_whose_package_is_missing_says_how_to_install_it(monkeypatch):
+    def missing(path):
+        raise ImportError("Install gcsfs to access Google Storage")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(ModuleNotFoundError, match=r"gs:// need another package: pip install 'compss_train\[gcs\]'"):
+        FileDataset("gs://bucket/f.npz")
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """Start a server of S3, and return the name of a bucket on it."""
+    s3fs = pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdir("samples")
+    yield "s3://samples"
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def fitted(data):
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    for each in net.parameters():
+        nn.init.constant_(each, 0.25)
+    trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
+    return trainer.fit(data, num_epochs=2, batch_size=4, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+def test_a_fit_reads_s3(bucket, tmp_path):
+    table = pa.table({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "y": Y})
+    parquet.write_table(table, tmp_path / "f.parquet", row_group_size=4)
+    put(f"{bucket}/train/f.parquet", (tmp_path / "f.parquet").read_bytes())
+    local, remote = (
+        FileDataset(files, x=["a", "b", "c"])
+        for files in (str(tmp_path / "f.parquet"), f"{bucket}/train/*.parquet")
+    )
+    assert remote.sizes == local.sizes == (4, 4, 4)
+    assert_same_bits(fitted(remote), fitted(local))
+    with pytest.raises(BadFileError, match=r"none\.parquet does not exist"):
+        FileDataset(f"{bucket}/train/none.parquet")
