@@ -17,11 +17,13 @@ from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.training import OnlineTrainer
+from compss_train.training.callback import AnyCallback
 from compss_train.training.description import described_fit
 from compss_train.training.fit_options import FitOptions, MergeName, Rule
 from compss_train.training.fit_state import ActiveFit
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.presets import OptimizerState, Preset
+from compss_train.training.profile import ProfileLike
 
 
 class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
@@ -64,8 +66,9 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         shuffle: Shuffle = "blocks",
         shuffle_block_data: bool = True,
         validation_data: tuple[Any, Any] | FileDataset | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[AnyCallback] = (),
         progress: bool = True,
+        profile: ProfileLike = None,
         resume: str | os.PathLike[str] | bool = False,
         max_time: float | timedelta | None = None,
         worker_timeout: float | None = None,
@@ -121,10 +124,14 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             (x, y) or files on which the global parameters are evaluated after every round, as ``val_loss`` and so
             on. Commutative merging then applies all updates of a round before those of the next.
         callbacks:
-            ``Callback`` objects, called in this process.
+            ``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in the workers.
         progress:
             Whether to show a progress bar in a terminal or notebook, or elsewhere write a line a round, to standard
             error; a ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
+        profile:
+            A path that ends in .json or .json.gz for the trace of a worker's second round by ``torch.profiler``,
+            at most 100 batches of it, or a ``training.Profile`` of another round or worker; ``True`` for
+            "profile.json". docs/watching.md. ``None`` (default) for no trace.
         resume:
             Folder of checkpoints (the newest good one is used; a warning names later ones that are damaged), or one
             checkpoint, to resume from: the rest of the interrupted fit is trained, bit for bit as without
@@ -218,12 +225,18 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             max_time=max_time,
             worker_timeout=worker_timeout,
             sample_weight=sample_weight,
+            profile=profile,
         )
         self._resume(plan.checkpoint, plan.callbacks)
         if built.lr_schedule is not None:
             built.lr_schedule.prepare(plan.last_epoch)
         self._last_fit = described_fit(
-            "fit", options, plan.callbacks.callbacks, data=plan.data, validation_data=plan.validation
+            "fit",
+            options,
+            plan.callbacks.all,
+            data=plan.data,
+            validation_data=plan.validation,
+            profile=plan.profile and plan.profile.location,
         )
         round_plan = self._round_plan(plan.progress)
         start = ActiveFit(stopping=plan.stopping, callbacks=plan.callbacks, progress=plan.progress)

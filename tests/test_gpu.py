@@ -184,3 +184,39 @@ def test_fits_with_random_transforms_and_buffers_are_reproducible_on_a_gpu():
                 trainer.fit(*data, num_epochs=2, batch_size=5, buffer=BufferSpec("FIRO", 24, threshold=9))
             )
     assert_close(*results, ROUNDING)
+
+
+def test_fp16_on_a_gpu_keeps_its_scale_and_resumes_with_it(tmp_path):
+    x, y = classification(samples=60)
+    options = {"num_epochs": 2, "batch_size": 5, "merge_unit": "blocks", "progress": False}
+    results = []
+    for resume in (False, tmp_path / "round-000001"):
+        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
+            optimizer = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "fused": True}
+            trainer.build(mlp(), optimizer, "cross_entropy", num_gpu=1, precision="fp16")
+            callbacks = [] if resume else [Checkpoint(tmp_path, keep=9)]
+            # So large that the first gradients overflow.
+            results.append(trainer.fit(*blocked(30 * x, y, 4), callbacks=callbacks, resume=resume, **options))
+            assert all(0 < state.scaler["scale"] < 65536 for state in trainer.snapshot().workers)
+            assert trainer.predict(x).dtype == np.float32
+    assert_close(*results, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_network_trains_on_a_gpu():
+    pytest.importorskip("triton")
+    x, y = double_data()
+    results = []
+    for value in (False, True):
+        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
+            trainer.build(mlp().double(), ADAM, "cross_entropy", num_gpu=1, compile=value)
+            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, progress=False))
+    assert_close(*results, ROUNDING)
+
+
+def test_a_trace_of_a_gpu_has_its_kernels(tmp_path):
+    x, y = classification(samples=60)
+    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
+        trainer.build(mlp(), ADAM, "cross_entropy", num_gpu=1)
+        trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, progress=False, profile=tmp_path / "trace.json")
+    assert '"cat": "kernel"' in (tmp_path / "trace.json").read_text()

@@ -1,4 +1,4 @@
-"""Callbacks, which run in the coordinator between the rounds of a fit."""
+"""Callbacks, which run in the coordinator between the rounds of a fit, or in its workers."""
 
 from compss_train.callbacks.checkpoint import Checkpoint
 from compss_train.callbacks.early_stopping import EarlyStopping
@@ -8,6 +8,7 @@ from compss_train.callbacks.report import Report
 from compss_train.callbacks.tensorboard import TensorBoard
 from compss_train.callbacks.trackers import MLflow, Trackio, WandB
 from compss_train.training.callback import Callback
+from compss_train.training.worker import WorkerCallback, WorkerContext
 
 __all__ = [
     "Callback",
@@ -22,4 +23,6 @@ __all__ = [
     "TensorBoard",
     "Trackio",
     "WandB",
+    "WorkerCallback",
+    "WorkerContext",
 ]

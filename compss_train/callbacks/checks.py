@@ -8,9 +8,13 @@ from compss_train._utils.files import is_special_file
 from compss_train._utils.validation import check_choice, suggestion, warn_user
 from compss_train.callbacks.progress import with_progress
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
-from compss_train.training.callback import Callback, CallbackList, TrainerProtocol
+from compss_train.training.build_arguments import check_picklable
+from compss_train.training.callback import AnyCallback, Callback, CallbackList, TrainerProtocol
+from compss_train.training.worker import WorkerCallback
 
-HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+HOOKS, WORKER_HOOKS = (
+    tuple(name for name in vars(kind) if name.startswith("on_")) for kind in (Callback, WorkerCallback)
+)
 
 _MOMENTS = ("epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round")
 """Words in the names of hooks of Keras, Lightning and others."""
@@ -27,13 +31,18 @@ def callback_list(
     checked = check_callbacks(callbacks)
     warn_of_other_hooks(checked)
     check_choice("progress", progress, (True, False))
-    called = CallbackList(with_progress(checked, progress), trainer)
-    if not trainer.measures_in_steps:
+    in_workers = [callback for callback in checked if isinstance(callback, WorkerCallback)]
+    check_picklable(**{type(callback).__name__: callback for callback in in_workers})
+    if in_workers and records.get("online"):
+        raise ValueError(f"{type(in_workers[0]).__name__} runs in workers of fit; fit_online has no such callbacks")
+    own = [callback for callback in checked if isinstance(callback, Callback)]
+    called = CallbackList(with_progress(own, progress), trainer, in_workers)
+    if not (trainer.measures_in_steps or in_workers):
         check_watched(called.callbacks, trainer.measures, **records)
     return called
 
 
-def check_callbacks(callbacks: Iterable[object]) -> list[Callback]:
+def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
     """Return the callbacks as a list.
 
     Raises ``TypeError`` for an object that is not a callback, ``ValueError`` for a callback that occurs twice and
@@ -49,16 +58,18 @@ def check_callbacks(callbacks: Iterable[object]) -> list[Callback]:
     return checked
 
 
-def _checked(callback: object) -> Callback:
-    if not isinstance(callback, Callback):
+def _checked(callback: object) -> AnyCallback:
+    if not isinstance(callback, Callback | WorkerCallback):
         hint = "; call the class to create one" if isinstance(callback, type) else ""
         raise TypeError(f"callbacks= has {callback!r}, which is not a Callback{hint}")
     return callback
 
 
-def _check_paths(callbacks: Iterable[Callback]) -> None:
+def _check_paths(callbacks: Iterable[AnyCallback]) -> None:
     owners: dict[Path, Callback] = {}
     for callback in callbacks:
+        if isinstance(callback, WorkerCallback):
+            continue
         path = callback.writes_to()
         if path is None or is_special_file(Path(path)):
             continue
@@ -70,21 +81,25 @@ def _check_paths(callbacks: Iterable[Callback]) -> None:
             )
 
 
-def warn_of_other_hooks(callbacks: Iterable[Callback]) -> None:
+def warn_of_other_hooks(callbacks: Iterable[AnyCallback]) -> None:
     """Warn of methods that are named like hooks of other libraries or nearly like ours: they are never called."""
     for kind in dict.fromkeys(map(type, callbacks)):
         if others := list(_other_hooks(kind)):
             warn_user(
                 f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
-                f"{', '.join(HOOKS)}"
+                f"{', '.join(_hooks(kind))}"
             )
 
 
-def _other_hooks(kind: type[Callback]) -> Iterator[str]:
+def _hooks(kind: type[AnyCallback]) -> tuple[str, ...]:
+    return WORKER_HOOKS if issubclass(kind, WorkerCallback) else HOOKS
+
+
+def _other_hooks(kind: type[AnyCallback]) -> Iterator[str]:
     for name in dir(kind):
-        if not name.startswith("on_") or name in HOOKS or not callable(getattr(kind, name)):
+        if not name.startswith("on_") or name in _hooks(kind) or not callable(getattr(kind, name)):
             continue
-        if not set(_MOMENTS).isdisjoint(name.split("_")) or get_close_matches(name, HOOKS, 1, 0.8):
+        if not set(_MOMENTS).isdisjoint(name.split("_")) or get_close_matches(name, _hooks(kind), 1, 0.8):
             yield name
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train._utils.validation import check_choice, check_count, check_positive
 from compss_train.model import parameters as params
+from compss_train.model.compilation import Compilation, has_forward
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import Measures
@@ -48,10 +49,11 @@ class StepOptions:
         check_choice("on_nan", self.on_nan, get_args(OnNan))
 
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions of autocast."""
 MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
@@ -106,6 +108,8 @@ class TrainingSpec:
     train_transform: TrainTransform | None = None
     """Applied to training batches only, before ``transform``."""
     precision: Precision = "fp32"
+    compile: Compilation | None = None
+    """Of forward passes in training; ``None`` to run the network as it is."""
     memory_format: MemoryFormat = "contiguous"
     class_weight: tuple[float, ...] | None = None
     """Class weights of the training loss."""
@@ -139,7 +143,7 @@ class TrainingSpec:
 
     def check_forward(self) -> None:
         """Raise ``ValueError`` for a network without outputs of its own, such as a dict of modules."""
-        if type(self.net).forward is nn.Module.forward and "forward" not in vars(self.net):
+        if not has_forward(self.net):
             raise ValueError(
                 f"a {type(self.net).__name__} has no forward; call one of its modules, as in "
                 "trainer.model()['name'], or build with a module whose forward uses them"
@@ -164,6 +168,8 @@ class TrainingSpec:
         if own.memory_format != "contiguous":
             own.net.to(memory_format=MEMORY_FORMATS[own.memory_format])  # type: ignore[call-overload]
         params.load_into(own.net, parameters)
+        if own.compile is not None and training:
+            own.compile.apply(own.net, device)
         return ModelReplica(own, device, TrainingLoss(own.loss, own.class_weight, device))
 
 
@@ -206,9 +212,20 @@ class ModelReplica:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which forward passes and losses run."""
-        if self.training_spec.precision == "fp32":
+        if self.half is None:
             return contextlib.nullcontext()
-        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+        return torch.autocast(torch.device(self.device).type, self.half)
+
+    @property
+    def not_compiled(self) -> str | None:
+        """Why the network runs as it is, though it was to be compiled; ``None`` otherwise."""
+        compilation = self.training_spec.compile
+        return None if compilation is None else compilation.problem(self.device)
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The lower precision of autocast, ``None`` without it."""
+        return HALF.get(self.training_spec.precision)
 
     @contextlib.contextmanager
     def annotate_errors(self, x: Any, y: Any = None, *, own_target: bool = False) -> Iterator[None]:

@@ -87,7 +87,7 @@ def run_step(step: Step, net: nn.Module, x: Any, y: Any, context: StepContext, *
             f"metric= is measured on outputs, which {name} does not return; return "
             "{'loss': loss, 'output': output}, or build without metric= and return the numbers themselves"
         )
-    return StepResult(loss, output, target, {name: _number(name, value) for name, value in values.items()})
+    return StepResult(loss, output, target, {name: measured_number(name, value) for name, value in values.items()})
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -99,12 +99,13 @@ def _plain_name(name: str) -> str:
     return name.removeprefix("train_").removeprefix("val_")
 
 
-def _number(name: str, value: Any) -> Any:
+def measured_number(name: str, value: Any) -> Any:
+    """Return a number that a step or callback measures; raise for other values, and names with other meanings."""
     if not isinstance(name, str) or name in BOOKKEEPING or name.startswith("val_"):
-        raise ValueError(f"a step measured {name!r}, which has another meaning in the history; choose another name")
+        raise ValueError(f"{name!r} has another meaning in the history; choose another name for what is measured")
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
         return value
-    raise TypeError(f"a step measured {name!r} as {_kind(value)}; measure single numbers, the means of the batch")
+    raise TypeError(f"{name!r} was measured as {_kind(value)}; measure single numbers, the means of the batch")
 
 
 def _kind(value: Any) -> str:

@@ -59,7 +59,7 @@ class OnlineLearner:
         self.preparation = Preparation(self._replica, seed)
         """Transforms batches before they are trained."""
         self._optimizer = optimizer_of(self._replica, initial.optimizer)
-        self._stepper = OptimizerStepper(self._replica, self._optimizer, check_outputs=True)
+        self._stepper = OptimizerStepper(self._replica, self._optimizer, check_outputs=True, scaler=initial.scaler)
         self._accumulator = MetricAccumulator(training_spec.measures)
         self._skipped = 0  # consecutive batches
         self._merged = True
@@ -68,7 +68,7 @@ class OnlineLearner:
         """Train on one batch, prepared already."""
         with self._replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
             learnt = self._stepper.learn(batch, self._accumulator)
-        self._skipped = 0 if learnt else self._skipped + 1
+        self._skipped = self._skipped + 1 if learnt is None else 0
         if self._skipped == MAX_SKIPPED:
             raise DivergedError(
                 f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; lower the "
@@ -111,4 +111,5 @@ class OnlineLearner:
         """Return the state of the optimizer and of the random number generators, and the worker's own buffers."""
         own = changed_buffers(self._replica.training_spec.net, self._initial_net)
         optimizer = to_cpu(self._optimizer.state_dict())
-        return WorkerState(optimizer, RandomState.capture(self._device), buffers=own)
+        scaler = self._stepper.scaler.state_dict() or None
+        return WorkerState(optimizer, RandomState.capture(self._device), buffers=own, scaler=scaler)

@@ -16,7 +16,7 @@ from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.task_submission import (
     Inference,
     skipped_batches,
-    warn_of_probabilities,
+    warn_of_first_batch,
     warn_of_random_transform,
 )
 
@@ -47,7 +47,7 @@ class Progress:
 
     def add(self, worker: int, report: Report) -> None:
         """Add a worker's report; warn of what the first one of any worker found."""
-        self._warned = self._warned or warn_of_probabilities([report])
+        self._warned = self._warned or warn_of_first_batch([report])
         self._buffers[worker] = report
         self._skipped[worker] += report.get("skipped_batches", 0)
         if report["batches"]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import cloudpickle
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_choice, check_count, check_dense
+from compss_train.model.compilation import Compilation, check_not_compiled
 from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.model.losses import BatchFunction, resolve_loss
 from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
@@ -27,7 +28,6 @@ from compss_train.model.step_selection import training_steps
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_spec import (
     MEMORY_FORMATS,
-    PRECISIONS,
     MemoryFormat,
     Precision,
     StepOptions,
@@ -60,6 +60,7 @@ def build_arguments(
     collate: Callable[[list[Any]], Any] | None,
     precision: Precision,
     memory_format: MemoryFormat,
+    compile: bool | Mapping[str, Any],
     class_weight: ClassWeight | None,
     schedule: ScheduleSpec | None,
     schedule_steps: int,
@@ -76,7 +77,7 @@ def build_arguments(
     loss_function = no_loss if loss is None else resolve_loss(loss)
     if isinstance(factory, SeveralOptimizers):
         _check_several(steps.training, step_options)
-    check_choice("precision", precision, PRECISIONS)
+    check_choice("precision", precision, get_args(Precision))
     check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
     if check_count("schedule_steps", schedule_steps) > 1 and schedule is None:
         raise ValueError(f"schedule_steps={schedule_steps} belongs to a schedule=, which was not given")
@@ -90,6 +91,7 @@ def build_arguments(
     if collate is not None and not callable(collate):
         raise TypeError(f"collate={collate!r}: give a function of a list of samples, (x, y) or x, or None")
     augment = as_train_transform(train_transform)
+    compilation = Compilation.of(compile)
     own = _own_copy(net)
     check_picklable(
         net=own,
@@ -99,10 +101,13 @@ def build_arguments(
         transform=transform,
         train_transform=augment and augment.function,
         collate=collate,
+        compile=compilation,
         training_step=steps.training,
         validation_step=steps.validation,
     )
-    check_optimizer(own, factory, _no_closures(factory, step_options))
+    if precision == "fp16" and any(parameter.dtype == torch.float16 for parameter in own.parameters()):
+        raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
+    check_optimizer(own, factory, _no_closures(factory, step_options, precision))
     lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
     training_spec = TrainingSpec(
         net=own,
@@ -113,6 +118,7 @@ def build_arguments(
         train_transform=augment,
         collate=collate,
         precision=precision,
+        compile=compilation,
         memory_format=memory_format,
         class_weight=weights,
         step_options=step_options,
@@ -131,12 +137,14 @@ def _own_copy(net: nn.Module) -> nn.Module:
         raise
 
 
-def _no_closures(factory: NetOptimizer, options: StepOptions) -> str:
+def _no_closures(factory: NetOptimizer, options: StepOptions, precision: Precision) -> str:
     """Return what does not go with an optimizer that evaluates the loss itself, an empty text if all does."""
     if isinstance(factory, SeveralOptimizers):
         return "one of several optimizers"
     if options.accumulate > 1:
         return f"accumulate={options.accumulate}"
+    if precision == "fp16":
+        return "precision='fp16'"
     return "on_nan='skip'" if options.on_nan == "skip" else ""
 
 
@@ -162,6 +170,7 @@ def check_network(net: object) -> None:
         raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
+    check_not_compiled(net)
     for name, tensor in net.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
             check_dense(f"{name!r} of the network", tensor)

@@ -93,6 +93,7 @@ class BuildableTrainer:
         collate: Callable[[list[Any]], Any] | None = None,
         precision: Precision = "fp32",
         memory_format: MemoryFormat = "contiguous",
+        compile: bool | Mapping[str, Any] = False,
         class_weight: ClassWeight | None = None,
         schedule: ScheduleSpec | None = None,
         schedule_steps: int = 1,
@@ -137,9 +138,16 @@ class BuildableTrainer:
             y, that returns x and y, or x. ``None`` (default) stacks them, and pads sequences of different lengths,
             those of x with 0 and integer targets with -100, which losses ignore: docs/models.md.
         precision:
-            ``"fp32"`` (default), or ``"bf16"`` for autocast to bfloat16; parameters stay as they are.
+            ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16; parameters stay
+            as they are. With float16 losses are scaled (``torch.amp.GradScaler``), and steps left out where
+            gradients overflow; it is for GPUs, and slow on most CPUs.
         memory_format:
             ``"contiguous"`` (default), or ``"channels_last"`` for images, which convolutions prefer.
+        compile:
+            ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, to let ``torch.compile`` compile
+            forward and backward passes in the workers, which takes seconds to minutes once, in training only.
+            Results differ by rounding. Without a compiler the network runs as it is, with a warning:
+            docs/training-options.md. ``False`` by default.
         class_weight:
             A weight for each class, in a sequence or a dict from indices, for the loss that is trained on (not for
             evaluation): docs/training-options.md. ``None`` (default) for no weights.
@@ -183,6 +191,7 @@ class BuildableTrainer:
             collate=collate,
             precision=precision,
             memory_format=memory_format,
+            compile=compile,
             class_weight=class_weight,
             schedule=schedule,
             schedule_steps=schedule_steps,

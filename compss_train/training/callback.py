@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from compss_train.model.parameters import Parameters
 from compss_train.reports.history import History
 from compss_train.training.checkpoints.snapshot import Snapshot
+from compss_train.training.worker import WorkerCallback
 
 
 class TrainerProtocol(Protocol):
@@ -115,11 +116,23 @@ class Callback:
         """Restore a state of ``state_dict``; called before ``on_fit_start`` when a fit is resumed."""
 
 
+AnyCallback: TypeAlias = Callback | WorkerCallback
+"""What ``fit(callbacks=...)`` takes."""
+
+
 class CallbackList:
     """The callbacks of one fit, called in order."""
 
-    def __init__(self, callbacks: Sequence[Callback], trainer: TrainerProtocol) -> None:
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        trainer: TrainerProtocol,
+        in_workers: Sequence[WorkerCallback] = (),
+    ) -> None:
         self.callbacks = tuple(sorted(callbacks, key=lambda callback: callback.keeps_state))
+        self.in_workers = tuple(in_workers)
+        """Those that run in the workers."""
+        self.all: tuple[AnyCallback, ...] = (*self.callbacks, *self.in_workers)
         self._trainer = trainer
         self._started: list[Callback] = []
         self.saved: dict[str, Any] = {}

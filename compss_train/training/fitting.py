@@ -28,11 +28,12 @@ from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.lr_finder import LearningRates, growing_rates, shard_of_steps
 from compss_train.training.merging import make_merge
 from compss_train.training.presets import CHOSEN, Preset, Situation, with_preset
+from compss_train.training.profile import Profile, ProfileLike
 from compss_train.training.resuming import Checkpoint, ResumableTrainer
 from compss_train.training.rounds import Record, RoundRunner
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.task_submission import warn_of_probabilities
+from compss_train.training.task_submission import warn_of_first_batch
 from compss_train.training.worker import Shard, WorkerState, losses_by_rate, train
 from compss_train.training.worker.moments import check_averageable
 
@@ -52,6 +53,7 @@ class FitPlan:
     """The checkpoint that the fit resumes from."""
     progress: FitProgress
     """Where the fit starts."""
+    profile: Profile | None
 
     @property
     def last_epoch(self) -> int:
@@ -90,12 +92,16 @@ class FittingTrainer(ResumableTrainer):
         max_time: float | timedelta | None,
         worker_timeout: float | None,
         sample_weight: Any,
+        profile: ProfileLike,
     ) -> FitPlan:
         """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing."""
         built = self._require_built()
         stopping = Stopping(max_time, self._clock, self._engine_class.time_left())
         if worker_timeout is not None:
             worker_timeout = check_seconds("worker_timeout", worker_timeout)
+        traced = Profile.of(profile)
+        if traced is not None:
+            traced.check(self.num_workers)
         checkpoint = self._find_checkpoint(resume, callbacks)
         floats = built.training_spec.float_dtype
         data = as_data_source(x, y, self._number_blocks(checkpoint), floats=floats).weighted(sample_weight)
@@ -128,6 +134,7 @@ class FittingTrainer(ResumableTrainer):
             worker_timeout=worker_timeout,
             checkpoint=checkpoint,
             progress=progress,
+            profile=traced,
         )
 
     def _validation_source(self, validation_data: Any) -> DataSource:
@@ -155,7 +162,8 @@ class FittingTrainer(ResumableTrainer):
 
     def _train_first_batch(self, data: DataSource, options: FitOptions) -> None:
         """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""
-        spec = replace(self._require_built().training_spec, samples=data.reader)
+        # Compiling would take long.
+        spec = replace(self._require_built().training_spec, samples=data.reader, compile=None)
         skipped_errors = [DivergedError] if spec.step_options.on_nan == "skip" else []
         plain = replace(options, shuffle=None, shuffle_block_data=False, shuffle_buffer=None, pools=1, buffer=None)
         one_batch = replace(plain, num_batches_per_worker=1, batch_size=None)
@@ -173,7 +181,7 @@ class FittingTrainer(ResumableTrainer):
             with suppress(*skipped_errors):
                 state = WorkerState(None, self.seed)
                 measured = train(spec, self._parameters, state, *data.load(number), shard, "cpu")[-1]
-                warn_of_probabilities([measured])
+                warn_of_first_batch([measured])
                 if not measured["samples"]:
                     continue  # a file that cannot be read and is skipped
             return
@@ -229,7 +237,10 @@ class FittingTrainer(ResumableTrainer):
     def _run_rounds(self, session: Session, plan: FitPlan, active: ActiveFit, round_plan: RoundPlan) -> None:
         """Run the rounds of a fit, and set parameters, ``stopped`` and the history."""
         built = self._require_built()
-        workers = session.worker_group(plan.data, plan.options, self.seed, built.lr_schedule)
+        traced = None if plan.profile is None else plan.profile.starting_at(len(self.history))
+        workers = session.worker_group(
+            plan.data, plan.options, self.seed, built.lr_schedule, plan.callbacks.in_workers, traced
+        )
         validation = None if plan.validation is None else session.inference(plan.validation)
         merge = make_merge(
             plan.options,
@@ -262,6 +273,8 @@ class FittingTrainer(ResumableTrainer):
         finally:
             active.running = None
             merge.stop()
+        if traced is not None:
+            traced.warn_if_missing()
         session.merge_state = rounds.merge_state
         self._averaged = rounds.averaged()
         merge.close()

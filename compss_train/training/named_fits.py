@@ -16,9 +16,10 @@ from compss_train.data import FileDataset
 from compss_train.data.partitioning import Shuffle
 from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import OptimizerSpec
-from compss_train.training.callback import Callback
+from compss_train.training.callback import AnyCallback
 from compss_train.training.fit_options import Rule
 from compss_train.training.presets import OptimizerState, Preset
+from compss_train.training.profile import ProfileLike
 
 Fitted = TypeVar("Fitted")
 
@@ -28,8 +29,9 @@ class FitKeywords(TypedDict, total=False):
 
     preset: Preset | None
     validation_data: tuple[Any, Any] | FileDataset | None
-    callbacks: Sequence[Callback]
+    callbacks: Sequence[AnyCallback]
     progress: bool
+    profile: ProfileLike
     resume: str | os.PathLike[str] | bool
     max_time: float | timedelta | None
     worker_timeout: float | None

@@ -114,6 +114,7 @@ class ResumableTrainer(BaseTrainer):
             "threads": self.threads,
             "num_gpu": built.num_gpu,
             "precision": training_spec.precision,
+            "compile": described(training_spec.compile),
             "memory_format": training_spec.memory_format,
             "transform": described(training_spec.transform),
             "train_transform": described(training_spec.train_transform),

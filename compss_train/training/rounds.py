@@ -25,7 +25,7 @@ from compss_train.training.task_submission import (
     Inference,
     WorkerGroup,
     skipped_batches,
-    warn_of_probabilities,
+    warn_of_first_batch,
     warn_of_random_transform,
     warn_of_skipped_files,
 )
@@ -242,8 +242,10 @@ class RoundRunner:
         self._complete_round(pending.submitted)
         warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
         self.progress.skipped = tuple(dict.fromkeys([*self.progress.skipped, *self._skipped]))
-        warn_of_probabilities(values["workers"])  # those of the first round only
+        warn_of_first_batch(values["workers"])  # those of the first round only
         self._warned = self._warned or warn_of_random_transform(values[PLAIN])
+        if self.workers.traced_round is not None:
+            self.workers.traced_round.write(values["workers"])
         self._check_readable(values["workers"])
         record = self._record(pending.submitted, values)
         if self.workers.schedule is not None:

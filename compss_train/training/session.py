@@ -16,9 +16,10 @@ from compss_train.training.data_handles import DataHandles
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, fetch_states, state_refs
+from compss_train.training.profile import TracedRound
 from compss_train.training.task_submission import EVALUATION_BATCH, Inference, WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
-from compss_train.training.worker import WorkerState
+from compss_train.training.worker import WorkerCallback, WorkerState
 
 
 class Session:
@@ -79,7 +80,13 @@ class Session:
         yield from self.merge_state.refs()
 
     def worker_group(
-        self, data: DataSource, options: FitOptions, seed: int, schedule: LrSchedule | None = None
+        self,
+        data: DataSource,
+        options: FitOptions,
+        seed: int,
+        schedule: LrSchedule | None = None,
+        callbacks: Sequence[WorkerCallback] = (),
+        traced_round: TracedRound | None = None,
     ) -> WorkerGroup:
         """Publish the samples and return the workers that train on them."""
         sharing = min(data.shares(options.shuffle), len(self.devices))
@@ -101,6 +108,8 @@ class Session:
             sharing=sharing,
             states=self.states,
             schedule=schedule,
+            callbacks=callbacks,
+            traced_round=traced_round,
         )
 
     def _publish(self, data: DataSource) -> DataHandles:

@@ -21,12 +21,14 @@ from compss_train.model.weighted_mean import aligned_ranges, ranges_for_costs
 from compss_train.training.data_handles import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, States, joined_states, parts, state_refs
+from compss_train.training.profile import TracedRound
 from compss_train.training.task_inputs import RoundInputs
 from compss_train.training.worker import (
     GroupWork,
     Member,
     RoundSettings,
     Shard,
+    WorkerCallback,
     evaluate,
     predict,
     train_alone,
@@ -59,6 +61,8 @@ class WorkerGroup:
     """The states of each group, replaced by a reference to new ones whenever it trains. Old ones are kept until
     ``free_states``, as a fit that is stopped returns to them."""
     schedule: LrSchedule | None = None
+    callbacks: Sequence[WorkerCallback] = ()
+    traced_round: TracedRound | None = None
     next_round: Round | None = None
     """The round after the one whose tasks are submitted."""
     _tasks: "_RoundTasks | None" = field(default=None, repr=False)
@@ -136,6 +140,7 @@ class _RoundTasks:
         self._workers = workers
         self._inputs = RoundInputs(workers.engine, workers.data, workers.groups, round_)
         self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
+        traced_round = workers.traced_round
         self._settings = RoundSettings(
             number=round_.number,
             options=workers.options,
@@ -143,6 +148,8 @@ class _RoundTasks:
             structure=workers.data.structure,
             check_outputs=check_outputs,
             may_skip=workers.data.may_skip,
+            callbacks=workers.callbacks,
+            traced=None if traced_round is None else traced_round.worker_in(round_.number),
         )
 
     def of(self, group: int) -> tuple[list[Ref], GroupWork]:
@@ -288,8 +295,11 @@ def skipped_batches(number: int) -> dict[str, int]:
     return {"skipped_batches": number} if number else {}
 
 
-def warn_of_probabilities(measured: Sequence[Mapping[str, Any]]) -> bool:
-    """Warn if tasks have found probabilities as inputs of a loss of logits; return whether they have."""
+def warn_of_first_batch(measured: Sequence[Mapping[str, Any]]) -> bool:
+    """Warn of networks that could not be compiled and of two softmaxes, if tasks found any; return whether so."""
+    reasons = [part["not_compiled"] for part in measured if "not_compiled" in part]
+    if reasons:
+        warn_user(f"compile= has no effect, and the network runs as it is, since {reasons[0]} where workers run")
     found = any(part.get("probabilities") for part in measured)
     if found:
         warn_user(
@@ -297,7 +307,7 @@ def warn_of_probabilities(measured: Sequence[Mapping[str, Any]]) -> bool:
             "loss takes logits, and applies a softmax to them once more; remove the softmax at the end of the "
             "network, or build with loss='categorical_cross_entropy', which takes probabilities"
         )
-    return found
+    return found or bool(reasons)
 
 
 def warn_of_random_transform(measured: Sequence[Mapping[str, Any]]) -> bool:

@@ -75,6 +75,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def profile(self) -> Path:
+        """The trace of a worker's round, under its default name."""
+        return self.path / "profile.json"
+
+    @property
     def has_results(self) -> bool:
         """Whether a run has completed a round here."""
         rounds = self.history.exists() and self.history.stat().st_size > 0
@@ -105,7 +110,7 @@ class RunFolder:
 
     def existing_files(self) -> list[Path]:
         """Return the files and folders that exist."""
-        results = [self.parameters, self.history, self.csv, self.report]
+        results = [self.parameters, self.history, self.csv, self.report, self.profile]
         settings = [self.run_file, self.configuration, self.state_file]
         return [path for path in (*results, *settings, self.checkpoints, self.tensorboard) if path.exists()]
 

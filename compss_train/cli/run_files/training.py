@@ -3,7 +3,7 @@
 import json
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from compss_train.data import FileDataset
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.callback import TrainerProtocol
+from compss_train.training.callback import AnyCallback, TrainerProtocol
 from compss_train.training.checkpoints.storage import list_checkpoints, read_latest_checkpoint
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.profile import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +154,16 @@ def _read_fit(run_file: RunFile, folder: RunFolder, errors: ErrorCollector) -> d
     stopping = read_early_stopping(section.pop("early_stopping", False), errors)
     options = parse_options("[fit]", section, fit_options(), errors)
     writers = read_output(run_file.section("output"), folder, errors, has_validation=run_file.has_validation)
-    user_callbacks: list[Callback] = []
+    user_callbacks: list[AnyCallback] = []
     with errors.catch("[fit]"):
         user_callbacks = check_callbacks(options.get("callbacks", ()))
     if len(errors) == before and options.get("preset") is None:  # a preset chooses when network and data are known
         with errors.catch("[fit]"):
             FitOptions(**{field.name: options[field.name] for field in fields(FitOptions) if field.name in options})
+    with errors.catch("[fit] profile"):
+        profile = Profile.of(options.get("profile"))
+        if profile is not None and profile.path == Profile.path:
+            options["profile"] = replace(profile, path=folder.profile)
     # The user's callbacks first: the numbers that they add to records can be written and watched.
     options["callbacks"] = [*user_callbacks, *writers, *stopping]
     return options if len(errors) == before else None

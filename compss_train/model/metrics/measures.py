@@ -103,14 +103,18 @@ class MetricAccumulator:
         self._samples += samples
         self._batches += 1
         self._loss.add(loss, samples)
-        for name, value in (measured or {}).items():
-            values, counts = self._measured.setdefault(name, (WeightedSum(), []))
-            values.add(value, samples)
-            counts.append(samples)
+        self.measure(measured or {}, samples)
         if self._metrics:
             with torch.no_grad():
                 detached = output.detach() if isinstance(output, torch.Tensor) else output
                 self._metrics.update(detached, target, samples)
+
+    def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
+        """Add numbers that are means over so many samples."""
+        for name, value in numbers.items():
+            values, counts = self._measured.setdefault(name, (WeightedSum(), []))
+            values.add(value, samples)
+            counts.append(samples)
 
     def skip(self) -> None:
         """Count a batch that was not trained on."""

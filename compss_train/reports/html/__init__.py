@@ -3,9 +3,11 @@
 It needs no network and no other file, and suits light and dark screens and printing. Needs the extra ``report``.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from compss_train._utils.files import write_atomic
 from compss_train.reports.html.page import comparison_page, load_template, page
@@ -51,4 +53,15 @@ def write(
     Raises ``OSError`` if the file cannot be written; its folder must exist. Raises ``ModuleNotFoundError`` without
     the extra ``report``.
     """
-    write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh))
+    trace = _trace_link(Path(path), configuration or {})
+    write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh, trace=trace))
+
+
+def _trace_link(path: Path, configuration: Mapping[str, Any]) -> str | None:
+    """Return the link to the trace that the fit has written, ``None`` if there is none (yet)."""
+    profile = (configuration.get("fit") or {}).get("profile")
+    if profile is None:
+        return None
+    moved = path.parent / Path(profile).name  # with the report, from where it was written
+    found = next((place for place in (Path(profile), moved) if place.exists()), None)
+    return None if found is None else quote(os.path.relpath(found, path.parent))

@@ -21,11 +21,17 @@ REFRESH_SECONDS = 5
 
 
 def page(
-    history: Sequence[Record], configuration: Mapping[str, Any], status: str | None = None, *, refresh: bool = False
+    history: Sequence[Record],
+    configuration: Mapping[str, Any],
+    status: str | None = None,
+    *,
+    refresh: bool = False,
+    trace: str | None = None,
 ) -> str:
     """Return the report as HTML that needs no other file.
 
-    ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds.
+    ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds. ``trace``
+    links to the trace of a worker's round.
     """
     return _render(
         "page.html",
@@ -34,6 +40,7 @@ def page(
         status=status,
         refresh_seconds=REFRESH_SECONDS if refresh else None,
         configuration={part: value for part, value in configuration.items() if value is not None},
+        trace=trace,
         run=_run(history) if history else None,
     )
 

@@ -1,6 +1,7 @@
 """The worker's side of training: plain functions that engines run as tasks. Independent of engine and trainer."""
 
 from compss_train.training.worker.batches import split_rows
+from compss_train.training.worker.callbacks import WorkerCallback, WorkerContext
 from compss_train.training.worker.group import (
     GroupState,
     GroupWork,
@@ -22,6 +23,8 @@ __all__ = [
     "MergeRule",
     "RoundSettings",
     "Shard",
+    "WorkerCallback",
+    "WorkerContext",
     "WorkerState",
     "evaluate",
     "finish",

@@ -20,6 +20,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.worker.callbacks import WorkerCallback
 from compss_train.training.worker.source import Shard
 from compss_train.training.worker.train import WorkerState, train
 
@@ -54,6 +55,9 @@ class RoundSettings:
     check_outputs: bool
     may_skip: bool
     """Whether workers may skip files, and then have fewer samples than planned."""
+    callbacks: Sequence[WorkerCallback] = ()
+    traced: int | None = None
+    """The worker whose part of the round is traced."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,6 +109,10 @@ class GroupWork:
             starts=self.starts,
             seed=settings.seed,
             name=self.name_of(member),
+            worker=member.worker,
+            round=settings.number,
+            callbacks=settings.callbacks,
+            traced=member.worker == settings.traced,
             structure=settings.structure,
             hyperparameters=member.hyperparameters or {},
             draws=member.draws,

@@ -125,7 +125,8 @@ def predict(
 ) -> tuple[list[Any], dict[str, bool]]:
     """Return the outputs of each batch of blocks or files, with the network in evaluation mode, and warnings.
 
-    bfloat16 is converted to float32. A file that cannot be read is always an error: every sample needs an output.
+    bfloat16 is converted to float32, and so is the float16 of autocast. A file that cannot be read is always an
+    error: every sample needs an output.
     """
     xs = replace(xs, skip=False) if isinstance(xs, FilePart) else xs
     shard = unshuffled(xs, batch_size, structure)
@@ -140,10 +141,10 @@ def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
     """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network returns them."""
     with replica.annotate_errors(batch.x), replica.autocast():
         output = replica.predict(transform(batch.x))
-    return map_leaves(_as_array, output)
+    return map_leaves(partial(_as_array, replica.half), output)
 
 
-def _as_array(output: Any) -> NDArray[np.generic]:
+def _as_array(half: torch.dtype | None, output: Any) -> NDArray[np.generic]:
     if not isinstance(output, torch.Tensor) or not output.dim():
         kind = "a single number" if isinstance(output, torch.Tensor) else f"a {type(output).__name__}"
         raise TypeError(
@@ -151,5 +152,6 @@ def _as_array(output: Any) -> NDArray[np.generic]:
             f"of such tensors, this one returns {kind}; wrap it in a module that returns what you need, or use "
             "model()"
         )
-    array: NDArray[np.generic] = (output.float() if output.dtype == torch.bfloat16 else output).cpu().numpy()
+    narrow = output.dtype in (torch.bfloat16, half)
+    array: NDArray[np.generic] = (output.float() if narrow else output).cpu().numpy()
     return array

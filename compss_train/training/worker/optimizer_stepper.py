@@ -1,7 +1,8 @@
 """``OptimizerStepper``: forward and backward passes, gradient accumulation and clipping, optimizer steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ class OptimizerStepper:
         *,
         check_outputs: bool = False,
         batches: int = 0,
+        scaler: Mapping[str, Any] | None = None,
     ) -> None:
         self._replica, self._optimizer = replica, optimizer
         self._options = replica.training_spec.step_options
@@ -42,8 +44,13 @@ class OptimizerStepper:
         self._check_outputs = check_outputs and takes_logits(replica.training_spec.loss)
         self.batches = batches
         """How many batches have been trained, by earlier tasks of the worker, too."""
-        self.warnings: dict[str, bool] = {}
-        """``probabilities`` if the first outputs are, though the loss takes logits; otherwise empty."""
+        self.scaler = _scaler_of(replica, optimizer, scaler)
+        """Scales losses in fp16, and does nothing otherwise."""
+        self.warnings: dict[str, Any] = {}
+        """``probabilities`` if the first outputs are, though the loss takes logits, and why the network is
+        ``not_compiled``; otherwise empty."""
+        if check_outputs and (reason := replica.not_compiled) is not None:
+            self.warnings["not_compiled"] = reason
 
     def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
@@ -54,42 +61,46 @@ class OptimizerStepper:
                 else:
                     group[name] = value
 
-    def learn(self, batch: Batch, accumulator: MetricAccumulator, epoch: int = 0) -> bool:
-        """Train on one batch, transformed already, and add its measurements; return False if it was skipped.
+    def learn(self, batch: Batch, accumulator: MetricAccumulator, epoch: int = 0) -> StepResult | None:
+        """Train on one batch, transformed already, and add its measurements; return ``None`` if it was skipped.
 
         The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
         self.batches += 1
         if self._step is not None and isinstance(self._optimizer, JoinedOptimizer):
-            accumulator.add(batch.samples, *self._run_step(self._step, batch, epoch, self._optimizer))
-            return True
+            result = self._run_step(self._step, batch, epoch, self._optimizer)
+            accumulator.add(batch.samples, *result)
+            return result
         if self._evaluates:
             result = self._step_by_closure(batch, epoch)
             self._check_first(result)
             accumulator.add(batch.samples, *result)
-            return True
+            return result
         if not self._accumulated_batches:
             self._optimizer.zero_grad()
         backup = (
             _StepBackup(self._replica.training_spec.net, self._trained) if self._options.on_nan == "skip" else None
         )
         result = self._add_gradients(batch, epoch)
-        if backup is not None and not _are_finite([result.loss.detach(), *_gradients(self._trained)]):
+        # In fp16 gradients overflow as a matter of course, which is for the scaler to see.
+        gradients = [] if self.scaler.is_enabled() else _gradients(self._trained)
+        if backup is not None and not _are_finite([result.loss.detach(), *gradients]):
             backup.restore()
             accumulator.skip()
-            return False
+            return None
         self._check_first(result)
         self._accumulated_batches += 1
         self._accumulated_samples += batch.samples
         if self._accumulated_batches == self._options.accumulate:
             self.finish()
         accumulator.add(batch.samples, *result)
-        return True
+        return result
 
     def _check_first(self, result: StepResult) -> None:
         if self._check_outputs:
             self._check_outputs = False
-            self.warnings = {"probabilities": True} if are_probabilities(result.output) else {}
+            if are_probabilities(result.output):
+                self.warnings["probabilities"] = True
 
     def _step_by_closure(self, batch: Batch, epoch: int) -> StepResult:
         """Let the optimizer evaluate the loss of the batch as often as it needs; return the first evaluation."""
@@ -115,11 +126,13 @@ class OptimizerStepper:
         """Apply the gradients that are still accumulated, if any."""
         if not self._accumulated_batches:
             return
+        self.scaler.unscale_(self._optimizer)
         if self._options.accumulate > 1:  # each loss was multiplied by its samples
             for gradient in _gradients(self._trained):
                 gradient.div_(self._accumulated_samples)
         self._clip(self._trained)
-        self._optimizer.step()
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
         self._accumulated_batches = self._accumulated_samples = 0
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -142,7 +155,7 @@ class OptimizerStepper:
                 "that can be differentiated; leave out detach(), no_grad(), argmax and comparisons"
             )
         scaled = loss if self._options.accumulate == 1 else loss * batch.samples
-        scaled.backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         return result
 
     def _forward(self, batch: Batch, epoch: int) -> StepResult:
@@ -171,9 +184,27 @@ class OptimizerStepper:
         trained = [each for group in own.param_groups for each in group["params"] if each.requires_grad]
         own.zero_grad()
         with torch.autocast(loss.device.type, enabled=False):
-            torch.autograd.backward(loss, inputs=trained, retain_graph=retain_graph)
+            torch.autograd.backward(self.scaler.scale(loss), inputs=trained, retain_graph=retain_graph)
+        self.scaler.unscale_(own)
         self._clip(trained)
-        own.step()
+        self.scaler.step(own)
+        self.scaler.update()
+        torch.clear_autocast_cache()  # of the weights before the step
+
+
+def _scaler_of(
+    replica: ModelReplica, optimizer: torch.optim.Optimizer, state: Mapping[str, Any] | None
+) -> torch.amp.GradScaler:
+    """Return the scaler of a worker, which goes on from a state."""
+    scaler = torch.amp.GradScaler(torch.device(replica.device).type, enabled=replica.half is torch.float16)
+    if scaler.is_enabled():
+        parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
+        for part in parts:
+            # The scaler leaves out steps itself: torch's fused SGD would begin with momentum that was never set.
+            part._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        if state is not None:
+            scaler.load_state_dict(dict(state))
+    return scaler
 
 
 class _StepBackup:

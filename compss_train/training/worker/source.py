@@ -23,6 +23,7 @@ from compss_train.data.row_ranges import RowRange
 from compss_train.model.lr_schedules import TimedHyperparameters
 from compss_train.samplers.loader import FileLoader
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.worker.callbacks import WorkerCallback
 
 INFERENCE_FILES = 2
 """The most files in memory at a time during evaluation and prediction: one is read while the other is used.
@@ -64,6 +65,11 @@ class Shard:
     """The optimizer's hyperparameters by epoch; empty without a learning-rate schedule."""
     draws: Draws | None = None
     """The batches to draw from a buffer that merges do not empty; the assignment is what is put into it."""
+    worker: int = 0
+    round: int = 0
+    callbacks: Sequence[WorkerCallback] = ()
+    traced: bool = False
+    """Whether ``torch.profiler`` traces the worker."""
     check_outputs: bool = False
     """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
 

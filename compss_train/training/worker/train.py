@@ -26,11 +26,17 @@ from compss_train.model.several_optimizers import make_optimizer
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
 from compss_train.training.worker.batches import PlacedBatch, batches_in_epoch, placed_batches
 from compss_train.training.worker.buffered import CarriedBuffer
+from compss_train.training.worker.callback_runner import CallbackRunner
+from compss_train.training.worker.callbacks import WorkerContext
 from compss_train.training.worker.moments import load_moments, moments_of, split_moments
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from compss_train.training.worker.own_buffers import changed_buffers, restore_buffers
 from compss_train.training.worker.prefetching import prefetched
 from compss_train.training.worker.source import Shard, source_of
+from compss_train.training.worker.trace import Tracer
+
+LEAST_SCALE = 1e-4
+"""Losses of fp16 are never scaled by less: gradients that overflow nevertheless are NaN, or have diverged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,10 @@ class WorkerState:
     """How many batches the worker has trained, for training steps."""
     buffers: dict[str, torch.Tensor] | None = None
     """The worker's own buffers that have changed (``own_buffers``)."""
+    scaler: dict[str, Any] | None = None
+    """The state of the scaler of losses, in fp16."""
+    callbacks: dict[str, Any] | None = None
+    """The states of worker callbacks, by their names."""
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
@@ -80,22 +90,33 @@ def train(
     parameters (with the moments, if these are averaged too) or their compressed changes, the new state, and the
     measurements: ``samples`` and ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a
     sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm
-    of the change of the weights), counts of file reads, and ``probabilities`` if a warning of them is due.
+    of the change of the weights), counts of file reads, warnings that are due, and the ``trace`` if one was wanted.
     """
-    heartbeat.describe(shard.name)
+    heartbeat.describe(f"{shard.name}, which compiles its network," if training_spec.compile else shard.name)
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         replica = training_spec.replica(parameters, device, training=True)
         restore_buffers(replica.training_spec.net, state.buffers, device)
         optimizer = _starting_optimizer(replica, state.optimizer, moments, shard.options.optimizer_state)
         accumulator = MetricAccumulator(replica.training_spec.measures)
-        stepper = OptimizerStepper(replica, optimizer, check_outputs=shard.check_outputs, batches=state.batches)
+        stepper = OptimizerStepper(
+            replica, optimizer, check_outputs=shard.check_outputs, batches=state.batches, scaler=state.scaler
+        )
+        context = WorkerContext(
+            worker=shard.worker, round=shard.round, model=replica.training_spec.net, optimizer=optimizer
+        )
+        callbacks = CallbackRunner(shard.callbacks, context, accumulator, state.callbacks)
         source = source_of(shard, xs, others)
         buffer = CarriedBuffer(state.buffer)
         placed = placed_batches(shard, source, replica.columns_device, buffer, training_spec.samples)
-        with prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches:
-            drawn = _learn(batches, stepper, replica, accumulator, shard)
-        sums = {**accumulator.sums(), **source.measured(), **stepper.warnings}
+        callbacks.round_start(shard.samples)
+        with (
+            Tracer(device, wanted=shard.traced) as tracer,
+            prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches,
+        ):
+            drawn = _learn(batches, stepper, replica, accumulator, shard, callbacks, tracer)
+        callbacks.round_end(drawn)
+        sums = {**accumulator.sums(), **source.measured(), **stepper.warnings, **tracer.measured()}
         if training_spec.samples is not None and training_spec.samples.is_stream:
             sums["left_out"] = max(0, shard.samples - drawn)
             sums["given"] = drawn
@@ -103,13 +124,23 @@ def train(
             sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
+        _check_scale(stepper.scaler.get_scale(), shard.name)
         averaged = shard.options.optimizer_state == "average"
         result = {**trained, **moments_of(optimizer)} if averaged else trained
         sent, error = _compressed(training_spec, shard, {**parameters, **(moments or {})}, result, state, sums)
         sums["change"] = params.squared_distance(parameters, sent, training_spec.names.distinct_weights)
         saved = None if averaged else to_cpu(optimizer.state_dict())
         own = changed_buffers(replica.training_spec.net, training_spec.net)
-        after = WorkerState(saved, RandomState.capture(device), buffer.after, error, stepper.batches, own)
+        after = WorkerState(
+            optimizer=saved,
+            random=RandomState.capture(device),
+            buffer=buffer.after,
+            error=error,
+            batches=stepper.batches,
+            buffers=own,
+            scaler=stepper.scaler.state_dict() or None,
+            callbacks=callbacks.states(),
+        )
         return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 
@@ -119,6 +150,8 @@ def _learn(
     replica: ModelReplica,
     accumulator: MetricAccumulator,
     shard: Shard,
+    callbacks: CallbackRunner,
+    tracer: Tracer,
 ) -> int:
     """Train on the batches, and return the number of their samples."""
     drawn = 0
@@ -127,8 +160,11 @@ def _learn(
         for number, (_, batch) in enumerate(epoch_batches):
             if number in changes:
                 stepper.set_hyperparameters(changes[number])
-            with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-                stepper.learn(batch, accumulator, epoch)
+            with tracer.batch(stepper.batches):
+                callbacks.batch_start(batch, epoch, stepper.batches)
+                with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+                    result = stepper.learn(batch, accumulator, epoch)
+                callbacks.batch_end(batch, result)
             drawn += batch.samples
             heartbeat.beat(batch.samples)
         stepper.finish()
@@ -200,6 +236,15 @@ def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: 
         )
     if (bad := params.first_not_finite(trained)) is not None:  # by the last step, which no loss follows
         raise DivergedError(f"parameter {bad!r} became NaN or infinite in {name}; lower the learning rate")
+
+
+def _check_scale(scale: float, name: str) -> None:
+    """Raise ``DivergedError`` if the scale of losses in fp16 has fallen so far that it is not their overflow."""
+    if scale < LEAST_SCALE:
+        raise DivergedError(
+            f"gradients were NaN or infinite in so many batches that the loss scale of fp16 fell to {scale:.1g} in "
+            f"{name}; lower the learning rate, or train with precision='bf16'"
+        )
 
 
 def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.optim.Optimizer:

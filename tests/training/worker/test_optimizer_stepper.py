@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from compss_train import DistributedTrainer, DivergedError
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.losses import cross_entropy
 from compss_train.model.metrics import Measures, MetricAccumulator
-from compss_train.model.training_spec import StepOptions, TrainingSpec
+from compss_train.model.training_spec import HALF, StepOptions, TrainingSpec
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from tests.helpers.models import (
@@ -35,24 +36,23 @@ IN_ORDER = {"shuffle": None, "shuffle_block_data": False}
 BLOCKS, BATCHES, EPOCHS = 4, 5, 3
 
 
-def norm_clipped(net, optimizer):
+def norm_clipped(net):
     nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-    optimizer.step()
 
 
-def value_clipped(net, optimizer):
+def value_clipped(net):
     nn.utils.clip_grad_value_(net.parameters(), 0.02)
-    optimizer.step()
 
 
 def cut(samples):
     return [batch for block in np.array_split(samples, BLOCKS) for batch in np.array_split(block, BATCHES)]
 
 
-def plain_loop(net, make_optimizer, step, accumulate=1, autocast=False):
+def plain_loop(net, make_optimizer, clip, accumulate=1, precision="fp32"):
     """Train as anybody would who accumulates gradients, until the end of an epoch at most."""
     net = copy.deepcopy(net)
     optimizer = make_optimizer(net.parameters())
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
     torch.manual_seed(3)
     with intra_op_threads(1):
         for _ in range(EPOCHS):
@@ -61,13 +61,16 @@ def plain_loop(net, make_optimizer, step, accumulate=1, autocast=False):
                 together = batches[first : first + accumulate]
                 optimizer.zero_grad()
                 for x, y in together:
-                    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    with torch.autocast("cpu", HALF.get(precision), enabled=precision in HALF):
                         loss = cross_entropy(net(torch.from_numpy(x).clone()), torch.from_numpy(y))
-                    (loss if accumulate == 1 else loss * len(x)).backward()
+                    scaler.scale(loss if accumulate == 1 else loss * len(x)).backward()
+                scaler.unscale_(optimizer)
                 if accumulate > 1:
                     for parameter in net.parameters():
                         parameter.grad /= sum(len(x) for x, _ in together)
-                step(net, optimizer)
+                clip(net)
+                scaler.step(optimizer)
+                scaler.update()
     return state_arrays(net)
 
 
@@ -83,30 +86,29 @@ def fitted(trainer, **options):
     )
 
 
-def plain_step(net, optimizer):
-    optimizer.step()
+def unclipped(net):
+    pass
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(
-    ("clip", "step"),
-    [({}, plain_step), ({"clip_norm": 0.5}, norm_clipped), ({"clip_value": 0.02}, value_clipped)],
+    ("clip", "clipped"),
+    [({}, unclipped), ({"clip_norm": 0.5}, norm_clipped), ({"clip_value": 0.02}, value_clipped)],
     ids=["not clipped", "norm", "value"],
 )
-def test_one_worker_is_the_plain_loop(clip, step, precision, accumulate):
+def test_one_worker_is_the_plain_loop(clip, clipped, precision, accumulate):
     """20 batches an epoch: the last step of each is of two."""
     options = {**clip, "precision": precision, "accumulate": accumulate}
     for on_nan in ("raise", "skip", "ignore"):  # where all is finite, it is all the same
         trainer = built(on_nan=on_nan, **options)
-        plain = plain_loop(
-            awkward_net(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), step, accumulate, precision == "bf16"
-        )
+        optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+        plain = plain_loop(awkward_net(), optimizer, clipped, accumulate, precision)
         assert_same_bits(fitted(trainer), plain)
         assert "skipped_batches" not in trainer.history[0]
     if clip:
-        unclipped = fitted(built(precision=precision, accumulate=accumulate))
-        assert not np.array_equal(unclipped["0.weight"], plain["0.weight"])
+        large = fitted(built(precision=precision, accumulate=accumulate))
+        assert not np.array_equal(large["0.weight"], plain["0.weight"])
 
 
 @pytest.mark.parametrize("mode", MODES[1:3], ids=str)
@@ -124,12 +126,11 @@ def test_what_the_optimizer_does_not_train_is_not_in_the_norm():
     def last_layer(parameters):
         return torch.optim.SGD(list(parameters)[-1:], lr=0.05)
 
-    def step(net, optimizer):
+    def clipped(net):
         nn.utils.clip_grad_norm_(net[2].bias, 0.1)
-        optimizer.step()
 
     ours = fitted(built(net=mlp, optimizer=last_layer, clip_norm=0.1))
-    assert_same_bits(ours, plain_loop(mlp(), last_layer, step))
+    assert_same_bits(ours, plain_loop(mlp(), last_layer, clipped))
 
 
 # Accumulation
@@ -365,3 +366,26 @@ def test_buffers_that_are_replaced_are_put_back_too():
     trainer = built(net=Replacing, on_nan="skip")
     final, (x, _) = trainer.fit(*spoilt(3, "nan"), num_epochs=1, batch_size=5, **IN_ORDER), without(3)
     assert final["seen"].item() == pytest.approx(x.sum(), abs=sum_error(np.float32, x.size, np.abs(x).sum()))
+
+
+# Gradient checkpointing
+
+
+class Recomputed(nn.Sequential):
+    """Computes its activations again in the backward pass."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def with_dropout(kind=nn.Sequential):
+    torch.manual_seed(12)
+    return kind(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+
+def test_activations_that_are_computed_again_have_the_same_bits(shared_local):
+    """Dropout draws the same numbers again."""
+    plain = fitted(built(workers=2, net=with_dropout))
+    for engine in ("serial", shared_local):
+        trainer = built(engine, workers=2, net=partial(with_dropout, Recomputed))
+        assert_same_bits(fitted(trainer), plain)

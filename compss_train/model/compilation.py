@@ -1,0 +1,136 @@
+"""``Compilation``: forward passes that ``torch.compile`` compiles in the process that trains them."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+import sysconfig
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from compss_train._utils.nested import leaves
+
+OPTIONS = ("backend", "mode", "fullgraph", "dynamic", "options")
+"""The arguments of ``torch.compile`` that ``build(compile={...})`` takes."""
+
+
+class Compilation:
+    """The arguments of ``torch.compile``, and what this process has compiled with them.
+
+    Tasks train new copies of the network. What is compiled takes the module as an argument, so that it serves all
+    of them, and modules keep their classes and the names of their parameters.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options = dict(options or {})
+        self._compiled: dict[str, Callable[..., Any]] = {}
+
+    @classmethod
+    def of(cls, value: bool | Mapping[str, Any]) -> Compilation | None:
+        """Return the argument ``compile`` of ``build``; raise ``TypeError`` or ``ValueError`` if it is none."""
+        if isinstance(value, bool):
+            return cls() if value else None
+        if not isinstance(value, Mapping):
+            raise TypeError(f"compile={value!r}: give True, False, or a dict of arguments of torch.compile")
+        if unknown := [name for name in value if name not in OPTIONS]:
+            raise ValueError(f"compile= has {unknown[0]!r}; it takes {', '.join(OPTIONS)}, as torch.compile does")
+        try:
+            torch.compile(_call, **copy.deepcopy(dict(value)))
+        except Exception as error:  # torch has a class of its own for nearly each of them
+            raise ValueError(f"compile={dict(value)!r}: {error}") from error
+        return cls(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compilation:
+        """Return this object: copies of a model share what has been compiled."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Compilation, (self.options,)
+
+    def __repr__(self) -> str:
+        return repr(self.options or True)
+
+    def problem(self, device: str) -> str | None:
+        """Return what this machine lacks to compile for a device, ``None`` if nothing."""
+        if self.options.get("backend", "inductor") != "inductor":
+            return None
+        return _gpu_problem() if device.startswith("cuda") else _cpu_problem()
+
+    def apply(self, net: nn.Module, device: str) -> None:
+        """Let the network run compiled, and its children where a training step calls them, if that is possible."""
+        if self.problem(device) is None:
+            for name, module in callable_modules(net):
+                module._compiled_call_impl = _CompiledCall(self, name, module)
+
+    def compiled(self, name: str) -> Callable[..., Any]:
+        """Return the compiled call of the module with this name; its first argument is the module."""
+        if name not in self._compiled:
+            # torch keeps what it compiles with the code of a function, and a few variants of it only.
+            own = FunctionType(_call.__code__.replace(co_name=f"call_{len(self._compiled)}"), globals())
+            self._compiled[name] = torch.compile(own, **copy.deepcopy(self.options))
+        return self._compiled[name]
+
+
+def _call(*args: Any, **kwargs: Any) -> Any:
+    return args[0]._call_impl(*args[1:], **kwargs)
+
+
+class _CompiledCall:
+    """The call of a module, which it does not keep alive."""
+
+    def __init__(self, compilation: Compilation, name: str, module: nn.Module) -> None:
+        self._compilation, self._name, self._module = compilation, name, weakref.ref(module)
+        self._sizes_vary = "dynamic" not in compilation.options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._sizes_vary:
+            # One compilation for all batch sizes: which of two a batch met would depend on the batches before it.
+            for tensor in leaves((args, kwargs)):
+                if isinstance(tensor, torch.Tensor) and tensor.dim():
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self._compilation.compiled(self._name)(self._module(), *args, **kwargs)
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Return whether a module can be called; a dict of modules cannot."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def callable_modules(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over the network and its children, without those that cannot be called; each with its name."""
+    return ((name, module) for name, module in [("", net), *net.named_children()] if has_forward(module))
+
+
+def check_not_compiled(net: nn.Module) -> None:
+    """Raise ``ValueError`` for a network that ``torch.compile`` has wrapped, which renames its parameters."""
+    wrapper = sys.modules.get("torch._dynamo.eval_frame")
+    if wrapper is not None and any(isinstance(module, wrapper.OptimizedModule) for module in net.modules()):
+        raise ValueError(
+            "net has been compiled by torch.compile, whose parameters are called _orig_mod.*; give the network "
+            "itself and build(compile=True), so that workers compile it"
+        )
+
+
+def _cpu_problem() -> str | None:
+    from torch._inductor import config  # takes a second
+
+    names = [name for name in config.cpp.cxx if name]
+    if not any(map(shutil.which, names)):
+        return f"there is no C++ compiler ({' or '.join(names)}; the variable CXX names another one)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's header files are not installed (Python.h)"
+    return None
+
+
+def _gpu_problem() -> str | None:
+    if find_spec("triton") is None:
+        return "triton is not installed, which compiles for GPUs"
+    return None if any(map(shutil.which, ("gcc", "cc", "clang"))) else "there is no C compiler, which triton needs"

@@ -1,0 +1,81 @@
+"""``CallbackRunner``: calls a worker's callbacks in a task, and keeps their states and what they measure."""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from compss_train.model.metrics import MetricAccumulator
+from compss_train.model.training_step import StepResult
+from compss_train.training.worker.batches import Batch
+from compss_train.training.worker.callbacks import WorkerCallback, WorkerContext
+
+
+class CallbackRunner:
+    """Calls the callbacks of one worker in one task."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[WorkerCallback],
+        context: WorkerContext,
+        accumulator: MetricAccumulator,
+        states: Mapping[str, Any] | None,
+    ) -> None:
+        self._callbacks = dict(_named(copy.deepcopy(callbacks)))
+        self._context, self._accumulator = context, accumulator
+        for name, callback in self._callbacks.items():
+            if states is not None and name in states:
+                callback.load_state_dict(copy.deepcopy(states[name]))
+
+    def round_start(self, samples: int) -> None:
+        """Call ``on_round_start``; what it logs counts for so many samples."""
+        self._call("on_round_start", samples)
+
+    def batch_start(self, batch: Batch, epoch: int, number: int) -> None:
+        """Call ``on_batch_start``."""
+        if not self._callbacks:
+            return
+        context = self._context
+        context.epoch, context.number, context.x, context.y = epoch, number, batch.x, batch.y
+        self._call("on_batch_start", batch.samples)
+
+    def batch_end(self, batch: Batch, result: StepResult | None) -> None:
+        """Call ``on_batch_end``; a batch that was skipped has no result."""
+        if not self._callbacks:
+            return
+        context = self._context
+        if result is not None:
+            context.loss, context.output = result.loss.detach(), result.output
+        self._call("on_batch_end", batch.samples)
+        context.x = context.y = context.loss = context.output = None
+
+    def round_end(self, samples: int) -> None:
+        """Call ``on_round_end``; what it logs counts for so many samples."""
+        self._call("on_round_end", samples)
+
+    def states(self) -> dict[str, Any] | None:
+        """Return the states that are not empty, by the names of the callbacks; ``None`` if all are."""
+        states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
+        return {name: state for name, state in states.items() if state} or None
+
+    def _call(self, hook: str, samples: int) -> None:
+        context = self._context
+        for callback in self._callbacks.values():
+            try:
+                getattr(callback, hook)(context)
+            except Exception as error:
+                place = f"in round {context.round} on worker {context.worker}"
+                error.add_note(f"Raised by the callback {type(callback).__name__}, by its {hook}, {place}.")
+                raise
+        if context.logged:
+            self._accumulator.measure(context.logged, samples)
+            context.logged = {}
+
+
+def _named(callbacks: Sequence[WorkerCallback]) -> Iterator[tuple[str, WorkerCallback]]:
+    """Iterate over the callbacks with names of their own: the class and a number."""
+    seen: Counter[str] = Counter()
+    for callback in callbacks:
+        name = type(callback).__name__
+        seen[name] += 1
+        yield f"{name} {seen[name]}", callback

@@ -1,0 +1,158 @@
+"""Compiled networks: their own names, one compilation for all copies and batch sizes, and the bits of a plain fit.
+
+The backend ``eager`` traces the network as ``torch.compile`` does, and runs that with the same kernels.
+"""
+
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer
+from compss_train.model.compilation import Compilation
+from compss_train.model.training_spec import TrainingSpec
+from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, mlp, state_arrays
+from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
+from tests.helpers.tolerances import sgd_error
+
+EAGER = {"backend": "eager"}
+
+
+class Counting:
+    """A backend that counts how often it compiles, and runs what it gets as it is."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return graph.forward
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def step(model, batch, context):
+    x, y = batch
+    output = model(x)
+    return {"loss": context.loss(output, y), "number": context.number, "output": output}
+
+
+@pytest.mark.parametrize("options", [{}, {"training_step": step}, {"precision": "bf16", "accumulate": 2}], ids=str)
+def test_a_compiled_fit_is_the_plain_one(options):
+    """Two rounds, three workers, seven blocks, with dropout and BatchNorm; also evaluated and predicted."""
+    plain, compiled = (trainer_of(compile=value, **options) for value in (False, EAGER))
+    for trainer in (plain, compiled):
+        fit(trainer, num_epochs=2, validation_data=(X, Y))
+    assert_same_bits(compiled.get_parameters(), plain.get_parameters())
+    assert list(compiled.get_parameters()) == list(awkward_net().state_dict())
+    assert compiled.evaluate(X, Y) == plain.evaluate(X, Y)
+    assert np.array_equal(compiled.predict(X), plain.predict(X))
+
+
+def test_all_copies_and_batch_sizes_have_one_compilation():
+    counting = Counting()
+    fit(trainer_of(net=mlp, compile={"backend": counting}), validation_data=(X, Y))
+    assert counting.graphs == 1
+
+
+def test_another_network_does_not_use_up_the_compilations_of_the_first():
+    """torch keeps eight for a function, and would run the ninth network as it is."""
+    counting = Counting()
+    for width in range(2, 11):
+        net = nn.Sequential(nn.Linear(6, width), nn.Linear(width, 3))
+        trainer = trainer_of(workers=1, net=lambda net=net: net, metric=None, compile={"backend": counting})
+        fit(trainer, blocks=1, num_epochs=1, batch_size=57)
+    assert counting.graphs == 9
+
+
+def adversarial(model, batch, context):
+    real = batch[0]
+    fake = model["generator"](torch.randn(len(real), 4))
+    softplus, judge = nn.functional.softplus, model["discriminator"]
+    loss = softplus(-judge(real)).mean() + softplus(judge(fake.detach())).mean()
+    context.update("discriminator", loss)
+    context.update("generator", softplus(-judge(fake)).mean())
+    return loss
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at it while it compiles
+def test_modules_of_several_optimizers_are_compiled():
+    counting = Counting()
+    modules = {"generator": mlp(4, 6), "discriminator": mlp(6, 1)}
+    results = []
+    for value in (False, {"backend": counting}):
+        trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+        optimizers = dict.fromkeys(modules, ADAM)
+        trainer.build(modules, optimizers, training_step=adversarial, compile=value)
+        results.append(trainer.fit(X, Y, num_epochs=2, batch_size=10, progress=False))
+    assert_same_bits(*results)
+    assert counting.graphs >= 2
+
+
+def test_processes_give_the_bits_of_the_serial_engine(shared_local):
+    trainers = [trainer_of(engine, compile=EAGER) for engine in (shared_local, "serial")]
+    for trainer in trainers:
+        fit(trainer, num_epochs=2)
+    assert_alike(*trainers)
+
+
+def test_compiled_copies_are_not_kept():
+    spec = TrainingSpec(
+        net=mlp(), optimizer=torch.optim.SGD, loss=nn.functional.cross_entropy, compile=Compilation(EAGER)
+    )
+    replica = spec.replica(state_arrays(spec.net), "cpu", training=True)
+    replica.predict(torch.from_numpy(X)).sum().backward()
+    own = weakref.ref(replica.training_spec.net)
+    assert own()._compiled_call_impl is not None
+    assert copy.deepcopy(own())._compiled_call_impl is None
+    del replica
+    gc.collect()
+    assert own() is None
+
+
+def test_without_a_compiler_a_warning_says_so_once_and_the_network_runs_as_it_is(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    trainer = trainer_of(compile=True)
+    with pytest.warns(UserWarning, match=r"compile= has no effect.*no C\+\+ compiler") as warnings:
+        fit(trainer)
+    assert len(warnings) == 1
+    plain = trainer_of()
+    fit(plain)
+    assert_same_bits(trainer.get_parameters(), plain.get_parameters())
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("yes", TypeError, r"compile='yes': give True, False, or a dict"),
+        ({"modus": "max-autotune"}, ValueError, r"compile= has 'modus'; it takes backend, mode"),
+        ({"mode": "fastest"}, ValueError, r"compile=\{'mode': 'fastest'\}: .*fastest"),
+        ({"backend": "icc"}, ValueError, r"compile=\{'backend': 'icc'\}: .*icc"),
+    ],
+    ids=str,
+)
+def test_unknown_options_are_refused(value, error, message):
+    with pytest.raises(error, match=message):
+        trainer_of(compile=value)
+
+
+def test_a_network_that_is_compiled_already_is_refused():
+    with pytest.raises(ValueError, match=r"_orig_mod.*build\(compile=True\)"):
+        DistributedTrainer(1, engine="serial").build(torch.compile(mlp(), backend="eager"), SGD, "cross_entropy")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns of its own parts
+def test_the_default_backend_trains_the_same_within_rounding_and_gives_the_same_bits_again():
+    """The only test that runs a compiler."""
+    results = []
+    for value in (True, True, False):
+        trainer = trainer_of(net=mlp, optimizer=SGD, compile=value)
+        results.append(fit(trainer, num_epochs=2))
+    assert_same_bits(*results[:2])
+    # Two epochs of at most three blocks a worker, of two batches.
+    assert_close(results[0], results[2], sgd_error(np.float32, 12, SGD["lr"], samples=6, momentum=0.9))

@@ -1,0 +1,170 @@
+"""Callbacks that run in workers: what they see and measure, their states, and what they may change."""
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, WorkerCallback
+from tests.helpers.models import SGD, assert_same_bits, blocked, mlp
+from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
+from tests.helpers.tolerances import sum_error
+
+
+class Numbers(WorkerCallback):
+    """Measures what a loop would measure by itself, and counts its batches."""
+
+    def __init__(self):
+        self.batches = 0
+        self.hooks = []
+
+    def on_round_start(self, context):
+        self.hooks.append("start")
+        context.log("round_seen", context.round)
+
+    def on_batch_start(self, context):
+        assert context.loss is None
+        assert len(context.x) == len(context.y)
+        assert context.number == self.batches
+        self.hooks.append("before")
+
+    def on_batch_end(self, context):
+        self.batches += 1
+        self.hooks.append("after")
+        context.log("own_loss", context.loss)
+        context.log("right", (context.output.argmax(1) == context.y).double().mean())
+        assert all(parameter.grad is not None for parameter in context.model.parameters())
+
+    def on_round_end(self, context):
+        assert self.hooks == ["start", *["before", "after"] * (len(self.hooks) // 2)]
+        assert context.x is None
+        assert context.loss is None
+        context.log("batches_of_all_rounds", self.batches)
+
+    def state_dict(self):
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+
+
+def test_what_is_logged_is_in_the_record():
+    """Means over samples, as the trainer's own of loss and accuracy."""
+    trainer = trainer_of(workers=2)
+    fit(trainer, Numbers(), EarlyStopping("own_loss", patience=99), validation_data=(X, Y))
+    for number, record in enumerate(trainer.history):
+        assert record["own_loss"] == pytest.approx(record["loss"], rel=1e-12)
+        assert record["right"] == pytest.approx(record["accuracy"], abs=sum_error(np.float32, len(X)))
+        assert record["round_seen"] == number
+        for own in record["workers"]:
+            assert own["own_loss"] == pytest.approx(own["loss"], rel=1e-12)
+
+
+def test_states_go_on_in_later_rounds_and_after_a_resume_on_every_engine(tmp_path, shared_local):
+    whole, resumed, local = trainer_of(), trainer_of(), trainer_of(shared_local)
+    fit(whole, Numbers(), Checkpoint(tmp_path, keep=9))
+    fit(resumed, Numbers(), resume=tmp_path / "round-000001")
+    fit(local, Numbers())
+    assert_alike(resumed, whole)
+    assert_alike(local, whole)
+    states = [state.callbacks["Numbers 1"]["batches"] for state in whole.snapshot().workers]
+    assert states == [state.batches for state in whole.snapshot().workers]
+
+
+def test_callbacks_that_only_look_change_nothing():
+    plain, seen = trainer_of(), trainer_of()
+    fit(plain)
+    fit(seen, Numbers(), Numbers())
+    assert_same_bits(seen.get_parameters(), plain.get_parameters())
+
+
+class Bounded(WorkerCallback):
+    def on_batch_end(self, context):
+        with torch.no_grad():
+            for parameter in context.model.parameters():
+                parameter.clamp_(-0.1, 0.1)
+
+
+def test_they_may_change_parameters():
+    """As in a plain loop."""
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    ours = trainer.fit(
+        *blocked(X, Y, 1),
+        num_epochs=2,
+        batch_size=19,
+        shuffle=None,
+        shuffle_block_data=False,
+        callbacks=[Bounded()],
+    )
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(2):
+        for x, y in zip(torch.from_numpy(X).split(19), torch.from_numpy(Y).split(19), strict=True):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.clamp_(-0.1, 0.1)
+    assert_same_bits(ours, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+
+
+class Skipped(WorkerCallback):
+    def on_batch_end(self, context):
+        context.log("was_skipped", float(context.loss is None))
+
+
+def test_a_skipped_batch_has_no_loss():
+    x = X.copy()
+    x[3] = np.nan
+    trainer = trainer_of(workers=1, on_nan="skip")
+    fit(trainer, Skipped(), data=blocked(x, Y, 7), num_epochs=1)
+    record = trainer.history[0]
+    assert record["was_skipped"] > 0
+    assert record["skipped_batches"] == 1
+
+
+class Raising(WorkerCallback):
+    def on_batch_end(self, context):
+        if (context.round, context.worker) == (1, 2):
+            raise LookupError("no such thing")
+
+
+def test_an_exception_names_callback_round_and_worker():
+    with pytest.raises(LookupError, match="no such thing") as caught:
+        fit(trainer_of(), Raising())
+    expected = "Raised by the callback Raising, by its on_batch_end, in round 1 on worker 2."
+    assert expected in caught.value.__notes__
+
+
+class Named(WorkerCallback):
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+    def on_round_end(self, context):
+        context.log(self.name, self.value)
+
+
+class Unpicklable(WorkerCallback):
+    def __init__(self):
+        self.generator = (number for number in range(3))
+
+
+class Misnamed(WorkerCallback):
+    def on_train_batch_end(self, context):
+        pass
+
+
+def test_mistakes_are_found():
+    with pytest.raises(ValueError, match="'samples' has another meaning in the history"):
+        fit(trainer_of(), Named("samples", 3))
+    with pytest.raises(TypeError, match=r"'own' was measured as a tensor of shape \(2,\)"):
+        fit(trainer_of(), Named("own", torch.ones(2)))
+    with pytest.raises(TypeError, match=r"Unpicklable.generator .*cannot be pickled"):
+        fit(trainer_of(), Unpicklable())
+    with pytest.warns(UserWarning, match=r"do not call on_train_batch_end of Misnamed; .* on_batch_end"):
+        trainer_of().check_fit(X, Y, num_epochs=1, batch_size=9, callbacks=[Misnamed()])
+    with pytest.raises(TypeError, match="not a Callback"):
+        fit(trainer_of(), Numbers)
+    assert not issubclass(WorkerCallback, Callback)
