@@ -146,6 +146,7 @@ def test_a_network_that_is_compiled_already_is_refused():
         DistributedTrainer(1, engine="serial").build(torch.compile(mlp(), backend="eager"), SGD, "cross_entropy")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns of its own parts
 def test_the_default_backend_trains_the_same_within_rounding_and_gives_the_same_bits_again():
     """The only test that runs a compiler."""

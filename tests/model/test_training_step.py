@@ -341,8 +341,8 @@ def test_more_than_one_optimizer_is_an_error(returned, message):
     [
         (None, "returned None without a loss"),
         ({"error": 1}, "returned a dict of 'error' without a loss"),
-        (lambda loss: {"loss": loss, "round": 1}, "'round', which has another meaning"),
-        (lambda loss: {"loss": loss, "each": loss.repeat(2)}, r"'each' as a tensor of shape \(2,\)"),
+        (lambda loss: {"loss": loss, "round": 1}, "'round' has another meaning"),
+        (lambda loss: {"loss": loss, "each": loss.repeat(2)}, r"'each' was measured as a tensor of shape \(2,\)"),
         (lambda loss: loss.repeat(2), "one number a batch"),
     ],
 )
