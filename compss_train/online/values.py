@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from compss_train.parameter_server.messages import MessageError
 from compss_train.training.checkpoints.json_encoding import from_json, to_json
 from compss_train.training.checkpoints.storage import without_sharing
 
@@ -26,6 +28,15 @@ def encode_value(value: Any) -> torch.Tensor:
 
 
 def decode_value(data: torch.Tensor) -> Any:
-    """Return the value that ``encode_value`` encoded; nothing in it can execute code."""
-    tensors = load(np.asarray(data).tobytes())
-    return from_json(json.loads(np.asarray(tensors.pop(_DOCUMENT)).tobytes()), tensors)
+    """Return the value that ``encode_value`` encoded; nothing in it can execute code.
+
+    Raises ``MessageError`` for other bytes, also for lists in lists that are too deep for Python.
+    """
+    try:
+        tensors = load(np.asarray(data).tobytes())
+        return from_json(json.loads(np.asarray(tensors.pop(_DOCUMENT)).tobytes()), tensors)
+    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise MessageError(
+            f"{data.numel()} bytes are no value that encode_value made ({type(error).__name__}: {error}); the "
+            "sender is damaged or has another version of compss_train"
+        ) from error

@@ -5,12 +5,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors.torch import save
 
 from compss_train.model.random_state import RandomState
 from compss_train.online.values import decode_value, encode_value
 from compss_train.online.worker_task import WorkerCheckpoint
 from compss_train.online.workers import CheckpointStore
+from compss_train.parameter_server.messages import MessageError
 from compss_train.training.worker.train import WorkerState
 from tests.buffers.kinds import ALL, Thread, make, put_some
 from tests.online.bare_connections import connection_pair
@@ -76,5 +77,23 @@ def test_values_round_trip(value):
 def test_objects_cannot_be_sent_and_pickles_are_not_read():
     with pytest.raises(TypeError, match=r"value/error is a builtins.ZeroDivisionError"):
         encode_value({"error": ZeroDivisionError()})
-    with pytest.raises(SafetensorError):
+    with pytest.raises(MessageError, match="SafetensorError"):
         decode_value(torch.frombuffer(bytearray(pickle.dumps({"a": 1})), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "RecursionError"),
+        (b'{"$": "dict", "items": ' * 5_000 + b"0" + b"}" * 5_000, "RecursionError"),
+        (b'{"$": "tensor", "name": "missing"}', "KeyError: 'missing'"),
+        (b'{"$": "dict"}', "KeyError: 'items'"),
+        (b'{"$": "tuple", "items": 3}', "TypeError"),
+        (b"{", "JSONDecodeError"),
+    ],
+    ids=["lists", "dicts", "no tensor", "no items", "no list", "no JSON"],
+)
+def test_other_values_are_a_clear_error(document, reason):
+    data = save({"json": torch.frombuffer(bytearray(document), dtype=torch.uint8)})
+    with pytest.raises(MessageError, match=rf"no value that encode_value made \({reason}"):
+        decode_value(torch.frombuffer(bytearray(data), dtype=torch.uint8))
