@@ -1,4 +1,4 @@
-"""Copies of networks that share nothing with the original, and that can be pickled.
+"""Copies of networks that share nothing with the original, and that can be pickled; vectors of ``spectral_norm``.
 
 torch refuses to pickle parametrized modules (``weight_norm``, ``spectral_norm``, ``orthogonal`` and others of
 ``torch.nn.utils.parametrizations``), whose class it makes when their first parametrization is registered. The
@@ -8,13 +8,15 @@ attribute, as the older ``torch.nn.utils.weight_norm`` does, are copied without 
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 
 def copy_network(net: nn.Module) -> nn.Module:
@@ -95,3 +97,29 @@ def _new_parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module
         parametrize._inject_property(module, name)
     module.__class__ = _picklable(type(module))
     return module
+
+
+_SAME_LENGTH = 1e-3
+"""By how much the length of a vector may differ from 1, as in a network that was converted to another dtype."""
+
+
+@torch.no_grad()
+def normalize_spectral_vectors(net: nn.Module) -> None:
+    """Give the singular vectors of ``spectral_norm`` the length 1 again, which a mean of workers' vectors has lost.
+
+    In training the power iteration normalizes them; but evaluation takes them as they are, and would divide weights
+    by a norm that is too small by both lengths. Vectors of about the length 1 keep their bits.
+    """
+    for vector in _spectral_vectors(net):
+        length = torch.linalg.vector_norm(vector)
+        if length > 0 and abs(length - 1) > max(_SAME_LENGTH, torch.finfo(vector.dtype).eps):
+            vector.div_(length)
+
+
+def _spectral_vectors(net: nn.Module) -> Iterator[torch.Tensor]:
+    for module in net.modules():
+        if isinstance(module, _SpectralNorm):
+            yield from module.buffers()
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                yield from (getattr(module, f"{hook.name}_{side}") for side in "uv")

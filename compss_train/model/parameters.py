@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from compss_train._utils.validation import check_dense
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.compression import CompressedChange, Contribution
+from compss_train.model.network_copies import normalize_spectral_vectors
 
 Parameters = dict[str, NDArray[Any]]
 
@@ -60,6 +61,8 @@ def to_array(name: str, tensor: object) -> NDArray[Any]:
 def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None:
     """Copy the arrays into the tensors of the module, keeping their device and layout.
 
+    Vectors of ``spectral_norm`` get the length 1 if the mean of several workers has changed it.
+
     Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them.
     """
     tensors = module.state_dict()
@@ -70,6 +73,7 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     with torch.no_grad():
         for name, tensor in tensors.items():
             _copy_array(name, tensor, parameters[name])
+    normalize_spectral_vectors(module)
 
 
 def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:

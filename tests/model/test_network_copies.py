@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 from compss_train import DistributedTrainer
-from compss_train.model.network_copies import copy_network
+from compss_train.model.network_copies import copy_network, normalize_spectral_vectors
+from compss_train.model.parameters import load_into
 from tests.helpers.models import ADAM, assert_same_bits, blocked, classification, state_arrays
 from tests.helpers.plain_loop import plain_loop
 
@@ -105,3 +106,32 @@ def test_several_workers_learn(kind, merge):
     trainer.fit(*blocked(X, Y, 6), batch_size=5, num_epochs=5, merge=merge, progress=False)
     first, last = trainer.history[0]["loss"], trainer.history[-1]["loss"]
     assert last < 0.9 * first
+
+
+@pytest.mark.parametrize("kind", ["spectral_norm", "old spectral_norm"])
+def test_the_mean_of_spectral_vectors_gets_the_length_one(kind):
+    """Evaluation divides by u·Wv: a mean of vectors that is shorter than 1 would make the weights too large."""
+    means = {name: array.copy() for name, array in state_arrays(net_of(kind)).items()}
+    vectors = [name for name in means if name.endswith(("_u", "_v"))]
+    assert len(vectors) == 4
+    for name in vectors:
+        means[name] *= 0.7
+    net = net_of(kind)
+    load_into(net, means)
+    for name, array in state_arrays(net).items():
+        expected = means[name] / 0.7 if name in vectors else means[name]
+        np.testing.assert_allclose(array, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        net.eval()(torch.from_numpy(X)).detach(), net_of(kind).eval()(torch.from_numpy(X)).detach(), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_spectral_vectors_of_length_one_keep_their_bits(dtype):
+    net = net_of("spectral_norm").to(dtype)
+    before = copy.deepcopy(net.state_dict())
+    normalize_spectral_vectors(net)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    net[0].parametrizations.weight[0]._u.zero_()
+    normalize_spectral_vectors(net)
+    assert not net[0].parametrizations.weight[0]._u.any()
