@@ -89,6 +89,8 @@ class RoundRunner:
     """Files that could not be read, with the reasons."""
     _unread: int = 0
     """Samples of files that could not be read since the last round that trained on any samples."""
+    _weightless: int | None = 0
+    """Samples trained, ``None`` once any batch of them had a weight above 0."""
     _warned: bool = False
     """Whether there was a warning of a transform that draws in evaluation."""
     _warm: bool = False
@@ -247,6 +249,7 @@ class RoundRunner:
         if self.workers.traced_round is not None:
             self.workers.traced_round.write(values["workers"])
         self._check_readable(values["workers"])
+        self._check_weights(pending.submitted.round, values["workers"])
         record = self._record(pending.submitted, values)
         if self.workers.schedule is not None:
             self.workers.schedule.observe(record)
@@ -293,6 +296,20 @@ class RoundRunner:
                 )
             file, reason = next(iter(self._skipped.items()))
             raise BadFileError(file, f"{reason}; nor can any other file be read")
+
+    def _check_weights(self, round_: Round, measured: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ``ValueError`` if all weights of the first epoch are 0; those in memory are checked before."""
+        if self._weightless is None:
+            return
+        trained = sum(sums["samples"] for sums in measured)
+        self._weightless += trained
+        if sum(sums.get("weightless", 0) for sums in measured) < trained:
+            self._weightless = None
+        elif round_.stop == 1 and trained and self._weightless >= sum(self.workers.data.sizes):
+            raise ValueError(
+                f"the weights of all {self._weightless} samples of the first epoch are 0, so that nothing was "
+                "learnt; give some above 0, or leave out weight="
+            )
 
     def _record(self, submitted: SubmittedRound, values: Mapping[str, list[dict[str, Any]]]) -> Record:
         now = self.stopping.clock()

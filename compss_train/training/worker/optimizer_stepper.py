@@ -51,6 +51,8 @@ class OptimizerStepper:
         ``not_compiled``; otherwise empty."""
         if check_outputs and (reason := replica.not_compiled) is not None:
             self.warnings["not_compiled"] = reason
+        self.weightless = 0
+        """Samples of batches whose weights are all 0."""
 
     def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
@@ -67,6 +69,8 @@ class OptimizerStepper:
         The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
         self.batches += 1
+        if batch.weight is not None and not batch.weight.any():
+            self.weightless += batch.samples
         if self._step is not None and isinstance(self._optimizer, JoinedOptimizer):
             result = self._run_step(self._step, batch, epoch, self._optimizer)
             accumulator.add(batch.samples, *result)

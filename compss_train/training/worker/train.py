@@ -90,7 +90,8 @@ def train(
     parameters (with the moments, if these are averaged too) or their compressed changes, the new state, and the
     measurements: ``samples`` and ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a
     sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm
-    of the change of the weights), counts of file reads, warnings that are due, and the ``trace`` if one was wanted.
+    of the change of the weights), counts of file reads, ``weightless`` samples (those of batches whose weights are
+    all 0) if any, warnings that are due, and the ``trace`` if one was wanted.
     """
     heartbeat.describe(f"{shard.name}, which compiles its network," if training_spec.compile else shard.name)
     started, began = time.time(), time.perf_counter()
@@ -122,6 +123,8 @@ def train(
             sums["given"] = drawn
         else:
             sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
+        if stepper.weightless:
+            sums["weightless"] = stepper.weightless
         trained = params.from_module(replica.training_spec.net)
         _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
         _check_scale(stepper.scaler.get_scale(), shard.name)
