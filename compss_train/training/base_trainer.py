@@ -168,11 +168,11 @@ class BaseTrainer(BuildableTrainer):
                     engine=self._engine,
                     training_spec=built.training_spec,
                     devices=devices,
+                    state=self._saved_state,
                     seed=self.seed,
                     threads=self.threads,
                     num_gpu=built.num_gpu,
                 )
-                self._session.set_state(self._saved_state, self.seed)
                 self._saved_state = TrainingState()
             yield self._session
         except BaseException as error:

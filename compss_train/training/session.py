@@ -31,6 +31,7 @@ class Session:
         engine: Engine,
         training_spec: TrainingSpec,
         devices: list[str],
+        state: TrainingState,
         seed: int,
         threads: int,
         num_gpu: int,
@@ -43,16 +44,17 @@ class Session:
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
         self.groups: list[range] = aligned_ranges(len(devices), places=0)
         """The workers whose states are one value of the engine."""
-        self.states: list[GroupStates] = [(state,) for state in _new_states(seed, len(devices))]
+        self.states: list[GroupStates] = []
         self.merge_state = NOTHING_KEPT
+        self.set_state(state, seed)
 
     def set_state(self, state: TrainingState, seed: int) -> None:
         """Continue from this state, without those of GPUs if the device is a CPU; other workers start anew."""
         self.engine.delete([*self._state_refs()])
         self.merge_state = state.merge
         states = state.workers
-        all_states = [*states, *_new_states(seed, len(self.devices))[len(states) :]]
-        placed = zip(all_states, self.devices, strict=False)
+        new = (WorkerState(None, worker_seed(seed, worker)) for worker in range(len(states), len(self.devices)))
+        placed = zip([*states, *new], self.devices, strict=False)
         self._set_states([state if device != "cpu" else state.on_cpu() for state, device in placed])
 
     def _set_states(self, states: Sequence[WorkerState]) -> None:
@@ -164,7 +166,3 @@ class Session:
         """Free the values of the model, unless the engine is closed already."""
         with suppress(EngineClosedError):
             self.engine.delete([self.training_spec, *self._state_refs()])
-
-
-def _new_states(seed: int, workers: int) -> list[WorkerState]:
-    return [WorkerState(None, worker_seed(seed, worker)) for worker in range(workers)]
