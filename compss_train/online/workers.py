@@ -172,10 +172,13 @@ class Workers:
             worker.check_start()
 
     def _never_connected(self, worker: Worker) -> None:
-        """Raise the exception of a task; count an attempt if its connection broke before it was accepted."""
+        """Raise the exception of a task; count an attempt if its connection broke before it was accepted.
+
+        So does a handshake that took too long, as on a machine that was suspended meanwhile.
+        """
         try:
             self._session.engine.fetch([worker.task])
-        except (ConnectionError, ConnectionLostError):
+        except (ConnectionError, ConnectionLostError, TimeoutError):
             worker.attempts += 1
             worker.disconnect()
 
