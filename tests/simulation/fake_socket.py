@@ -1,7 +1,8 @@
 """Stands in for the modules ``socket``, ``select`` and ``queue``: connections of bytes in one process, which break.
 
-Bytes arrive in order, in parts, after a while. A fault delays them, cuts the connection in the middle of them, or
-ends the process that sends them. The names are those of the modules.
+Bytes arrive in order, in parts, after a while, and no more are on their way than a buffer holds. A fault delays
+them, doubles them, lets later ones overtake them, cuts the connection in the middle of them, or ends the process
+that sends them. The names are those of the modules.
 """
 
 # ruff: noqa: N802
@@ -16,10 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from compss_train.engines.simulated import FaultPlan
-from tests.simulation.fibers import FiberEvents
+from tests.simulation.fibers import COORDINATOR, FiberEvents
 
 SECONDS = (0.0001, 0.001, 0.001, 0.05)
 """How long bytes take."""
+
+BUFFERS = (2**9, 2**12, 2**20)
+"""Bytes that a connection holds; a sender of more waits until some have been read."""
 
 HOST = "127.0.0.1"
 
@@ -32,6 +36,7 @@ class Network:
         self.listeners: dict[int, FakeSocket] = {}
         self.sockets: list[FakeSocket] = []
         self.ports = 50_000
+        self.buffer = events.draw.choice(BUFFERS)
         events.at_end.append(self.close_sockets)
 
     def close_sockets(self, process: object) -> None:
@@ -41,17 +46,21 @@ class Network:
 
     def send(self, sender: FakeSocket, data: bytes) -> None:
         """Have bytes arrive at the other end."""
-        seconds = self.events.draw.choice(SECONDS)
+        seconds, overtaken = self.events.draw.choice(SECONDS), False
         for fault in self._plan.at("message"):
             if fault.kind == "late":
                 seconds += min(fault.seconds, 5.0)
+            if fault.kind == "double":
+                data += data
+            if fault.kind == "stale":
+                overtaken = True
             if fault.kind == "cut":
                 data = data[: len(data) // 2]
                 self.events.after(seconds, sender.break_off)
-            if fault.kind == "die" and sender.process != "coordinator":
+            if fault.kind == "die" and sender.process is not COORDINATOR:
                 data = data[: len(data) // 2]
                 self.events.after(0.0, lambda: self.events.kill(sender.process))
-        sender.deliver(data, seconds)
+        sender.deliver(data, seconds, overtaken=overtaken)
 
 
 class FakeSocket:
@@ -66,6 +75,7 @@ class FakeSocket:
         self.closed = self.broken = self.ended = False
         self._received = bytearray()
         self._arrives = 0.0
+        self._on_the_way = 0
         self._timeout: float | None = None
         network.sockets.append(self)
 
@@ -75,17 +85,26 @@ class FakeSocket:
         self.peer, other.peer = other, self
         listener.accepted.append(other)
 
-    def deliver(self, data: bytes, seconds: float) -> None:
+    def deliver(self, data: bytes, seconds: float, *, overtaken: bool = False) -> None:
+        """Have bytes arrive after all that were sent before, or also after some that will be sent later."""
         peer = self.peer
         if peer is None:
             return
+        self._on_the_way += len(data)
         self._arrives = max(self._events.clock() + seconds, self._arrives + 1e-9)
 
         def arrive() -> None:
+            self._on_the_way -= len(data)
             if not peer.broken:
                 peer._received += data
 
-        self._events.after(self._arrives - self._events.clock(), arrive)
+        late = max(SECONDS) if overtaken else 0.0
+        self._events.after(self._arrives + late - self._events.clock(), arrive)
+
+    def has_space(self) -> bool:
+        """Return whether more may be sent: the bytes on their way and the unread ones are fewer than the buffer."""
+        gone = self.peer is None or self.closed or self.broken or self.ended or self.peer.closed
+        return gone or self._on_the_way + len(self.peer._received) < self._network.buffer
 
     def break_off(self) -> None:
         for end in (self, self.peer):
@@ -120,6 +139,7 @@ class FakeSocket:
         return self.accepted.popleft(), (HOST, 0)
 
     def sendall(self, data: Any) -> None:
+        self._events.wait(self.has_space, self._timeout)
         self._check()
         if self.peer is None or self.peer.closed:
             raise BrokenPipeError("the peer has closed")

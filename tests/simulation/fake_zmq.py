@@ -1,7 +1,8 @@
-"""Stands in for ZeroMQ: sockets in one process, whose messages are late, lost with a connection, or kill.
+"""Stands in for ZeroMQ: sockets in one process, whose messages are late, doubled, lost with a connection, or kill.
 
 Only what the parameter server uses. A connection delivers messages in order. It may break at any message: what was
-on its way is lost, in part or all of it, and the client connects again. The names are those of ``zmq``.
+on its way is lost, in part or all of it, or arrives after messages of the next connection (``stale``), and the
+client connects again. The names are those of ``zmq``.
 """
 
 # ruff: noqa: N802
@@ -11,10 +12,11 @@ from __future__ import annotations
 import select
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from compss_train.engines.simulated import FaultPlan
-from tests.simulation.fibers import FiberEvents
+from tests.simulation.fibers import COORDINATOR, FiberEvents
 
 SECONDS = (0.001, 0.01, 0.01, 0.5)
 """How long a message takes."""
@@ -52,6 +54,8 @@ class Link:
     def __init__(self, zmq: FakeZmq, client: Socket, server: Socket) -> None:
         self._zmq, self.client, self.server = zmq, client, server
         self._generation = 0
+        self._late: set[int] = set()
+        """Generations whose messages arrive after those of later ones."""
         self._arrives: dict[Socket, float] = {}
         """When the last message to each end arrives: the next one is not faster."""
         self.connect()
@@ -67,17 +71,25 @@ class Link:
 
     def send(self, to: Socket, frames: list[bytes]) -> None:
         zmq, generation = self._zmq, self._generation
-        arrives = max(zmq.events.clock() + zmq.message(self), self._arrives[to] + 1e-6)
+        seconds, times = zmq.message(self)
+        arrives = max(zmq.events.clock() + seconds, self._arrives[to] + 1e-6)
         self._arrives[to] = arrives
 
-        def arrive() -> None:
-            if generation == self._generation and not to.closed:
+        def arrive(late: bool = False) -> None:
+            if to.closed:
+                return
+            if late or generation == self._generation:
                 to.received.append(frames)
+            elif generation in self._late:
+                zmq.after(zmq.events.draw.choice(SECONDS), lambda: arrive(late=True))
 
-        zmq.after(arrives - zmq.events.clock(), arrive)
+        for _ in range(times):
+            zmq.after(arrives - zmq.events.clock(), arrive)
 
-    def break_off(self) -> None:
-        """Lose what is on its way, and connect again."""
+    def break_off(self, *, late: bool = False) -> None:
+        """Lose what is on its way, or have it arrive late, and connect again."""
+        if late:
+            self._late.add(self._generation)
         self._generation += 1
         self.server.links.pop(self.client.identity, None)
         self.connect()
@@ -235,17 +247,22 @@ class FakeZmq:
         changes = self.events.changes
         self.events.wait(lambda: condition() or self.events.changes != changes, seconds)
 
-    def message(self, link: Link) -> float:
-        """Return how long a message takes; a fault may break the connection, or end the client's process."""
-        seconds = self.events.draw.choice(SECONDS)
+    def message(self, link: Link) -> tuple[float, int]:
+        """Return how long a message takes, and how often it arrives.
+
+        A fault may break the connection, or end the client's process.
+        """
+        seconds, times = self.events.draw.choice(SECONDS), 1
         for fault in self._plan.at("message"):
             if fault.kind == "late":
                 seconds += fault.seconds
-            if fault.kind == "cut":
-                self.after(seconds / 2, link.break_off)
-            if fault.kind == "die" and link.client.process != "coordinator":
+            if fault.kind in ("cut", "stale"):
+                self.after(seconds / 2, partial(link.break_off, late=fault.kind == "stale"))
+            if fault.kind == "double":
+                times = 2
+            if fault.kind == "die" and link.client.process is not COORDINATOR:
                 self.after(seconds / 2, lambda: self.events.kill(link.client.process))
-        return seconds
+        return seconds, times
 
     def close_sockets(self, process: object) -> None:
         """Do what the system does when a process ends."""

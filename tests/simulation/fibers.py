@@ -11,12 +11,19 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from compss_train.engines.simulated import CoordinatorKilled, Events, ProcessDied
+from compss_train.engines.simulated import CoordinatorKilled, Events, FaultPlan, ProcessDied
+
+SURVIVAL = 86_400.0
+"""Seconds within which all processes end after that of the coordinator: a poll of 0.1 s takes up to 30 s here."""
 
 MOST_EVENTS = 200_000
 """Many more than any simulation has: something waits for ever."""
 
-_REAL_THREAD = threading.Thread
+_REAL_THREAD, _REAL_LOCK = threading.Thread, threading.Lock
+
+
+COORDINATOR = "coordinator"
+"""The process of the coordinator."""
 
 
 class FiberKilled(ProcessDied):
@@ -26,11 +33,12 @@ class FiberKilled(ProcessDied):
 class Fiber:
     """A thread, whether it may go on, and the process that it belongs to: that of the fiber that started it."""
 
-    def __init__(self, process: object) -> None:
-        self.process = process
+    def __init__(self, process: object, name: str = "main") -> None:
+        self.process, self.name = process, name
         self.ready: Callable[[], bool] = lambda: True
         self.killed = self.finished = False
-        self.turn = threading.Semaphore(0)
+        self.turn = _REAL_LOCK()
+        self.turn.acquire()
 
 
 class FiberEvents(Events):
@@ -38,9 +46,10 @@ class FiberEvents(Events):
 
     concurrent: ClassVar[bool] = True
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int, plan: FaultPlan) -> None:
         super().__init__(seed)
-        self.current = self._main = Fiber("coordinator")
+        self._plan = plan
+        self.current = self._main = Fiber(COORDINATOR)
         self._fibers: list[Fiber] = []
         self.at_end: list[Callable[[object], None]] = []
         """What happens to other things of a process when it is killed."""
@@ -51,9 +60,9 @@ class FiberEvents(Events):
         """Start a process that does this."""
         self.start(action, process=object())
 
-    def start(self, action: Callable[[], None], process: object = None) -> Fiber:
+    def start(self, action: Callable[[], None], process: object = None, name: str = "task") -> Fiber:
         """Start a fiber in this process or another one."""
-        fiber = Fiber(process or self.current.process)
+        fiber = Fiber(process or self.current.process, name)
         self._fibers.append(fiber)
         _REAL_THREAD(target=self._live, args=(fiber, action), daemon=True).start()
         return fiber
@@ -78,8 +87,30 @@ class FiberEvents(Events):
         for action in self.at_end:
             action(process)
 
+    def end_process(self) -> None:
+        """End the process that calls this."""
+        self.kill(self.current.process)
+        self._check_alive()
+
+    def kill_coordinator(self) -> None:
+        """End the coordinator's process; its main thread raises ``CoordinatorKilled`` wherever it waits."""
+        self._plan.killed = self._main.killed = True
+        self._main.ready = lambda: True
+        self.kill(COORDINATOR)
+
+    def outlive_coordinator(self) -> None:
+        """Let the other processes go on until all have ended; raise ``RuntimeError`` if one of them does not."""
+        self.kill(COORDINATOR)
+        self._main.killed = False
+        until = self.clock() + SURVIVAL
+        while self._fibers:
+            if self.clock() > until or not self.step():
+                waiting = sorted({str(fiber.name) for fiber in self._fibers})
+                raise RuntimeError(f"{SURVIVAL} s after the end of the coordinator there are {waiting}")
+
     def kill_all(self) -> None:
-        """End all fibers but the coordinator's."""
+        """End all fibers; that of the coordinator's main thread goes on as another process."""
+        self._main.killed = False
         for process in {fiber.process for fiber in self._fibers}:
             self.kill(process)
         while self._fibers:
@@ -101,6 +132,14 @@ class FiberEvents(Events):
     def _happen(self) -> bool:
         if self.happened > MOST_EVENTS:
             raise RuntimeError(f"{MOST_EVENTS} events have happened, and a thread still waits")
+        for fault in self._plan.at("moment"):
+            if fault.kind == "kill" and not self._plan.killed:
+                self.kill_coordinator()
+            elif fault.kind == "jump":
+                self.jump(fault.seconds)
+            elif fault.kind == "back":
+                self.set_back(fault.seconds)
+        self._check_alive()
         return super().step()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -140,7 +179,7 @@ class FiberEvents(Events):
 
     def _check_alive(self) -> None:
         if self.current.killed:
-            raise FiberKilled
+            raise CoordinatorKilled if self.current is self._main else FiberKilled
 
 
 class FakeThreading:
@@ -151,8 +190,8 @@ class FakeThreading:
         self._threads: dict[Fiber, FakeThread] = {}
         self._main = threading.main_thread()
 
-    def Thread(self, target: Callable[..., object], args: Any = (), **_: Any) -> FakeThread:  # noqa: N802
-        return FakeThread(self._events, self._threads, lambda: target(*args))
+    def Thread(self, target: Callable[..., object], args: Any = (), name: str = "", **_: Any) -> FakeThread:  # noqa: N802
+        return FakeThread(self._events, self._threads, lambda: target(*args), name)
 
     def Event(self) -> FakeEvent:  # noqa: N802
         return FakeEvent(self._events)
@@ -176,12 +215,14 @@ class FakeThreading:
 
 
 class FakeThread:
-    def __init__(self, events: FiberEvents, threads: dict[Fiber, FakeThread], target: Callable[[], object]) -> None:
-        self._events, self._threads, self._target = events, threads, target
+    def __init__(
+        self, events: FiberEvents, threads: dict[Fiber, FakeThread], target: Callable[[], object], name: str
+    ) -> None:
+        self._events, self._threads, self._target, self._name = events, threads, target, name
         self._fiber: Fiber | None = None
 
     def start(self) -> None:
-        self._fiber = self._events.start(self._target)
+        self._fiber = self._events.start(self._target, name=self._name)
         self._threads[self._fiber] = self
 
     def join(self, timeout: float | None = None) -> None:

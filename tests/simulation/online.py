@@ -1,34 +1,39 @@
 """Simulated online fits: samples travel over connections that break, to workers and from simulations that die."""
 
+import errno
 import random
 import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from compss_train import BufferSpec, SimulationError, WorkerLostError
-from compss_train.engines.simulated import Fault, FaultPlan, SimulatedEngine
-from tests.online.fits import run_fit, split_range
-from tests.online.simulations import CountingNet, OneHotSimulation, sample_counts
+from compss_train import BufferSpec, DistributedTrainer, SimulationError, WorkerLostError
+from compss_train.engines.simulated import CoordinatorKilled, Fault, FaultPlan
+from tests.online.fits import DEFAULTS, build_trainer, split_range
+from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, sample_counts, sum_loss
 from tests.simulation.fibers import FiberEvents
-from tests.simulation.laws import Violation, check_engine
-from tests.simulation.stand_ins import simulated_modules, virtual_time
+from tests.simulation.laws import Violation, check_checkpoints, check_engine
+from tests.simulation.world import World
 
 SAMPLES, EACH = 24, 6
 """Samples of a fit, and of each of its simulations."""
 
 KINDS = {
     "task": ("die", "mute", "slow", "late"),
-    "event": ("jump",),
-    "message": ("late", "cut", "cut", "die", "die"),
+    "disk": ("full", "kill"),
+    "moment": ("kill", "kill", "jump", "back"),
+    "message": ("late", "cut", "cut", "die", "die", "double", "stale"),
 }
 
 
-OCCASIONS = {"task": 7, "event": 800, "message": 300}
+OCCASIONS = {"task": 7, "disk": 30, "moment": 800, "message": 300}
 """How many occasions for faults a fit has, about."""
 
 LONG = 6.0
 """Seconds by which something is late, much longer than the fit's checks are apart."""
+
+REPEATING = {"die", "mute", "cut", "double", "stale", "jump"}
+"""Faults after which a worker may start again from its checkpoint, and train samples again."""
 
 
 class OnlineEvents(FiberEvents):
@@ -40,8 +45,7 @@ class OnlineEvents(FiberEvents):
 def options_of(draw: random.Random) -> dict[str, Any]:
     """Draw a fit."""
     buffer = draw.choice([BufferSpec("FIFO", 16), BufferSpec("FIRO", 16, threshold=4), BufferSpec("FIFO", 5)])
-    return {
-        "workers": draw.choice([1, 2]),
+    return DEFAULTS | {
         "num_simulators": draw.choice([1, 2]),
         "buffer": buffer,
         "batch_size": draw.choice([3, 5]),
@@ -52,40 +56,69 @@ def options_of(draw: random.Random) -> dict[str, Any]:
     }
 
 
-def simulate_online(seed: int, faults: Sequence[Fault]) -> tuple[FaultPlan, float]:
-    """Run an online fit with faults; return which have happened, and the virtual seconds. Raises ``Violation``."""
-    events, plan = OnlineEvents(seed), FaultPlan(faults)
-    options = options_of(random.Random(f"online {seed}"))
-    with virtual_time(events), simulated_modules(events, plan), warnings.catch_warnings():
+def simulate_online(seed: int, faults: Sequence[Fault]) -> tuple[FaultPlan, int, float]:
+    """Run an online fit with faults until it is complete, or has failed as it may.
+
+    Returns the faults that have happened, how many programs were started, and the virtual seconds. Raises
+    ``Violation``.
+    """
+    draw = random.Random(f"online {seed}")
+    workers, options = draw.choice([1, 2]), options_of(draw)
+    with World(seed, faults, OnlineEvents) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        engine = SimulatedEngine(1, events=events, faults=plan)
-        try:
-            inputs = split_range(SAMPLES, EACH)
-            trainer, error = run_fit(engine, CountingNet(SAMPLES), OneHotSimulation(SAMPLES), inputs, **options)
-            if error is not None:
-                _check_error(error, plan)
-                return plan, events.clock()
-            trainer.close()
-            engine.drain()
-        finally:
-            events.kill_all()
-    _check_samples(trainer, options["workers"], plan)
+        for fits in range(1, 2 + len(faults)):
+            if _run(world, workers, options):
+                return world.plan, fits, world.events.clock()
+    raise Violation(f"{1 + len(faults)} starts were not enough")
+
+
+def _run(world: World, workers: int, options: dict[str, Any]) -> bool:
+    """Start the program, which goes on with the parameters of its last checkpoint; return whether it has ended.
+
+    It trains all samples, as a program that was killed cannot know which of them are in the parameters.
+    """
+    before = len(world.plan.fired)
+    checkpoint, engine = world.checkpoint(), world.engine()
+    trainer = build_trainer(engine, workers, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
+    trainer._clock = world.events.clock
+    if world.checkpoints():
+        trainer.restore(world.folder)
+    started_with = sample_counts(trainer.get_parameters(), workers)
+    try:
+        trainer.fit_online(OneHotSimulation(SAMPLES), split_range(SAMPLES, EACH), callbacks=[checkpoint], **options)
+        trainer.close()
+        engine.drain()
+    except CoordinatorKilled:
+        world.outlive(engine)
+        world.restart(checkpoint)
+        check_checkpoints(world, checkpoint, trainer.resumed_from)
+        return False
+    except Exception as error:
+        _check_error(world, error, before)
+        world.restart(checkpoint)
+        return True
+    _check_samples(trainer, workers, started_with, {fault.kind for fault in world.plan.fired[before:]})
     check_engine(engine)
-    return plan, events.clock()
+    world.restart(checkpoint)
+    return True
 
 
-def _check_error(error: BaseException, plan: FaultPlan) -> None:
-    """Only processes that die too often end a fit."""
-    deadly = [fault for fault in plan.fired if fault.kind in ("die", "mute", "cut")]
-    if not (isinstance(error, WorkerLostError | SimulationError) and len(deadly) > 2):
+def _check_error(world: World, error: BaseException, since: int) -> None:
+    """Only processes that die too often, and a full disk, end a fit."""
+    fired = world.plan.fired[since:]
+    deadly = [fault for fault in fired if fault.kind in REPEATING]
+    lost = isinstance(error, WorkerLostError | SimulationError) and len(deadly) > 2
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC and str(world.root.parent) in str(error)
+    if not (lost or (full and any(fault.kind == "full" for fault in fired))):
         raise Violation("".join(traceback.format_exception(error)))
 
 
-def _check_samples(trainer: Any, workers: int, plan: FaultPlan) -> None:
+def _check_samples(trainer: DistributedTrainer, workers: int, before: Sequence[int], fired: set[str]) -> None:
     """Each sample is trained once; more often only if a worker has died; never only if a simulation was skipped."""
-    counts = sample_counts(trainer.get_parameters(), workers)
+    after = sample_counts(trainer.get_parameters(), workers)
+    counts = [now - then for now, then in zip(after, before, strict=True)]
     skipped = trainer.history[-1]["simulations"]["failed"]
     if min(counts) < 1 and not skipped:
         raise Violation(f"samples were trained {counts} times, and no simulation was skipped")
-    if max(counts) > 1 and not {fault.kind for fault in plan.fired} & {"die", "mute", "cut"}:
+    if max(counts) > 1 and not fired & REPEATING:
         raise Violation(f"samples were trained {counts} times, and no process died")

@@ -65,6 +65,11 @@ class Scenario:
         """Whether messages travel."""
         return bool(self.options["merge"] == "parameter_server")
 
+    @property
+    def checkpoint(self) -> dict[str, Any]:
+        """The options of its checkpoints."""
+        return {"every": self.every, "keep": self.keep, "best": "val_loss" if self.validated else None}
+
     def trainer(self, engine: Engine) -> DistributedTrainer:
         trainer = DistributedTrainer(self.workers, engine=engine, seed=5, threads=1)
         schedule = {"schedule": half_each_epoch} if self.scheduled else {}

@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import JsonLines
-from compss_train.engines.simulated import CoordinatorKilled, Fault, FaultPlan
+from compss_train.engines.simulated import CoordinatorKilled, Events, Fault, FaultPlan
 from tests.simulation import online
+from tests.simulation.fibers import FiberEvents
 from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error, reference
 from tests.simulation.online import simulate_online
 from tests.simulation.scenarios import number_of, scenario_of
@@ -22,8 +23,9 @@ Kinds: TypeAlias = Mapping[str, Sequence[str]]
 KINDS: Kinds = {
     "task": ("die", "mute", "vanish", "slow", "late", "twice"),
     "disk": ("full", "cut", "kill"),
-    "event": ("kill", "kill", "jump"),
-    "message": ("late", "cut", "die"),
+    "event": ("kill", "kill", "jump", "back"),
+    "moment": ("kill", "kill", "jump", "back"),
+    "message": ("late", "cut", "die", "double", "stale"),
 }
 """Faults of each place; the most important one is drawn more often."""
 
@@ -55,11 +57,12 @@ def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
 
 def _simulate(seed: int, faults: Sequence[Fault]) -> tuple[Outcome, FaultPlan]:
     if is_online(seed):
-        plan, seconds = simulate_online(seed, faults)
-        return Outcome(1, seconds, len(plan.fired)), plan
+        plan, fits, seconds = simulate_online(seed, faults)
+        return Outcome(fits, seconds, len(plan.fired)), plan
     number = number_of(seed)
     reference(number)  # in a world of its own
-    with World(seed, faults, scenario_of(number)) as world, warnings.catch_warnings():
+    events = FiberEvents if scenario_of(number).served else Events
+    with World(seed, faults, events) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _run_until_complete(world, number, most=3 + 2 * len(faults))
         return Outcome(fits, world.events.clock(), len(world.plan.fired)), world.plan
@@ -82,7 +85,7 @@ def faults_of(seed: int) -> list[Fault]:
 def _fault(draw: random.Random, occasions: Mapping[str, int], kinds: Kinds, long: float) -> Fault:
     place = draw.choice([place for place in kinds if occasions.get(place)])
     kind = draw.choice(kinds[place])
-    seconds = long * draw.randint(1, 9) if kind in ("slow", "late", "jump") else 0.0
+    seconds = long * draw.randint(1, 9) if kind in ("slow", "late", "jump", "back") else 0.0
     return Fault(kind, place, draw.randrange(1 + 3 * occasions[place] // 2), seconds)
 
 
@@ -106,7 +109,8 @@ def _run(world: World, number: int) -> DistributedTrainer | None:
     """Start the program; return its trainer unless it was killed or failed."""
     scenario = scenario_of(number)
     before = len(world.plan.fired)
-    checkpoint, engine = world.checkpoint(), world.engine()
+    checkpoint = world.checkpoint(**scenario.checkpoint)
+    engine = world.engine(scenario.processes, shares_memory=scenario.shares_memory)
     trainer = scenario.trainer(engine)
     trainer._clock = world.events.clock
     try:

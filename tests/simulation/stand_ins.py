@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
+from functools import cache, partial
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from compss_train.engines.simulated import Events, FaultPlan
-from compss_train.online import setup, simulation_task, worker_task  # noqa: F401  so that they are patched
+from compss_train.online import setup, simulation_task, worker_task  # noqa: F401  # so that they are patched
 from compss_train.parameter_server import connect, serve  # noqa: F401
 from tests.simulation.fake_socket import Network, QueueModule, SelectModule, SocketModule
 from tests.simulation.fake_zmq import FakeZmq
@@ -24,13 +25,15 @@ from tests.simulation.fibers import FakeThreading, FiberEvents
 
 EPOCH = 1_700_000_000.0
 
+end_process = simulation_task.end_process
+
 
 @contextmanager
 def virtual_time(events: Events) -> Iterator[None]:
     """Have programs read the virtual clock wherever they read the time."""
     clocks = dict.fromkeys(("monotonic", "perf_counter"), events.clock)
     sleep = partial(events.wait, lambda: False) if isinstance(events, FiberEvents) else time.sleep
-    with patch.multiple(time, **clocks, time=lambda: EPOCH + events.clock(), sleep=sleep):
+    with patch.multiple(time, **clocks, time=lambda: EPOCH + events.clock() + events.wall, sleep=sleep):
         yield
 
 
@@ -38,7 +41,7 @@ def virtual_time(events: Events) -> Iterator[None]:
 def simulated_modules(events: FiberEvents, plan: FaultPlan) -> Iterator[None]:
     """Have the package use simulated threads and a simulated network."""
     network, sockets = FakeZmq(events, plan), Network(events, plan)
-    fakes: list[tuple[Any, Any]] = [
+    replaced: list[tuple[Any, Any]] = [
         (socket, SocketModule(sockets)),
         (select, SelectModule(events)),
         (queue, QueueModule(events)),
@@ -46,10 +49,22 @@ def simulated_modules(events: FiberEvents, plan: FaultPlan) -> Iterator[None]:
         (zmq, network),
         (recv_monitor_message, network.recv_monitor_message),
     ]
-    with ExitStack() as stack:
-        for module in [module for name, module in sys.modules.items() if name.startswith("compss_train.")]:
-            for attribute, value in list(vars(module).items()):
-                fake = next((fake for real, fake in fakes if value is real), None)
-                if fake is not None:
-                    stack.enter_context(patch.object(module, attribute, fake))
+    fakes = {id(real): fake for real, fake in replaced}
+    places = _uses(tuple(fakes), len(sys.modules))
+    before = [(module, name, getattr(module, name)) for module, name in places]
+    try:
+        for module, name, real in before:
+            setattr(module, name, fakes[id(real)])
+        simulation_task.end_process = events.end_process
         yield
+    finally:
+        for module, name, real in before:
+            setattr(module, name, real)
+        simulation_task.end_process = end_process
+
+
+@cache
+def _uses(replaced: tuple[int, ...], loaded: int) -> list[tuple[ModuleType, str]]:
+    """Return the modules of the package, with each name by which they use one of these objects."""
+    own = [module for name, module in sys.modules.items() if name.startswith("compss_train.")]
+    return [(module, name) for module in own for name, value in vars(module).items() if id(value) in replaced]

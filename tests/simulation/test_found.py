@@ -25,6 +25,11 @@ def test_seed_143():
     simulate(143, [Fault("jump", "event", 13, 1800.0)])
 
 
+def test_seed_50243():
+    # 200000 events have happened, and a thread still waits (in the simulation of a process that dies twice)
+    simulate(50243, [Fault("mute", "task", 3, 0.0), Fault("die", "message", 68, 0.0)])
+
+
 def test_connections_of_online_fits_that_break():
     # ConnectionLostError: connection lost: the connection is closed
     # the engine still holds ['result of simulate_and_send 3']

@@ -37,6 +37,24 @@ def test_planted_bugs_are_found(capsys):
     assert found >= 0.9 * planted
 
 
+def test_nothing_waits_by_the_time_of_the_day():
+    """It may be set back: it goes into records and file names, and deadlines are those of a monotonic clock."""
+    users = {path.stem for path in (ROOT / "compss_train").rglob("*.py") if "time.time()" in path.read_text()}
+    assert users == {"description", "files", "records", "rounds", "train", "trackers"}
+
+
+@pytest.mark.parametrize("kind", ["jump", "back"])
+def test_clocks_that_jump_change_nothing(kind):
+    for seed in (11, 15, 17):
+        place = "event" if seed == 17 else "moment"
+        assert simulate(seed, [Fault(kind, place, at, 50_000.0) for at in (3, 20)]).fired
+
+
+def test_the_coordinator_of_an_online_fit_is_killed_and_resumed():
+    for seed, at in ((3, 90), (11, 150), (19, 300)):
+        assert simulate(seed, [Fault("kill", "moment", at)]).fits == 2
+
+
 @pytest.mark.parametrize("seed", [11, 15, 19])  # with checkpoints, a parameter server, online
 def test_a_seed_repeats_itself(seed):
     first = simulate(seed)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from compss_train._utils.files import SHARED_MEMORY
 from compss_train.callbacks import Checkpoint
@@ -15,7 +15,6 @@ from compss_train.engines.simulated import Events, Fault, FaultPlan, SimulatedEn
 from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.fibers import FiberEvents
-from tests.simulation.scenarios import Scenario
 from tests.simulation.stand_ins import simulated_modules, virtual_time
 
 NO_PROCESS = 2**22
@@ -25,10 +24,9 @@ NO_PROCESS = 2**22
 class World:
     """Everything that outlives the programs of a simulation."""
 
-    def __init__(self, seed: int, faults: Iterable[Fault], scenario: Scenario) -> None:
+    def __init__(self, seed: int, faults: Iterable[Fault], kind: type[Events] = Events) -> None:
         self.plan = FaultPlan(faults)
-        self.events = FiberEvents(seed) if scenario.served else Events(seed)
-        self._scenario = scenario
+        self.events = kind(seed, self.plan) if issubclass(kind, FiberEvents) else kind(seed)
         self._patches = ExitStack()
         self.root = Path(
             tempfile.mkdtemp(prefix="simulation", dir=SHARED_MEMORY if SHARED_MEMORY.exists() else None)
@@ -48,16 +46,20 @@ class World:
         self._patches.close()
         shutil.rmtree(self.root)
 
-    def engine(self) -> SimulatedEngine:
-        own = self._scenario
-        return SimulatedEngine(own.processes, events=self.events, faults=self.plan, shares_memory=own.shares_memory)
+    def engine(self, processes: int = 1, *, shares_memory: bool = True) -> SimulatedEngine:
+        return SimulatedEngine(processes, events=self.events, faults=self.plan, shares_memory=shares_memory)
 
-    def checkpoint(self) -> Checkpoint:
-        scenario = self._scenario
-        best = "val_loss" if scenario.validated else None
-        checkpoint = Checkpoint(self.folder, every=scenario.every, keep=scenario.keep, best=best)
+    def checkpoint(self, **options: Any) -> Checkpoint:
+        checkpoint = Checkpoint(self.folder, **options)
         checkpoint._disk = self._disk
         return checkpoint
+
+    def outlive(self, engine: SimulatedEngine) -> None:
+        """Let the other processes notice that the coordinator has been killed; none of them may wait for ever."""
+        engine._processes.close()
+        if isinstance(self.events, FiberEvents):
+            self.events.outlive_coordinator()
+        engine.shutdown(kill=True)
 
     def restart(self, checkpoint: Checkpoint) -> None:
         """Do what the system does when a process has died, of whatever it died."""

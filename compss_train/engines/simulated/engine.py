@@ -115,12 +115,16 @@ class SimulatedEngine(GraphEngine):
         return LOOPBACK
 
     def shutdown(self, *, kill: bool = False) -> None:
-        """End the processes; without ``kill`` the tasks that were submitted end first."""
+        """End the processes; without ``kill`` the tasks that were submitted end first.
+
+        What a coordinator that was killed leaves behind goes on.
+        """
         while self._open and not (kill or self.faults.killed) and self.events.step():
             pass
         self._open = False
         self._processes.close()
-        self.events.clear()
+        if not self.faults.killed:
+            self.events.clear()
         self._graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
 
     def drain(self) -> None:
@@ -138,6 +142,8 @@ class SimulatedEngine(GraphEngine):
                 self.faults.kill()
             elif fault.kind == "jump":
                 self.events.jump(fault.seconds)
+            elif fault.kind == "back":
+                self.events.set_back(fault.seconds)
         return self.events.step()
 
     def _wait(self, futures: Sequence[Future[StoredValue]], timeout: float) -> bool:
@@ -151,7 +157,7 @@ class SimulatedEngine(GraphEngine):
         self._graph.add(task)
         self._processes.start_ready()
         if self.events.draw.random() < SLOW_SHARE:
-            until = self.events.clock() + SLOW_SECONDS
+            until = self.events.clock() + SLOW_SECONDS * self.events.pace
             while self._step(until):
                 pass
 

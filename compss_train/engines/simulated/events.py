@@ -20,6 +20,8 @@ class Events:
     """How long tasks take, relative to other simulations."""
 
     def __init__(self, seed: int = 0) -> None:
+        self.wall = 0.0
+        """By how much the time of the day is ahead of ``clock``, in seconds."""
         self.draw = random.Random(seed)
         self.happened = 0
         """Number of events that have happened."""
@@ -39,6 +41,10 @@ class Events:
     def jump(self, seconds: float) -> None:
         """Put the clock forward, as when a machine was suspended: what is to happen takes as long as before."""
         self._ahead += seconds
+
+    def set_back(self, seconds: float) -> None:
+        """Set the time of the day back, as an administrator or a time server may; ``clock`` goes on."""
+        self.wall -= seconds
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call ``action`` in so many seconds."""

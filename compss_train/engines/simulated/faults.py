@@ -21,8 +21,9 @@ class Fault:
     The engine knows these: at the start of a ``"task"``, ``"die"`` (its process ends before it has run), ``"mute"``
     (its process ends after it has run, before it has answered), ``"vanish"`` (its process ends, and with it the
     values that it had made), ``"slow"`` and ``"late"`` (it takes ``seconds`` more, and its process with it or not),
-    ``"twice"`` (it runs in another process, too); at an ``"event"``, ``"kill"`` (the coordinator is killed) and
-    ``"jump"`` (the clock is put forward by ``seconds``). Others may define more.
+    ``"twice"`` (it runs in another process, too); at an ``"event"``, ``"kill"`` (the coordinator is killed),
+    ``"jump"`` (the clock is put forward by ``seconds``) and ``"back"`` (the time of the day is set back by them).
+    Others may define more.
     """
 
     kind: str

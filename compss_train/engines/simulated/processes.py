@@ -1,6 +1,7 @@
 """The processes of a simulated engine: they run ready tasks in virtual time, and die when they are to."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -73,13 +74,21 @@ class Processes:
         except ProcessDied:
             self._die(task, run, process, "die")
             return
-        if repeated:  # either answer may be the first one
-            another = run()
-            answer, another = (answer, another) if self._events.draw.random() < 0.5 else (another, answer)
-            self._values.forget(another)
+        if repeated:
+            answer = self._first_of(answer, run)
         self._idle.append(process)
         self._events.after(late, partial(self._finish, task, answer))
         self.start_ready()
+
+    def _first_of(self, answer: Answer, run: Callable[[], Answer]) -> Answer:
+        """Run a task once more, and return either answer, unless the second process dies."""
+        try:
+            another = run()
+        except ProcessDied:
+            return answer
+        answer, another = (answer, another) if self._events.draw.random() < 0.5 else (another, answer)
+        self._values.forget(another)
+        return answer
 
     def _finish(self, task: Task, answer: Answer) -> None:
         if isinstance(answer, Failure):
@@ -107,7 +116,8 @@ class Processes:
     def _die(self, task: Task, run: Callable[[], Answer], process: int, kind: str) -> None:
         """End a task's process, and with ``vanish`` what it has made, and run the task again."""
         if kind == "mute":
-            self._values.forget(run())
+            with suppress(ProcessDied):  # of another fault, before the end of the task
+                self._values.forget(run())
         if kind == "vanish":
             self._values.lose(process)
         self._events.after(RESTART_SECONDS, partial(self._restart, process))
