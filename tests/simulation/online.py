@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from compss_train import BufferSpec, DistributedTrainer, SimulationError, WorkerLostError
-from compss_train.engines.simulated import CoordinatorKilled, Fault, FaultPlan
+from compss_train.engines.simulated import Fault, FaultPlan
 from tests.online.fits import DEFAULTS, build_trainer, split_range
 from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, sample_counts, sum_loss
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.laws import Violation, check_checkpoints, check_engine
-from tests.simulation.world import World
+from tests.simulation.world import DEATHS, World
 
 SAMPLES, EACH = 24, 6
 """Samples of a fit, and of each of its simulations."""
@@ -88,15 +88,14 @@ def _run(world: World, workers: int, options: dict[str, Any]) -> bool:
         trainer.fit_online(OneHotSimulation(SAMPLES), split_range(SAMPLES, EACH), callbacks=[checkpoint], **options)
         trainer.close()
         engine.drain()
-    except CoordinatorKilled:
-        world.outlive(engine)
+    except (Exception, *DEATHS) as error:
+        if killed := world.plan.killed:
+            world.outlive(engine)
+        else:
+            _check_error(world, error, before)
         world.restart(checkpoint)
         check_checkpoints(world, checkpoint, trainer.resumed_from)
-        return False
-    except Exception as error:
-        _check_error(world, error, before)
-        world.restart(checkpoint)
-        return True
+        return not killed
     _check_samples(trainer, workers, started_with, {fault.kind for fault in world.plan.fired[before:]})
     check_engine(engine)
     world.restart(checkpoint)

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import JsonLines
-from compss_train.engines.simulated import CoordinatorKilled, Events, Fault, FaultPlan
+from compss_train.engines.simulated import Events, Fault, FaultPlan
 from tests.simulation import online
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error, reference
 from tests.simulation.online import simulate_online
 from tests.simulation.scenarios import number_of, scenario_of
-from tests.simulation.world import World
+from tests.simulation.world import DEATHS, World
 
 Kinds: TypeAlias = Mapping[str, Sequence[str]]
 
@@ -117,14 +117,14 @@ def _run(world: World, number: int) -> DistributedTrainer | None:
         scenario.fit(trainer, [JsonLines(world.log), checkpoint], resume=True, max_time=DAY)
         trainer.close()
         engine.drain()
-    except CoordinatorKilled:
-        engine.shutdown(kill=True)
+    except (Exception, *DEATHS) as error:
+        if killed := world.plan.killed:
+            engine.shutdown(kill=True)
+        else:
+            check_error(world, error, since=before)
         world.restart(checkpoint)
-        check_checkpoints(world, checkpoint, trainer.resumed_from)
-        return None
-    except Exception as error:
-        check_error(world, error, since=before)
-        world.restart(checkpoint)
+        if killed:
+            check_checkpoints(world, checkpoint, trainer.resumed_from)
         return None
     check_engine(engine)
     if trainer.stopped != "max_time":

@@ -11,11 +11,21 @@ from typing import Any, Self
 
 from compss_train._utils.files import SHARED_MEMORY
 from compss_train.callbacks import Checkpoint
-from compss_train.engines.simulated import Events, Fault, FaultPlan, SimulatedEngine
+from compss_train.engines.simulated import (
+    CoordinatorKilled,
+    Events,
+    Fault,
+    FaultPlan,
+    ProcessDied,
+    SimulatedEngine,
+)
 from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.stand_ins import simulated_modules, virtual_time
+
+DEATHS = CoordinatorKilled, ProcessDied
+"""What a coordinator that has been killed raises; also any other error, as its threads no longer answer."""
 
 NO_PROCESS = 2**22
 """No process has this id, or a higher one."""
