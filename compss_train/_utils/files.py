@@ -1,4 +1,4 @@
-"""Files and folders: atomic writes, folder locks, temporary folders that are removed even after a kill."""
+"""Files and folders: atomic writes, folder locks, and what is removed even after a kill."""
 
 import errno
 import os
@@ -208,6 +208,30 @@ def remove_abandoned(parent: str) -> None:
             lock = FolderLock(path)
             if lock.acquire():
                 _remove_locked(path, lock)
+
+
+def remove_abandoned_semaphores(parent: Path = SHARED_MEMORY) -> None:
+    """Remove loky's semaphores of this user's processes that were killed together with loky's resource tracker.
+
+    Only after a while: processes of other containers that share this memory look as if they had ended.
+    """
+    for path in parent.glob("sem.loky-[0-9]*-*"):
+        with suppress(OSError):
+            status = path.stat()
+            is_old = time.time() - status.st_mtime >= MINIMUM_AGE
+            if status.st_uid == os.getuid() and is_old and not is_running(int(path.name.split("-")[1])):
+                path.unlink()
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process of this machine has not ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
 
 
 def _remove_locked(folder: Path, lock: FolderLock) -> None:

@@ -30,7 +30,7 @@ class _Progress(Callback):
         """Print the checkpoint from which the fit is resumed."""
         self._last_round = None
         if trainer.resumed_from is not None:
-            left = "; nothing is left to train" if total_samples == 0 else ""
+            left = "; nothing is left to train, raise num_epochs to train on" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def test_a_resumed_fit_shows_the_remaining_samples(monkeypatch, tmp_path):
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path)
     assert [line.split(",")[0] for line in lines.splitlines()] == [message, "round 1", "round 2"]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path, num_epochs=1)
-    assert lines == f"{message}; nothing is left to train\n"
+    assert lines == f"{message}; nothing is left to train, raise num_epochs to train on\n"
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])

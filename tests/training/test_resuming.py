@@ -355,7 +355,9 @@ def test_what_else_changes_numbers_is_told(tmp_path):
 def test_a_second_fit_into_the_folder_of_the_first_is_told_of(tmp_path):
     trainer = trainer_of()
     fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=2)
-    with pytest.warns(UserWarning, match="the end of one with num_epochs=2: nothing is left to train"):
+    with pytest.warns(
+        UserWarning, match="the end of one with num_epochs=2: nothing is left to train. Raise num_epochs"
+    ):
         fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=2)
     assert len(trainer.history) == 2
     with warnings.catch_warnings():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils.files import write_atomic
+from compss_train._utils.files import is_running, write_atomic
 from compss_train.cli.run_files.errors import RunFileError
 from compss_train.reports.advice import samples_per_epoch
 from compss_train.reports.comparison import ComparedRun, comparison_table
@@ -105,7 +105,7 @@ class RunFolder:
             state, host, pid = str(written["state"]), written["host"], int(written["pid"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        ended = state == RUNNING and host == socket.gethostname() and not _is_alive(pid)
+        ended = state == RUNNING and host == socket.gethostname() and not is_running(pid)
         return KILLED if ended else state
 
     def existing_files(self) -> list[Path]:
@@ -121,16 +121,6 @@ class RunFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        return True
-    return True
 
 
 def read_history(path: Path) -> tuple[Path, History]:

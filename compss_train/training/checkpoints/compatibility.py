@@ -67,7 +67,7 @@ def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool)
     if own and num_epochs <= saved_epochs:
         warn_user(
             f"the fit resumes from {path}, the end of one with num_epochs={saved_epochs}: nothing is left to "
-            "train; a new fit needs its own folder, or no resume="
+            "train. Raise num_epochs to train on; a new fit needs its own folder, or no resume="
         )
     first, end = progress.first_epoch, progress.first_epoch + num_epochs
     (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.merge_every), maxlen=1)

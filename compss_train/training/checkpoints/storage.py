@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from compss_train._utils.files import DISK, Disk, make_folders
+from compss_train._utils.files import DISK, Disk, is_running, make_folders
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import BadCheckpointError
 from compss_train.training.checkpoints.json_encoding import EncodedValue, from_json, to_json
@@ -135,18 +135,8 @@ def prune_checkpoints(folder: Path, keep: Container[int | None], disk: Disk = DI
     prefix = f".{socket.gethostname()}."
     for path in folder.glob(".round-*"):
         owner = path.name.rpartition(prefix)[2].partition(".")[0]
-        if prefix in path.name and owner.isdigit() and not _is_running(int(owner)):
+        if prefix in path.name and owner.isdigit() and not is_running(int(owner)):
             disk.remove(path)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def temporary_path(path: Path, suffix: str) -> Path:

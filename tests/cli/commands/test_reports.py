@@ -81,6 +81,12 @@ def test_curves_of_runs_are_drawn_together(fitted, command, tmp_path):
     assert "no image file" in command("plot", fitted, fitted, "-o", "a.docx", code=2).err
 
 
+def test_a_report_that_is_written_again_is_the_same(fitted, command):
+    written = (fitted / "report.html").read_text()
+    command("report", fitted)
+    assert (fitted / "report.html").read_text() == written
+
+
 def test_states_of_runs_are_known_and_kept_by_reports(fitted, command):
     folder = RunFolder(fitted)
     assert folder.state() == "complete"
