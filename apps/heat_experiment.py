@@ -33,29 +33,35 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Experiment:
-    """Shared by all methods: options, running processes, the initial network, and validation samples."""
+    """Shared by all methods with one seed: options, processes, the initial network, and validation samples."""
 
     options: argparse.Namespace
     engine: Engine
+    seed: int
     net: nn.Module
     validation: heat.Sample
 
     @classmethod
-    def make(cls, options: argparse.Namespace, engine: Engine) -> Experiment:
+    def make(cls, options: argparse.Namespace, engine: Engine, seed: int) -> Experiment:
         """Make the network, and run the simulations for validation."""
-        torch.manual_seed(options.seed)
+        torch.manual_seed(seed)
         net = surrogate(options.grid)
-        inputs = itertools.islice(heat.random_parameters(options.seed, VALIDATION), options.validation_simulations)
+        inputs = itertools.islice(heat.random_parameters(seed, VALIDATION), options.validation_simulations)
         refs = [engine.submit(all_samples, simulator(options), parameters) for parameters in inputs]
         x, y = map(np.concatenate, zip(*engine.fetch(refs), strict=True))
         engine.delete(refs)
-        return cls(options, engine, net, (x, y))
+        return cls(options, engine, seed, net, (x, y))
+
+    def history_file(self, method: str) -> Path:
+        """Return the file of a method's records."""
+        path: Path = self.options.output / f"history-{method}-{self.seed}.jsonl"
+        return path
 
     @contextmanager
     def trainer(self) -> Iterator[DistributedTrainer]:
         """Yield a trainer of the network."""
         options = self.options
-        with DistributedTrainer(options.workers, engine=self.engine, seed=options.seed, threads=1) as trainer:
+        with DistributedTrainer(options.workers, engine=self.engine, seed=self.seed, threads=1) as trainer:
             trainer.build(self.net, {"optimizer": "adam", "lr": options.lr}, "mse")
             yield trainer
 
@@ -105,9 +111,10 @@ def simulator(options: argparse.Namespace) -> Callable[[heat.Floats], Iterator[h
 
 @dataclass
 class Run:
-    """One method's training."""
+    """One method's training with one seed."""
 
     method: str
+    seed: int
     records: list[Record]
     """The trainer's records, with ``elapsed`` seconds and ``total_batches`` since the start of the method."""
     simulations: int
@@ -133,8 +140,3 @@ class Recorder(Callback):
         self.records.append({**record, "elapsed": elapsed, "total_batches": before + self._batches(record)})
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self.records[-1]) + "\n")
-
-
-def history_file(output: Path, method: str) -> Path:
-    """Return the file of a method's records."""
-    return output / f"history-{method}.jsonl"

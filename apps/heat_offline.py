@@ -1,4 +1,4 @@
-"""Offline training: a few simulations write files, which are read in every epoch."""
+"""Offline training: simulations write files, which are read in every epoch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import heat
-from heat_experiment import TRAINING, Experiment, Record, Recorder, Run, history_file, simulator
+from heat_experiment import TRAINING, Experiment, Record, Recorder, Run, simulator
 
-from compss_train import Engine, FileDataset, write_files
+from compss_train import FileDataset, write_files
 
 OFFLINE = "offline"
 
 
-def offline(experiment: Experiment) -> Run:
-    """Run some simulations, store their samples in files, then train on the files for several epochs."""
+def offline(experiment: Experiment, simulations: int) -> Run:
+    """Run so many simulations, store their samples in files, then train on the files for several epochs."""
     options = experiment.options
-    plan = Epochs.plan(options)
-    recorder = Recorder(history_file(options.output, OFFLINE), plan.batches)
-    files = FileDataset(simulate_to_files(experiment.engine, options))
+    plan = Epochs.plan(options, simulations)
+    recorder = Recorder(experiment.history_file(OFFLINE), plan.batches)
+    files = FileDataset(simulate_to_files(experiment, simulations))
     with experiment.trainer() as trainer:
         trainer.fit(
             files,
@@ -38,7 +38,7 @@ def offline(experiment: Experiment) -> Run:
         )
         fields = trainer.predict(experiment.validation[0][: options.steps])
     repetitions = [0] * plan.number + [files.number_samples]
-    return Run(OFFLINE, recorder.records, options.offline_simulations, repetitions, fields)
+    return Run(OFFLINE, experiment.seed, recorder.records, simulations, repetitions, fields)
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Epochs:
     batch_size: int
 
     @classmethod
-    def plan(cls, options: argparse.Namespace) -> Epochs:
+    def plan(cls, options: argparse.Namespace, simulations: int) -> Epochs:
         """Plan for the requested batches per worker, rounded up to whole epochs."""
-        share = math.ceil(options.offline_simulations * options.steps / options.workers)
+        share = math.ceil(simulations * options.steps / options.workers)
         each = math.ceil(share / options.batch_size)
         number = math.ceil(options.batches / each)
         return cls(number, min(number, math.ceil(options.merge_every / each)), options.batch_size)
@@ -65,12 +65,13 @@ class Epochs:
         return epochs * sum(math.ceil(share / self.batch_size) for share in shares)
 
 
-def simulate_to_files(engine: Engine, options: argparse.Namespace) -> list[str]:
+def simulate_to_files(experiment: Experiment, simulations: int) -> list[str]:
     """Run the simulations in tasks and return their files, which replace those of earlier runs."""
+    engine, options = experiment.engine, experiment.options
     folder = options.output.resolve() / OFFLINE
     for path in folder.glob("simulation-*/part-*.npz"):
         path.unlink()
-    inputs = itertools.islice(heat.random_parameters(options.seed, TRAINING), options.offline_simulations)
+    inputs = itertools.islice(heat.random_parameters(experiment.seed, TRAINING), simulations)
     refs = [
         engine.submit(simulate_to_file, simulator(options), parameters, folder / f"simulation-{number:06d}")
         for number, parameters in enumerate(inputs)

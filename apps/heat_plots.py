@@ -23,12 +23,14 @@ SHOWN_STEPS = (1, 3, 10, 100)
 
 
 def save_losses(runs: Sequence[Run], path: Path) -> Path:
-    """Draw the validation losses over time and over batches, one line per run."""
+    """Draw the validation losses over time and over batches: the median of a method's seeds, in a band of all."""
     figure, axes = _subplots(1, 2, figsize=(11, 4.2), sharey=True)
     panels = ((heat_report.ELAPSED, "seconds, simulations included"), (heat_report.BATCHES, "batches"))
     for axis, (by, label) in zip(axes, panels, strict=True):
-        for run in runs:
-            axis.plot(*heat_report.curve(run, by), ".-", color=_COLORS[run.method], label=run.method)
+        for method, seeds in heat_report.by_method(runs).items():
+            at, median, low, high = heat_report.band(seeds, by)
+            axis.plot(at, median, color=_COLORS[method], label=method)
+            axis.fill_between(at, low, high, color=_COLORS[method], alpha=0.2, linewidth=0)
         axis.axvline(heat_report.shortest(runs, by), color="#bbbbbb", linewidth=1, zorder=0)
         axis.set(xlabel=label, yscale="log")
         axis.set_xlim(left=0)

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
-from heat_experiment import Record, Run
+import numpy as np
+from heat_experiment import Run
 from heat_runs import OFFLINE, RESERVOIR
+from numpy.typing import NDArray
+
+from compss_train.reports.formatting import columns
 
 ELAPSED, BATCHES = "elapsed", "total_batches"
 """Axes by which runs are compared."""
+AT_BATCHES, AT_SECONDS = "loss_at_equal_batches", "loss_at_equal_seconds"
+_POINTS = 200
+"""Of the curve of a method."""
 
 
 def curve(run: Run, by: str) -> tuple[list[float], list[float]]:
     """Return the positions at which the validation loss was measured, and its values."""
     measured = [record for record in run.records if record.get("val_loss") is not None]
     return [record[by] for record in measured], [record["val_loss"] for record in measured]
+
+
+def band(runs: Sequence[Run], by: str) -> NDArray[np.float64]:
+    """Return positions that all seeds have reached, and their median, lowest and highest loss there, as rows."""
+    curves = [curve(run, by) for run in runs]
+    at = np.linspace(max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves), _POINTS)
+    losses = np.stack([np.interp(at, *measured) for measured in curves])
+    return np.stack([at, np.median(losses, axis=0), losses.min(axis=0), losses.max(axis=0)])
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each method, one a seed."""
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.method, []).append(run)
+    return grouped
 
 
 def loss_at(run: Run, by: str, limit: float) -> float | None:
@@ -29,80 +53,65 @@ def shortest(runs: Sequence[Run], by: str) -> float:
     return min(float(run.records[-1][by]) for run in runs)
 
 
-def batches_per_second(records: Sequence[Record]) -> float:
-    """Return the speed without the first record, which includes the start of processes and simulations."""
-    steady = records[1:] or records
-    seconds = sum(record["seconds"] for record in steady)
-    first = records[0][BATCHES] if len(records) > 1 else 0
-    return float((records[-1][BATCHES] - first) / seconds)
-
-
 def make(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the comparison, for a JSON file."""
+    """Return the comparison, for a JSON file: for each method a row a seed."""
     batches, seconds = shortest(runs, BATCHES), shortest(runs, ELAPSED)
-    methods = [
-        {
-            "method": run.method,
-            "batches": run.records[-1][BATCHES],
-            "seconds": run.records[-1][ELAPSED],
-            "batches_per_second": batches_per_second(run.records),
-            "simulations": run.simulations,
-            "unique_samples": sum(run.repetitions[1:]),
-            "loss_at_equal_batches": loss_at(run, BATCHES, batches),
-            "loss_at_equal_seconds": loss_at(run, ELAPSED, seconds),
-        }
-        for run in runs
-    ]
+    methods = {name: [_row(run, batches, seconds) for run in seeds] for name, seeds in by_method(runs).items()}
     return {"equal_batches": batches, "equal_seconds": seconds, "methods": methods}
+
+
+def _row(run: Run, batches: float, seconds: float) -> dict[str, Any]:
+    last = run.records[-1]
+    return {
+        "seed": run.seed,
+        "batches": last[BATCHES],
+        "seconds": last[ELAPSED],
+        "batches_per_second": last[BATCHES] / last[ELAPSED],
+        "simulations": run.simulations,
+        "unique_samples": sum(run.repetitions[1:]),
+        AT_BATCHES: loss_at(run, BATCHES, batches),
+        AT_SECONDS: loss_at(run, ELAPSED, seconds),
+    }
 
 
 def conclusion(report: dict[str, Any]) -> str | None:
     """Return the reservoir compared with offline training, as Melissa's authors do; ``None`` unless both ran."""
-    rows = {row["method"]: row for row in report["methods"]}
-    if not {OFFLINE, RESERVOIR} <= rows.keys():
+    methods = report["methods"]
+    if not {OFFLINE, RESERVOIR} <= methods.keys():
         return None
-    reservoir, offline = rows[RESERVOIR], rows[OFFLINE]
-    speed = reservoir["batches_per_second"] / offline["batches_per_second"]
-    losses = ", ".join(
-        f"{_change(reservoir[name], offline[name])} after {limit}"
-        for name, limit in (
-            ("loss_at_equal_batches", f"{report['equal_batches']:,.0f} batches"),
-            ("loss_at_equal_seconds", f"{report['equal_seconds']:.1f} s"),
-        )
+
+    def times(name: str) -> str:
+        pairs = zip(*([row[name] for row in methods[method]] for method in (RESERVOIR, OFFLINE)), strict=True)
+        return spread([new / old if new and old else None for new, old in pairs], "{:.2f}")
+
+    batches, seconds = f"{report['equal_batches']:,.0f} batches", f"{report['equal_seconds']:.1f} s"
+    return (
+        f"Reservoir to offline: {times('batches_per_second')} of the batches/s; {times(AT_BATCHES)} of the "
+        f"validation loss after {batches}, {times(AT_SECONDS)} after {seconds}"
     )
-    return f"Reservoir against offline: {speed:.2f} times the batches/s; a validation loss {losses}"
 
 
-def _change(new: float | None, old: float | None) -> str:
-    if new is None or old is None:
-        return "not measured yet"
-    return f"{abs(1 - new / old):.0%} {'lower' if new < old else 'higher'}"
+def spread(values: Sequence[float | None], form: str) -> str:
+    """Return the median, with the lowest and highest of several values in brackets; "-" if one is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return "-"
+    middle, low, high = (form.format(value) for value in (median(known), min(known), max(known)))
+    return f"{middle} ({low} to {high})" if len(known) > 1 else middle
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return the report as a table in text."""
+    """Return the report as a table in text: medians of the seeds, and the range of losses."""
     at_batches, at_seconds = f"loss at {report['equal_batches']:,.0f} b", f"loss at {report['equal_seconds']:.1f} s"
     rows = [
         ("method", "batches", "seconds", "batches/s", "simulations", "unique samples", at_batches, at_seconds),
-        *map(_cells, report["methods"]),
+        *((method, *_cells(seeds)) for method, seeds in report["methods"].items()),
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_row(row, widths) for row in rows)
+    return "\n".join(columns(rows, str.rjust))
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    losses = (row[name] for name in ("loss_at_equal_batches", "loss_at_equal_seconds"))
-    return (
-        row["method"],
-        f"{row['batches']:,}",
-        f"{row['seconds']:.1f}",
-        f"{row['batches_per_second']:,.1f}",
-        f"{row['simulations']:,}",
-        f"{row['unique_samples']:,}",
-        *("-" if loss is None else f"{loss:.2e}" for loss in losses),
-    )
-
-
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
-    return "  ".join([cells[0].ljust(widths[0]), *padded[1:]])
+def _cells(seeds: Sequence[dict[str, Any]]) -> Sequence[str]:
+    forms = {"batches": ",.0f", "seconds": ".1f", "batches_per_second": ",.1f"}
+    forms |= {"simulations": ",.0f", "unique_samples": ",.0f"}
+    medians = [format(median(row[name] for row in seeds), form) for name, form in forms.items()]
+    return [*medians, *(spread([row[name] for row in seeds], "{:.1e}") for name in (AT_BATCHES, AT_SECONDS))]

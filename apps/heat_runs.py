@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 import heat
-from heat_experiment import TRAINING, Experiment, Recorder, Run, history_file, simulator
+from heat_experiment import TRAINING, Experiment, Recorder, Run, simulator
 from heat_offline import OFFLINE, offline
 
 from compss_train import BufferSpec
 
 RESERVOIR = "Reservoir"
 ONLINE = ("FIFO", "FIRO", RESERVOIR)
-METHODS = (OFFLINE, *ONLINE)
+METHODS = (*ONLINE, OFFLINE)
+"""In the order in which they run."""
+SIMULATIONS = 10
+"""What offline training has where nothing was trained online before."""
 
 
 def concurrent_tasks(options: argparse.Namespace) -> int:
@@ -21,19 +25,25 @@ def concurrent_tasks(options: argparse.Namespace) -> int:
     return options.workers + options.simulators if online_too else 1
 
 
-def run(method: str, experiment: Experiment) -> Run:
-    """Train by a method."""
-    return offline(experiment) if method == OFFLINE else online(method, experiment)
+def run_all(experiment: Experiment) -> Iterator[Run]:
+    """Train by each method; offline training gets as many simulations as the method before it has seen."""
+    simulations = SIMULATIONS
+    for method in sorted(set(experiment.options.methods), key=METHODS.index):
+        if method == OFFLINE:
+            yield offline(experiment, experiment.options.offline_simulations or simulations)
+        else:
+            yield (run := online(method, experiment))
+            simulations = max(1, run.simulations)
 
 
 def online(method: str, experiment: Experiment) -> Run:
     """Train on samples that simulations send through a buffer while they run, until enough batches are trained."""
     options = experiment.options
-    recorder = Recorder(history_file(options.output, method), lambda record: int(record["batches"]))
+    recorder = Recorder(experiment.history_file(method), lambda record: int(record["batches"]))
     with experiment.trainer() as trainer:
         trainer.fit_online(
             simulator(options),
-            heat.random_parameters(options.seed, TRAINING),
+            heat.random_parameters(experiment.seed, TRAINING),
             buffer=buffer(method, options),
             batch_size=options.batch_size,
             num_simulators=options.simulators,
@@ -46,7 +56,7 @@ def online(method: str, experiment: Experiment) -> Run:
         )
         fields = trainer.predict(experiment.validation[0][: options.steps])
     last = recorder.records[-1]
-    return Run(method, recorder.records, last["simulations"]["done"], last["repetitions"], fields)
+    return Run(method, experiment.seed, recorder.records, last["simulations"]["done"], last["repetitions"], fields)
 
 
 def buffer(method: str, options: argparse.Namespace) -> BufferSpec:

@@ -1,10 +1,10 @@
 """Learn a surrogate of the heat equation from simulations: on files that they wrote, and while they run.
 
 A network predicts the temperatures inside a square at any time from those of its four walls and the initial one.
-It is trained by several methods for the same number of batches: ``offline`` runs a few simulations, stores their
-samples in files and reads these in every epoch, as storage is limited; the others receive samples through a buffer
-from simulations that run concurrently, and never see the same simulation twice. Other simulations validate each
-method, after the same number of batches and after the same time.
+It is trained by several methods for the same number of batches: ``offline`` runs simulations, as many as online
+training has seen, stores their samples in files and reads these in every epoch; the others receive samples through
+a buffer from simulations that run concurrently. Other simulations validate each method, after the same number of
+batches and after the same time. All of this is repeated with several seeds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import heat_runs
 from common import add_option
 from heat_experiment import Experiment, Run, start_engine
 
+from compss_train import Engine
 from compss_train._utils.validation import check_count, check_seed
 
 COUNTS = (
     *("batches", "batch_size", "workers", "merge_every", "grid", "steps", "substeps", "simulators"),
-    *("offline_simulations", "validation_simulations", "buffer_size"),
+    *("validation_simulations", "buffer_size"),
 )
 """Options that are integers of at least 1."""
 
@@ -44,7 +45,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_training(parser)
     _add_simulations(parser)
     _add_buffers(parser)
-    add_option(parser, "--seed", int, 0, "fixes the initial weights and the simulations")
+    seeds = "each fixes initial weights and simulations, and repeats the comparison (default: 0 1 2)"
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="SEED", help=seeds)
     add_option(parser, "--engine", str, "auto", "engine that runs the tasks: local, compss, serial or auto")
     add_option(parser, "--record-every", float, 1.0, "seconds between measurements of online training")
     add_option(
@@ -66,7 +68,8 @@ def _add_simulations(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--steps", int, 100, "samples per simulation, one per time step")
     add_option(parser, "--substeps", int, 1000, "solver steps per sample; more are slower")
     add_option(parser, "--simulators", int, 1, "simulations that run concurrently")
-    add_option(parser, "--offline-simulations", int, 10, "simulations stored in files")
+    seen = f"as many as the last online method saw, {heat_runs.SIMULATIONS} without one"
+    parser.add_argument("--offline-simulations", type=int, help=f"simulations stored in files (default: {seen})")
     add_option(parser, "--validation-simulations", int, 10, "simulations for validation")
 
 
@@ -90,15 +93,17 @@ def main() -> int:
         check(options)
         common.make_folder(options.output)
         with start_engine(options, heat_runs.concurrent_tasks(options)) as engine:
-            compare(Experiment.make(options, engine))
+            compare(options, engine)
 
     return common.exit_code(parser, run)
 
 
 def check(options: argparse.Namespace) -> None:
     """Raise ``ValueError`` for an option out of range."""
-    check_seed(options.seed)
-    for name in COUNTS:
+    for seed in options.seeds:
+        check_seed(seed)
+    stored = () if options.offline_simulations is None else ("offline_simulations",)
+    for name in (*COUNTS, *stored):
         check_count("--" + name.replace("_", "-"), getattr(options, name))
     for name in ("lr", "record_every"):
         if not 0 < getattr(options, name) < math.inf:
@@ -107,33 +112,33 @@ def check(options: argparse.Namespace) -> None:
         heat_runs.buffer(method, options)
 
 
-def compare(experiment: Experiment) -> None:
-    """Train by every method; print, draw and write the results."""
-    runs = [_run(method, experiment) for method in dict.fromkeys(experiment.options.methods)]
+def compare(options: argparse.Namespace, engine: Engine) -> None:
+    """Train by every method with every seed; print, draw and write the results."""
+    experiments = [Experiment.make(options, engine, seed) for seed in dict.fromkeys(options.seeds)]
+    runs = [_printed(run) for experiment in experiments for run in heat_runs.run_all(experiment)]
     report = heat_report.make(runs)
     print(heat_report.table(report))
     if conclusion := heat_report.conclusion(report):
         print(conclusion)
-    write(experiment, runs, report)
+    write(experiments[0], runs, report)
 
 
-def _run(method: str, experiment: Experiment) -> Run:
-    run = heat_runs.run(method, experiment)
+def _printed(run: Run) -> Run:
     batches, losses = heat_report.curve(run, heat_report.BATCHES)
-    seconds = run.records[-1][heat_report.ELAPSED]
-    print(f"{method}: {batches[-1]:,} batches in {seconds:.1f} s, validation loss {losses[-1]:.2e}", flush=True)
+    took = f"{batches[-1]:,} batches in {run.records[-1][heat_report.ELAPSED]:.1f} s"
+    print(f"{run.method}, seed {run.seed}: {took}, validation loss {losses[-1]:.2e}", flush=True)
     return run
 
 
-def write(experiment: Experiment, runs: list[Run], report: dict[str, Any]) -> None:
-    """Write the report and the plots."""
-    options = experiment.options
+def write(first: Experiment, runs: list[Run], report: dict[str, Any]) -> None:
+    """Write the report and the plots; repetitions and fields are those of the first seed."""
+    options, of_first = first.options, [run for run in runs if run.seed == first.seed]
     given = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(options).items()}
     (options.output / "report.json").write_text(json.dumps({**report, "options": given}, indent=1) + "\n")
     heat_plots.save_losses(runs, options.output / "loss.png")
-    heat_plots.save_repetitions(runs, options.output / "repetitions.png")
-    truth = experiment.validation[1][: options.steps]
-    heat_plots.save_fields(truth, {run.method: run.fields for run in runs}, options.output / "fields.png")
+    heat_plots.save_repetitions(of_first, options.output / "repetitions.png")
+    truth = first.validation[1][: options.steps]
+    heat_plots.save_fields(truth, {run.method: run.fields for run in of_first}, options.output / "fields.png")
     print(f"report, histories and plots in {options.output}")
 
 

@@ -1,7 +1,10 @@
 """Running an app in this process, and a small stand-in for Fashion-MNIST."""
 
+import os
 import runpy
+import signal
 import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -11,6 +14,7 @@ import torch
 
 from tests.apps.idx_files import idx
 from tests.helpers.documents import ROOT
+from tests.helpers.processes import wait_until
 
 APPS = ROOT / "apps"
 APP_MODULES = {path.stem for path in APPS.glob("*.py")}
@@ -51,6 +55,23 @@ def here(modules, monkeypatch, capsys, tmp_path):
         return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
 
     return run_here
+
+
+@pytest.fixture
+def ctrl_c_when():
+    """Press Ctrl-C in this process once a condition holds; tests of the trainer press it for workers too."""
+    threads = []
+
+    def press(condition):
+        wait_until(condition, 60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def start(condition):
+        threads.append(threading.Thread(target=press, args=(condition,)))
+        threads[0].start()
+
+    yield start
+    threads[0].join()
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ runs the same scripts in this process (``here``).
 
 import gzip
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import warnings
@@ -166,18 +164,13 @@ def test_more_workers_than_blocks_is_a_warning_of_one_line(here):
     assert warnings.formatwarning(UserWarning("look out"), UserWarning, "common.py", 1) == "warning: look out\n"
 
 
-def test_ctrl_c_ends_with_a_short_message(tmp_path):
-    options = ("--epochs", "100000", "--workers", "1", "--threads", "1", "--output", str(tmp_path))
-    command = [sys.executable, str(ROOT / "apps" / "digits.py"), *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
-        for line in process.stdout:
-            if line.split()[:2] == ["3", "4"]:
-                break
-        os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to the workers too
-        _, errors = process.communicate(timeout=20)
-    assert process.returncode == INTERRUPTED
-    assert re.fullmatch(r"compss_train: fit interrupted by Ctrl-C; last complete round: \d+\ninterrupted\n", errors)
+def test_ctrl_c_ends_with_a_short_message(here, ctrl_c_when, tmp_path):
+    written = tmp_path / "history.jsonl"
+    ctrl_c_when(lambda: written.exists() and len(history(tmp_path)) >= 4)
+    done = here("digits", "--engine", "serial", "--epochs", 100_000, "--workers", 1, "--output", tmp_path)
+    assert done.returncode == INTERRUPTED
+    message = r"compss_train: fit interrupted by Ctrl-C; last complete round: \d+\ninterrupted\n"
+    assert re.fullmatch(message, done.stderr)
     assert len(history(tmp_path)) >= 4
     assert parameters.load(tmp_path / "parameters.safetensors")
 

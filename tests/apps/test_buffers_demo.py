@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from compss_train.buffers import FIFO, Reservoir
+from tests.apps.pictures import assert_is_a_picture
 
 APPS = Path(__file__).parents[2] / "apps"
 APP_MODULES = ("buffer_plots", "common", "datasets", "models", "streams")
@@ -64,16 +65,7 @@ def test_the_reservoir_keeps_what_the_fifo_forgets(demo, tmp_path):
     np.testing.assert_array_equal(repetitions[[0, 1, 4]], 1)
     assert (repetitions[2:4] > 3).all()
     assert all(row[3] == 0 for row in table.values())
-    assert_is_a_picture(tmp_path / "runs" / "buffers_demo" / "buffers.png")
-
-
-def assert_is_a_picture(path):
-    from matplotlib import image
-
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    pixels = image.imread(path)
-    assert min(pixels.shape[:2]) > 400
-    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 20
+    assert_is_a_picture(tmp_path / "runs" / "buffers_demo" / "buffers.png", 400)
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """The app that learns a surrogate of the heat equation: its methods, reports and exit codes."""
 
 import json
+import re
 import runpy
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,16 +12,17 @@ import pytest
 
 from compss_train import SerialEngine
 from tests.apps.failures import assert_one_line_error, assert_wrong_option
+from tests.apps.pictures import assert_is_a_picture
 
 APPS = Path(__file__).parents[2] / "apps"
 APP = APPS / "heat_surrogate.py"
 MODULES = {path.stem for path in APPS.glob("*.py")}
 INTERRUPTED = 130
 SMALL = (
-    *("--grid", 8, "--steps", 20, "--substeps", 1, "--validation-simulations", 2, "--offline-simulations", 3),
+    *("--grid", 8, "--steps", 20, "--substeps", 1, "--validation-simulations", 2, "--seeds", 0),
     *("--buffer-size", 40, "--threshold", 10, "--batches", 60, "--record-every", 0.1),
 )
-OFFLINE = ("--methods", "offline", "--engine", "serial")
+OFFLINE = ("--methods", "offline", "--engine", "serial", "--offline-simulations", 3)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,8 +30,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def app(modules, monkeypatch, capsys, tmp_path):
-    """Run the app in this process, in an empty folder."""
+    """Run the app in this process, in an empty folder, with few panels in its figures: each takes time."""
+    import heat_plots
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(heat_plots, "SHOWN_STEPS", (1, 100))
 
     def run(*options):
         monkeypatch.setattr(sys, "argv", [APP.name, *map(str, options)])
@@ -44,51 +46,51 @@ def app(modules, monkeypatch, capsys, tmp_path):
     return run
 
 
-def command(*options):
-    return [sys.executable, str(APP), *map(str, options)]
-
-
-def history(folder, method):
-    return [json.loads(line) for line in (folder / f"history-{method}.jsonl").read_text().splitlines()]
-
-
-def assert_is_a_picture(path):
-    from matplotlib import image
-
-    pixels = image.imread(path)
-    assert min(pixels.shape[:2]) > 250
-    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 20
+def history(folder, method, seed=0):
+    return [json.loads(line) for line in (folder / f"history-{method}-{seed}.jsonl").read_text().splitlines()]
 
 
 def rows(text):
     """Return the table's cells by method."""
-    lines = text.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("method "))
-    table = [line.split() for line in lines[start + 1 :]]
-    return {cells[0]: cells[1:] for cells in table if len(cells) == 8}
+    lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return {cells[0]: cells[1:] for cells in lines if len(cells) == 8 and cells[0] != "method"}
 
 
 def test_all_methods_are_compared(forked_processes, app, tmp_path):
-    done = app(*SMALL, "--output", tmp_path)
+    done = app(*SMALL, "--merge-every", 20, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    methods = ["offline", "FIFO", "FIRO", "Reservoir"]
+    methods = ["FIFO", "FIRO", "Reservoir", "offline"]
     assert list(rows(done.stdout)) == methods
-    assert "Reservoir against offline: " in done.stdout
+    assert "Reservoir to offline: " in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [row["method"] for row in report["methods"]] == methods
+    assert list(report["methods"]) == methods
     assert report["equal_batches"] == 60
-    for row in report["methods"]:
+    for method, (row,) in report["methods"].items():
         assert row["batches"] >= 60
+        assert row["batches_per_second"] == row["batches"] / row["seconds"]
         assert row["loss_at_equal_batches"] is not None
-        records = history(tmp_path, row["method"])
+        records = history(tmp_path, method)
         assert records[-1]["total_batches"] == row["batches"]
         assert records[-1]["elapsed"] == row["seconds"]
+    (seen,), (stored,) = report["methods"]["Reservoir"], report["methods"]["offline"]
+    assert stored["simulations"] == seen["simulations"]
     for method in ("FIFO", "FIRO"):
         trained = history(tmp_path, method)[-1]["repetitions"]
         assert trained[1] == sum(trained[1:]) == 600
     for name in ("loss", "repetitions", "fields"):
-        assert_is_a_picture(tmp_path / f"{name}.png")
+        assert_is_a_picture(tmp_path / f"{name}.png", 250)
+
+
+def test_seeds_are_repetitions_with_other_networks_and_simulations(app, tmp_path):
+    done = app(*SMALL, *OFFLINE, "--seeds", 4, 5, 4, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    first, second = report["methods"]["offline"]
+    assert (first["seed"], second["seed"]) == (4, 5)
+    assert first["loss_at_equal_batches"] != second["loss_at_equal_batches"]
+    assert re.search(r" \(.* to .*\)$", rows(done.stdout)["offline"][-2])
+    assert history(tmp_path, "offline", 4)[0]["val_loss"] != history(tmp_path, "offline", 5)[0]["val_loss"]
 
 
 def test_offline_training_reads_the_files_of_simulations(app, tmp_path):
@@ -102,11 +104,11 @@ def test_offline_training_reads_the_files_of_simulations(app, tmp_path):
     records = history(output, "offline")
     assert [record["total_batches"] for record in records] == [54, 60]  # six an epoch, merged after nine
     assert records[-1]["val_loss"] < 0.1
-    row = json.loads((output / "report.json").read_text())["methods"][0]
+    (row,) = json.loads((output / "report.json").read_text())["methods"]["offline"]
     assert (row["simulations"], row["unique_samples"], row["batches"]) == (3, 60, 60)
-    assert "Reservoir against" not in done.stdout
+    assert "Reservoir to" not in done.stdout
     for name in ("loss", "repetitions", "fields"):
-        assert_is_a_picture(output / f"{name}.png")
+        assert_is_a_picture(output / f"{name}.png", 250)
 
 
 def test_batches_are_counted_in_rounds_of_several_epochs(app, tmp_path):
@@ -125,10 +127,10 @@ def test_simulations_of_a_second_run_replace_those_of_the_first(modules, tmp_pat
 
     (own := tmp_path / "offline" / "notes.txt").parent.mkdir()
     own.touch()
+    options = heat_surrogate.make_parser().parse_args([*map(str, SMALL), "--output", str(tmp_path)])
+    experiment = heat_surrogate.Experiment.make(options, SerialEngine(), seed=0)
     for number in (4, 2):
-        arguments = (*SMALL, "--offline-simulations", number, "--output", tmp_path)
-        options = heat_surrogate.make_parser().parse_args([*map(str, arguments)])
-        files = heat_offline.simulate_to_files(SerialEngine(), options)
+        files = heat_offline.simulate_to_files(experiment, number)
         assert sorted(files) == sorted(map(str, (tmp_path / "offline").glob("*/*.npz")))
         assert len(files) == number
     assert own.exists()
@@ -145,7 +147,7 @@ def test_simulations_of_a_second_run_replace_those_of_the_first(modules, tmp_pat
         (("--record-every", 0), ("--record-every=0", "above 0")),
         (("--threshold", 41), ("threshold=41", "40")),
         (("--buffer-size", 9, "--threshold", 5), ("a batch of 10 samples", "size 9")),
-        (("--seed", -1), ("seed=-1",)),
+        (("--seeds", 0, -1), ("seed=-1",)),
         (("--methods", "LIFO"), ("'LIFO'", "Reservoir")),
         (("--methods", "offline", "--engine", "steam"), ("steam", "local")),
         (("--engine", "serial"), ("2 tasks", "--methods offline", "--simulators")),
@@ -163,16 +165,10 @@ def test_failures_are_reported_in_one_line(app, tmp_path, monkeypatch):
     assert_one_line_error(app(*SMALL, *OFFLINE), "pip install matplotlib")
 
 
-def test_ctrl_c_ends_with_a_short_message(tmp_path):
-    options = (*SMALL, *OFFLINE, "--batches", 10**7, "--output", tmp_path)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command(*options), **pipes) as process:
-        while not (tmp_path / "offline" / "simulation-000002").exists() and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    assert process.returncode == INTERRUPTED
-    assert errors == "interrupted\n"
+def test_ctrl_c_ends_with_a_short_message(app, ctrl_c_when, tmp_path):
+    ctrl_c_when((tmp_path / "offline" / "simulation-000002").exists)
+    done = app(*SMALL, *OFFLINE, "--batches", 10**7, "--output", tmp_path)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "interrupted\n")
 
 
 def record(second, loss, **others):
@@ -181,36 +177,52 @@ def record(second, loss, **others):
 
 @pytest.fixture
 def runs(modules):
-    """Return two invented runs: the reservoir is twice as fast."""
+    """Return invented runs with two seeds: the reservoir is twice as fast."""
     from heat_experiment import Run
 
     fields = np.linspace(0, 1, 5 * 6 * 6, dtype=np.float32).reshape(5, 6, 6)
-    slow = [record(second, 1 / (second + 1)) for second in range(1, 11)]
-    fast = [{**record(second, 0.5 / second), "total_batches": 200 * second} for second in range(1, 6)]
-    return [
-        Run("offline", slow, 10, [0] * 9 + [100], fields),
-        Run("Reservoir", fast, 44, [3, 200, 150, 20], 0.9 * fields),
-    ]
+    made = []
+    for seed in (0, 1):
+        slow = [record(second, (1 + seed) / (second + 1)) for second in range(1, 11)]
+        fast = [{**record(second, 0.5 / second), "total_batches": 200 * second} for second in range(1, 6)]
+        made += [
+            Run("offline", seed, slow, 10, [0] * 9 + [100], fields),
+            Run("Reservoir", seed, fast, 44, [3, 200, 150, 20], 0.9 * fields),
+        ]
+    return made
 
 
 def test_losses_are_compared_after_equal_batches_and_equal_time(runs):
     import heat_report
 
     report = heat_report.make(runs)
-    offline, reservoir = report["methods"]
+    offline, reservoir = report["methods"]["offline"], report["methods"]["Reservoir"]
     assert (report["equal_batches"], report["equal_seconds"]) == (1000, 5)
-    assert offline["loss_at_equal_batches"] == 1 / 11
-    assert offline["loss_at_equal_seconds"] == 1 / 6
-    assert reservoir["loss_at_equal_batches"] == reservoir["loss_at_equal_seconds"] == 0.1
-    assert (offline["batches_per_second"], reservoir["batches_per_second"]) == (100, 200)
-    assert reservoir["unique_samples"] == 370
+    assert [row["loss_at_equal_batches"] for row in offline] == [1 / 11, 2 / 11]
+    assert [row["loss_at_equal_seconds"] for row in offline] == [1 / 6, 2 / 6]
+    for row in reservoir:
+        assert row["loss_at_equal_batches"] == row["loss_at_equal_seconds"] == 0.1
+        assert (row["batches_per_second"], row["unique_samples"]) == (200, 370)
+    assert offline[0]["batches_per_second"] == 100
     conclusion = heat_report.conclusion(report)
-    assert "2.00 times the batches/s" in conclusion
-    assert "10% higher after 1,000 batches, 40% lower after 5.0 s" in conclusion
+    assert "2.00 (2.00 to 2.00) of the batches/s" in conclusion
+    assert (
+        "0.83 (0.55 to 1.10) of the validation loss after 1,000 batches, 0.45 (0.30 to 0.60) after 5.0 s"
+        in conclusion
+    )
     assert rows(heat_report.table(report))["offline"] == [
         *("1,000", "10.0", "100.0", "10", "100"),
-        *("9.09e-02", "1.67e-01"),
+        *("1.4e-01 (9.1e-02 to 1.8e-01)", "2.5e-01 (1.7e-01 to 3.3e-01)"),
     ]
+
+
+def test_bands_have_the_median_and_range_of_the_seeds(runs):
+    import heat_report
+
+    at, median, low, high = heat_report.band(heat_report.by_method(runs)["offline"], heat_report.ELAPSED)
+    assert (at[0], at[-1]) == (1, 10)
+    np.testing.assert_allclose(high, 2 * low)
+    np.testing.assert_allclose(median, (low + high) / 2)
 
 
 def test_an_unmeasured_loss_is_no_number(runs):
@@ -218,17 +230,17 @@ def test_an_unmeasured_loss_is_no_number(runs):
 
     runs[0].records[:] = [record(8, None), record(9, 0.5)]
     report = heat_report.make(runs)
-    assert report["methods"][0]["loss_at_equal_seconds"] is None
+    assert report["methods"]["offline"][0]["loss_at_equal_seconds"] is None
     assert rows(heat_report.table(report))["offline"][-1] == "-"
-    assert "not measured yet after 5.0 s" in heat_report.conclusion(report)
-    assert heat_report.conclusion(heat_report.make(runs[:1])) is None
+    assert heat_report.conclusion(report).endswith(", - after 5.0 s")
+    assert heat_report.conclusion(heat_report.make(runs[::2])) is None
 
 
 def test_invented_runs_can_be_drawn(runs, tmp_path):
     import heat_plots
 
-    assert_is_a_picture(heat_plots.save_losses(runs, tmp_path / "loss.png"))
-    assert_is_a_picture(heat_plots.save_repetitions(runs, tmp_path / "repetitions.png"))
+    assert_is_a_picture(heat_plots.save_losses(runs, tmp_path / "loss.png"), 250)
+    assert_is_a_picture(heat_plots.save_repetitions(runs[:2], tmp_path / "repetitions.png"), 250)
     truth = np.zeros((5, 6, 6), np.float32)
-    predictions = {run.method: run.fields for run in runs}
-    assert_is_a_picture(heat_plots.save_fields(truth, predictions, tmp_path / "fields.png"))
+    predictions = {run.method: run.fields for run in runs[:2]}
+    assert_is_a_picture(heat_plots.save_fields(truth, predictions, tmp_path / "fields.png"), 250)
