@@ -7,7 +7,7 @@ FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 SEEDS ?= 300
 FIRST ?= 0
 
-.PHONY: demo test simulate lint docs bench clean
+.PHONY: demo test simulate lint docs tutorials bench clean
 
 demo: $(VENV)/installed
 	@if [ -d "$(FASHION_MNIST)" ]; then \
@@ -34,14 +34,20 @@ lint: $(VENV)/installed
 	$(BIN)/lint-imports
 
 docs: $(VENV)/installed
-	$(BIN)/python docs/reference.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# In a folder of their own, as they write files.
+tutorials: $(VENV)/installed
+	rm -rf build/tutorials && mkdir -p build/tutorials && cp docs/tutorials/*.ipynb build/tutorials
+	cd build/tutorials && PYTHONWARNINGS=ignore:IProgress ../../$(BIN)/jupyter execute \
+		--NotebookClient.record_timing=False --inplace *.ipynb && cp *.ipynb ../../docs/tutorials
 
 bench: $(VENV)/installed
 	for bench in benchmarks/[a-z]*.py; do $(BIN)/python $$bench || exit 1; done
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[apps,test,lint]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[apps,docs,test,lint]'
 	touch $@
 
 clean:

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from compss_train import __version__
 from tests.helpers.documents import ROOT
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LINK = re.compile(r"!?\[[^\]\n]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -45,17 +49,25 @@ def test_a_broken_link_is_found(tmp_path):
     assert broken(page) == ["#nothing", "gone.md"]
 
 
-@pytest.mark.parametrize("index", ["README.md", "docs/README.md"])
-def test_every_page_is_in_the_indexes(index):
-    path = ROOT / index
-    linked = {(path.parent / link.partition("#")[0]).resolve() for link in LINK.findall(text_of(path))}
-    pages = set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/README.md"}
-    assert pages - linked == set()
+def test_every_page_is_in_the_indexes():
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.ipynb")]
+    readme = LINK.findall(text_of(ROOT / "README.md"))
+    assert [page for page in pages if str(page.relative_to(ROOT)) not in readme] == []
+    pages += (ROOT / "docs" / "reference").glob("*.md")
+    site = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    missing = [page for page in pages if str(page.relative_to(ROOT / "docs").with_suffix(".md")) not in site]
+    assert missing == []
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_files_that_the_documents_name_are_there():
     """Names in code such as `apps/digits.py`, of the folders that a checkout has."""
     named = re.compile(r"`((?:apps|benchmarks|docs|runcompss|tests|compss_train)/[\w./-]+)`")
-    for document in DOCUMENTS[:1] + DOCUMENTS[2:]:
+    for document in DOCUMENTS:
+        if document.name == "CHANGELOG.md":  # it names what was there
+            continue
         missing = [name for name in named.findall(text_of(document)) if not (ROOT / name.rstrip("/")).exists()]
         assert missing == [], document.name

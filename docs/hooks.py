@@ -1,0 +1,71 @@
+"""What the site adds to the pages of this folder: the README and its like from above, notebooks, docstrings."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
+"""Files of the project's folder, and the pages that they become."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages."""
+    for name, page in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        content = notebook_page(Path(str(notebook.abs_src_path)))
+        files.append(File.generated(config, notebook.src_uri.replace(".ipynb", ".md"), content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Change links in pages, which fit the folders of the repository, to those of the site."""
+    return markdown.replace("](docs/", "](").replace("](../README.md", "](index.md").replace(".ipynb)", ".md)")
+
+
+def notebook_page(path: Path) -> str:
+    """Return a notebook with its outputs as Markdown."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join(part for cell in cells for part in _parts(cell))
+
+
+def _parts(cell: dict[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        data = output.get("data", {"text/plain": output.get("text", [])})
+        if "image/png" in data:
+            yield f"![what the cell draws](data:image/png;base64,{data['image/png'].strip()})"
+        else:
+            yield f"```text\n{''.join(data['text/plain']).rstrip()}\n```"
+
+
+class ProseFirst(griffe.Extension):
+    """Puts the paragraphs after a list of parameters before it: to numpydoc a list goes on to the next heading."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Change the docstring of an object."""
+        if obj.docstring is not None:
+            obj.docstring.value = prose_first(obj.docstring.value)
+
+
+def prose_first(docstring: str, heading: str = "Parameters\n----------\n") -> str:
+    """Return a docstring whose list of parameters is its end; an item of it is a name above indented lines."""
+    before, found, rest = docstring.partition(heading)
+    items: list[str] = []
+    for paragraph in rest.split("\n\n"):
+        if re.match(r" |.*\n ", paragraph):
+            items.append(paragraph)
+        else:
+            before += f"{paragraph}\n\n"
+    return before + found + "\n\n".join(items)

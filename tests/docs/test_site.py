@@ -1,0 +1,81 @@
+"""The site of the documents: it is made without warnings, needs no other host, and refers to every public name."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import compss_train
+from compss_train import callbacks
+from tests.helpers.documents import ROOT
+
+NAMES = [
+    *(f"compss_train.{name}" for name in compss_train.__all__),
+    *(f"compss_train.callbacks.{name}" for name in callbacks.__all__),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return folder
+
+
+def test_the_site_loads_nothing_from_other_hosts(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    loaded = re.compile(r"<(?:script|img|iframe)[^>]* src=\"?https?:|<link[^>]* href=\"?https?:[^>]*>")
+    for page in pages:
+        found = [tag for tag in loaded.findall(page.read_text("utf-8")) if "canonical" not in tag]
+        assert found == [], page
+
+
+def test_the_site_has_every_public_name_with_what_it_inherits(site):
+    reference = "".join(page.read_text("utf-8") for page in (site / "reference").glob("*.html"))
+    # A class is referred to where it is offered first: exceptions and some of data by the modules that they are in.
+    anchors = {anchor.rpartition(".")[2] for anchor in re.findall(r'id="(compss_train\.[\w.]+)"', reference)}
+    assert [name for name in NAMES if name.rpartition(".")[2] not in anchors] == []
+    for method in ("fit", "build", "evaluate", "fit_online", "restore", "fit_synchronous_with_GPU"):
+        assert f'id="compss_train.DistributedTrainer.{method}"' in reference
+    assert "<strong>Parameters:" in reference
+
+
+def test_the_site_has_the_tutorials_with_what_they_draw(site):
+    assert "data:image/png;base64," in (site / "tutorials" / "surrogate.html").read_text("utf-8")
+
+
+def test_what_the_reference_lists_exists():
+    listed = [
+        name
+        for page in (ROOT / "docs" / "reference").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert len(listed) == len(set(listed)) > 60
+    for name in listed:
+        module, _, attribute = name.rpartition(".")
+        assert getattr(importlib.import_module(module), attribute).__doc__, name
+    offered = {name.rpartition(".")[2] for name in listed}
+    assert [name for name in NAMES if name.rpartition(".")[2] not in offered] == []
+
+
+def test_every_public_name_has_a_docstring():
+    for name in NAMES:
+        module, _, attribute = name.rpartition(".")
+        assert inspect.getdoc(getattr(importlib.import_module(module), attribute)), name
+
+
+def test_every_module_says_what_it_is():
+    for module in pkgutil.walk_packages(compss_train.__path__, "compss_train."):
+        spec = importlib.util.find_spec(module.name)
+        source = Path(spec.origin).read_text(encoding="utf-8")
+        assert source.lstrip().startswith('"""'), module.name
