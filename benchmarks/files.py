@@ -1,6 +1,7 @@
 """Samples from many files: partial shuffles against plain reading and the original sampler, fits against memory.
 
 A store that takes 50 ms a file is read with one thread and with several, and a fit's second epoch from a cache.
+``--tables`` only compares fits on Parquet and Arrow with fits from memory.
 
 ``--original FOLDER`` names a checkout of microsoft/PartiallyShuffleDistributedSampler, whose sampler with two pools
 then runs too. Current PyTorch refuses the call of its base class, which is let pass here.
@@ -236,6 +237,42 @@ def report_fits(folder: Path, options: argparse.Namespace) -> None:
     print_table(title, ["contestant", "samples/s", "of memory (>= 0.9)"], table)
 
 
+def report_tables(folder: Path, options: argparse.Namespace) -> None:
+    """Train on one file of 20 row groups or record batches: pixels in a list, or in a column each."""
+    images = load_images(options.samples)
+    tables = write_tables(folder, images)
+    speeds: dict[str, list[float]] = {"memory": [], **{label: [] for label in tables}}
+    for repetition in range(options.repetitions):
+        for label, values in speeds.items():
+            data = blocked(images) if label == "memory" else (tables[label],)
+            values.append(trained_per_second(data, images, options.epochs, repetition, {}))
+            print(f"{repetition + 1}: {label}: {values[-1]:,.0f}/s", file=sys.stderr)
+    memory = speeds["memory"]
+    table = [[label, spread(v, ",.0f"), spread(ratios(v, memory), ".3f")] for label, v in speeds.items()]
+    title = f"MLP, {WORKERS} workers, {options.epochs} epochs of {len(images.y):,} float32 images, {FILES} blocks"
+    print_table(title, ["contestant", "samples/s", "of memory (>= 0.9)"], table)
+
+
+def write_tables(folder: Path, images: Any) -> dict[str, FileDataset]:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pixels, rows = images.x.reshape(len(images.y), -1), -(-len(images.y) // FILES)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), pixels.shape[1])
+    names = [f"pixel{number}" for number in range(pixels.shape[1])]
+    of_lists = pa.table({"x": lists, "y": images.y})
+    of_columns = pa.table({**dict(zip(names, pixels.T, strict=True)), "y": images.y})
+    pa.parquet.write_table(of_lists, folder / "lists.parquet", row_group_size=rows)
+    pa.parquet.write_table(of_columns, folder / "columns.parquet", row_group_size=rows)
+    with pa.ipc.new_file(folder / "lists.arrow", of_lists.schema) as file:
+        file.write_table(of_lists, max_chunksize=rows)
+    return {
+        "Parquet, a list of pixels": FileDataset(folder / "lists.parquet"),
+        "Parquet, 784 columns": FileDataset(folder / "columns.parquet", x=names, y="y"),
+        "Arrow, a list of pixels": FileDataset(folder / "lists.arrow"),
+    }
+
+
 def blocked(images: Any) -> tuple[BlockedTensor, BlockedTensor]:
     return BlockedTensor.from_array(images.x, (FILES, 1)), BlockedTensor.from_array(images.y, (FILES, 1))
 
@@ -260,12 +297,16 @@ def main() -> None:
     options_parser.add_argument("--sampler-repetitions", type=int, default=9, help="epochs of each sampler")
     options_parser.add_argument("--original", type=Path, help="checkout of the original sampler")
     options_parser.add_argument("--slow-only", action="store_true", help="only threads and cache of a slow store")
+    options_parser.add_argument("--tables", action="store_true", help="only fits on Parquet and Arrow")
     options = options_parser.parse_args()
     if options.quick:
         options.repetitions, options.epochs, options.samples, options.sampler_repetitions = 1, 1, 12_000, 2
     print(f"{image_source()}; torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as name:
         folder, random = Path(name), np.random.default_rng(0)
+        if options.tables:
+            report_tables(folder, options)
+            return
         x = random.integers(0, 256, (options.samples, 784), dtype=np.uint8)
         rows = -(-options.samples // FILES)
         files = write_files(folder / "bytes", {"x": x, "y": random.integers(0, 10, len(x))}, rows=rows)
@@ -278,6 +319,7 @@ def main() -> None:
         report_cache(folder, options)
         if not options.slow_only:
             report_fits(folder, options)
+            report_tables(folder, options)
 
 
 if __name__ == "__main__":

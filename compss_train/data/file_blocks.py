@@ -7,6 +7,7 @@ from typing import Any
 
 from compss_train.data.layout import Description, check_same_layout
 from compss_train.data.reading import bad_file_errors
+from compss_train.data.tables import find_classes
 from compss_train.exceptions import BadFileError
 
 
@@ -60,7 +61,7 @@ def all_classes(descriptions: Iterable[Description]) -> dict[str, tuple[Any, ...
     for description in descriptions:
         for name, classes in description.classes.items():
             found.setdefault(name, set()).update(classes)
-    return {name: tuple(sorted(classes)) for name, classes in found.items()}
+    return {name: find_classes(name, classes) for name, classes in found.items()}
 
 
 def column_groups(**roles: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:

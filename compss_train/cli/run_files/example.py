@@ -31,6 +31,7 @@ blocks = 8                       # x and y are cut into this many blocks, which 
 # x = "images.npy"               # or files with one array each: .npy, .npz, .pt, .h5
 # y = "labels.npy"
 # files = "train/*.npz"          # or many files, which workers read: arguments of FileDataset
+# files = "train/*.parquet"      # or tables: x = ["a", "b"] and y = "c" are columns
 
 [validation]                     # evaluated after every round; keys as in [data], or:
 fraction = 0.2                   # of the samples of [data], drawn by the seed

@@ -90,12 +90,9 @@ class TableReader(Reader):
 
     def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
         """Return a reader, and its layout, whose numbers with a fraction are of this dtype."""
-        converted = {
-            key: replace(field, dtype=str(float_dtype(np.dtype(field.dtype), floats)))
-            if is_supported(field)
-            else field
-            for key, field in layout.items()
-        }
+        numbers = {key: np.dtype(field.dtype) for key, field in layout.items() if is_supported(field)}
+        dtypes = {key: str(float_dtype(dtype, floats)) for key, dtype in numbers.items()}
+        converted = {key: replace(field, dtype=dtypes.get(key, field.dtype)) for key, field in layout.items()}
         return (self, layout) if converted == layout else (self._with(floats=floats), converted)
 
     def _with(self, **changes: Any) -> Self:
@@ -109,8 +106,8 @@ class TableReader(Reader):
             chosen = select_keys(keys, self._arrays(table.schema.names))
             layout = {key: self._field(table, key) for key in chosen}
             rows = common_length(dict.fromkeys(layout, sum(table.blocks)))
-            text = [name for name in self._columns(chosen) if name in self.used and self._is_text(table, name)]
-            classes = {name: _classes_in(table, name) for name in text if name not in self.classes}
+            found = [name for name in self._columns(chosen) if name in self.used and name not in self.classes]
+            classes = {name: _classes_in(table, name) for name in found if is_text(table.schema.field(name).type)}
         return Description(rows, layout, tuple(filter(None, table.blocks)), classes)
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
@@ -132,9 +129,6 @@ class TableReader(Reader):
     def _check_columns(self, keys: Iterable[str], columns: Sequence[str]) -> None:
         if missing := [name for name in self._columns(keys) if name not in columns]:
             raise FileContentError(f"has no column {quote_names(missing)}; it has {quote_names(columns)}")
-
-    def _is_text(self, table: Table, name: str) -> bool:
-        return is_text(table.schema.field(name).type)
 
     def _field(self, table: Table, key: str) -> Field:
         """Return the dtype and shape of an array of the table."""
@@ -163,10 +157,7 @@ class TableReader(Reader):
         numbers, shape = _unnested(kind)
         if _is_list_of_any_length(kind):  # as long as the first one, which is checked when they are read
             numbers, shape = kind.value_type, (len(table.rows(0, 1, [name])[name][0].as_py() or ()),)
-        types = import_pyarrow().types
-        if not (types.is_boolean(numbers) or types.is_integer(numbers) or types.is_floating(numbers)):
-            return _Column(str(kind))
-        return _Column(np.dtype(numbers.to_pandas_dtype()), shape)
+        return _Column(np.dtype(numbers.to_pandas_dtype()), shape) if _is_number(numbers) else _Column(str(kind))
 
     def _array(self, table: Any, key: str, first: int) -> NDArray[Any]:
         columns = {name: self._values(table, name, first) for name in self.groups.get(key, (key,))}
@@ -183,8 +174,7 @@ class TableReader(Reader):
         if is_text(column.type):
             return self._codes(name, column, first)
         values, shape = _flat(name, column)
-        types = import_pyarrow().types
-        if not (types.is_boolean(values.type) or types.is_integer(values.type) or types.is_floating(values.type)):
+        if not _is_number(values.type):
             check_numbers(name, str(column.type))
         if values.null_count:
             raise FileContentError(f"lacks values within lists of {name!r}: fill them in, or leave the column out")
@@ -209,6 +199,11 @@ def is_text(kind: Any) -> bool:
     types = import_pyarrow().types
     accepted = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
     return any(is_kind(kind) for is_kind in accepted)
+
+
+def _is_number(kind: Any) -> bool:
+    types = import_pyarrow().types
+    return any(is_kind(kind) for is_kind in (types.is_boolean, types.is_integer, types.is_floating))
 
 
 def _check_complete(name: str, column: Any, first: int) -> None:

@@ -199,3 +199,14 @@ def test_a_fraction_is_between_0_and_1(fraction):
 def test_samples_of_different_lengths_are_an_error():
     with pytest.raises(InvalidValueError, match="have different lengths: x 10, y 9"):
         split_validation(Dataset(np.arange(10), np.arange(9)), 0.5, 0)
+
+
+def test_a_run_reads_a_table_whose_reader_has_options(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        Path(f"{number}.csv").write_text("a;b;kind\n1;2;x\n3;4;y\n5;6;x\n")
+    reader = {"import": "compss_train.data.readers:CsvReader", "delimiter": ";"}
+    dataset = read(files="*.csv", x=["a", "b"], y="kind", reader=reader).x
+    assert (dataset.sizes, dataset.classes) == ((3, 3), {"kind": ("x", "y")})
+    assert dataset.layout["x"].shape == (2,)

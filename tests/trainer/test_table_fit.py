@@ -1,0 +1,139 @@
+"""Fits that read tables and images: the bits of fits from memory, on every engine and resumed."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer, FileDataset
+from compss_train.callbacks import Checkpoint
+from compss_train.data.readers import ImageFolderReader
+from tests.data.readers.checks import in_every
+from tests.data.readers.table_files import TABLES, TYPED, lists, pa
+from tests.helpers.file_fits import POOLS
+from tests.helpers.models import ADAM, assert_same_bits
+
+ROWS = 20
+X = np.random.default_rng(0).normal(size=(ROWS, 3))
+Y = np.arange(ROWS) % 3
+KINDS = np.array(["ant", "bee", "cow"], object)[Y]
+NOTE = "ignore:.*the dtype of the network's parameters:UserWarning"
+FIT = {"num_epochs": 2, "batch_size": 4, "progress": False}
+
+
+def saved(form, folder, name="f", kinds=KINDS):
+    return form.saved(folder, name, a=X[:, 0], b=X[:, 1], c=X[:, 2], kind=kinds)
+
+
+def table(form, folder, **options):
+    return FileDataset(saved(form, folder), x=["a", "b", "c"], y="kind", **options)
+
+
+def trainer_of(engine="serial", net=None, workers=2):
+    torch.manual_seed(0)
+    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
+    trainer.build(
+        net or nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)), ADAM, "cross_entropy", "accuracy"
+    )
+    return trainer
+
+
+def in_blocks(sizes, dtype=np.float32):
+    cuts = np.cumsum(sizes)[:-1]
+    return tuple(BlockedTensor([[part] for part in np.split(array, cuts)]) for array in (X.astype(dtype), Y))
+
+
+@pytest.mark.filterwarnings(NOTE, "ignore:2 workers share 1")
+@in_every(TABLES)
+def test_a_fit_on_a_table_has_the_bits_of_one_in_memory(tmp_path, form):
+    files = table(form, tmp_path)
+    from_files, from_memory = trainer_of(), trainer_of()
+    with pytest.warns(UserWarning, match=r"^x: float64 becomes float32, the dtype of the network's parameters"):
+        result = from_files.fit(files, **FIT)
+    assert_same_bits(result, from_memory.fit(*in_blocks(form.blocks), **FIT))
+    assert from_files.evaluate(files) == from_memory.evaluate(*in_blocks(form.blocks))
+    np.testing.assert_array_equal(from_files.predict(files), from_memory.predict(X.astype(np.float32)))
+
+
+def test_a_network_of_float64_gets_float64_without_a_note(tmp_path):
+    form = TABLES["parquet"]
+    net = nn.Linear(3, 3).double()
+    result = trainer_of(net=net).fit(table(form, tmp_path), **FIT)
+    assert_same_bits(result, trainer_of(net=net).fit(*in_blocks(form.blocks, np.float64), **FIT))
+
+
+@pytest.mark.filterwarnings(NOTE)
+@pytest.mark.parametrize("options", [{}, POOLS], ids=["blocks", "partial"])
+def test_every_engine_has_the_same_bits(tmp_path, shared_local, options):
+    files = table(TABLES["parquet"], tmp_path)
+    serial, local = (trainer_of(engine).fit(files, **FIT, **options) for engine in ("serial", shared_local))
+    assert_same_bits(serial, local)
+
+
+@pytest.mark.filterwarnings(NOTE)
+@in_every({"parquet": TABLES["parquet"], "compressed": TABLES["feather, compressed"]})
+def test_a_resumed_fit_has_the_bits_of_one_that_went_on(tmp_path, form):
+    files = table(form, tmp_path)
+    whole = trainer_of().fit(files, **FIT, **POOLS)
+    first = {**FIT, "num_epochs": 1}
+    trainer_of().fit(files, **first, **POOLS, callbacks=[Checkpoint(tmp_path / "checkpoints")])
+    resumed = trainer_of()
+    assert_same_bits(resumed.fit(table(form, tmp_path), **FIT, **POOLS, resume=tmp_path / "checkpoints"), whole)
+    assert len(resumed.history) == 2
+
+
+@in_every(TYPED)
+def test_lists_are_images(tmp_path, form):
+    images = np.random.default_rng(1).integers(0, 256, (ROWS, 2, 3), np.uint8)
+    path = form.saved(tmp_path, x=lists(images), y=Y)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    options = {"optimizer": ADAM, "loss": "cross_entropy", "transform": lambda x: x.float() / 255}
+    results = []
+    for data in ((FileDataset(path),), (in_parts(images, form.blocks), in_parts(Y, form.blocks))):
+        torch.manual_seed(0)
+        trainer = DistributedTrainer(2, engine="serial", seed=0)
+        trainer.build(net, **options)
+        results.append(trainer.fit(*data, **FIT))
+    assert_same_bits(*results)
+
+
+def in_parts(array, sizes):
+    return BlockedTensor([[part] for part in np.split(array.reshape(len(array), -1), np.cumsum(sizes)[:-1])])
+
+
+def test_validation_data_with_other_classes_are_an_error(tmp_path):
+    form = TABLES["parquet"]
+    train = table(form, tmp_path)
+    path = saved(form, tmp_path, "v", np.where(KINDS == "ant", "bee", KINDS))
+    options = {"x": ["a", "b", "c"], "y": "kind"}
+    validation = FileDataset(path, **options)
+    with pytest.raises(ValueError, match=r"'kind' has the classes \['bee', 'cow'\] in the validation data"):
+        trainer_of().fit(train, **FIT, validation_data=validation)
+    with pytest.warns(UserWarning, match="float64 becomes float32"):
+        trainer_of().fit(train, **FIT, validation_data=FileDataset(path, **options, classes=train.classes))
+
+
+def test_a_missing_value_is_an_error_before_training(tmp_path):
+    kinds = pa.array([*KINDS[:-1], None])
+    with pytest.raises(ValueError, match="lacks a value in 'kind', the first in row 19"):
+        FileDataset(saved(TABLES["parquet"], tmp_path, kinds=kinds), x=["a"], y="kind")
+
+
+def test_a_fit_on_a_folder_of_images_has_the_same_bits_on_every_engine(tmp_path, shared_local):
+    image = pytest.importorskip("PIL.Image")
+    for number in range(12):
+        (folder := tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (3, 4), np.uint8)
+        image.fromarray(pixels).save(folder / f"{number}.png")
+    results = []
+    for engine in ("serial", shared_local):
+        torch.manual_seed(0)
+        trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+        trainer.build(net, ADAM, "cross_entropy", transform=as_floats)
+        results.append(trainer.fit(FileDataset(tmp_path, ImageFolderReader(mode="L", rows=5)), **FIT, **POOLS))
+    assert_same_bits(*results)
+
+
+def as_floats(x):
+    return x.float() / 255
