@@ -105,7 +105,7 @@ class FiberEvents(Events):
         until = self.clock() + SURVIVAL
         while self._fibers:
             if self.clock() > until or not self.step():
-                waiting = sorted({str(fiber.name) for fiber in self._fibers})
+                waiting = sorted({fiber.name for fiber in self._fibers})
                 raise RuntimeError(f"{SURVIVAL} s after the end of the coordinator there are {waiting}")
 
     def kill_all(self) -> None:

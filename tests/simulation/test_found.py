@@ -1,6 +1,8 @@
 """What simulations have found, each as the test that ``make simulate`` printed."""
 
-from compss_train.engines.simulated import Fault
+import pytest
+
+from compss_train.engines.simulated import Fault, FaultPlan, ProcessDied, SimulatedEngine
 from tests.simulation.online import simulate_online
 from tests.simulation.simulate import simulate
 
@@ -26,8 +28,29 @@ def test_seed_143():
 
 
 def test_seed_50243():
-    # 200000 events have happened, and a thread still waits (in the simulation of a process that dies twice)
+    # 200000 events have happened, and a thread still waits (for a task whose process died of two faults at once)
     simulate(50243, [Fault("mute", "task", 3, 0.0), Fault("die", "message", 68, 0.0)])
+
+
+@pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])
+def test_a_process_that_dies_of_two_faults_at_once(kind, deadly):
+    runs = []
+
+    def task():
+        runs.append(len(runs) + 1)
+        if len(runs) == deadly:
+            raise ProcessDied
+        return "done"
+
+    engine = SimulatedEngine(1, faults=FaultPlan([Fault(kind, "task", 0)]))
+    assert engine.fetch([engine.submit(task)]) == ["done"]
+    assert runs == [1, 2]
+
+
+@pytest.mark.parametrize("seed", [11, 27])
+def test_a_worker_is_suspended_while_it_connects(seed):
+    # TimeoutError: timed out
+    simulate_online(seed, [Fault("jump", "moment", at, 50_000.0) for at in range(3, 12)])
 
 
 def test_connections_of_online_fits_that_break():
