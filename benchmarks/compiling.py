@@ -1,4 +1,8 @@
-"""Compiled networks and fused optimizers: samples a second of whole fits, and the seconds before the first step."""
+"""Compiled networks and fused optimizers: samples a second of whole fits, and the seconds before the first step.
+
+With ``--cpu`` fits run in this process, and seconds are those of the CPU, compilers included: for a machine that other
+programs use as well.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +58,16 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> None:
     with empty_cache(), ExitStack() as stack:
         trainers = {}
         for variant, arguments in VARIANTS.items():
-            trainer = stack.enter_context(DistributedTrainer(options.workers, engine="local", seed=0, threads=1))
+            engine = "serial" if options.cpu else "local"
+            trainer = stack.enter_context(DistributedTrainer(options.workers, engine=engine, seed=0, threads=1))
             trainer.build(network(name, 0), loss="cross_entropy", **arguments, **PRECISIONS[precision])
             trainer.evaluate(images.x[:BATCH], images.y[:BATCH])  # the processes have started
-            warm_up[variant] = timed(partial(trainer.fit, x, y, **fit | {"num_epochs": 1}))
+            warm_up[variant] = timed(partial(trainer.fit, x, y, **fit | {"num_epochs": 1}), cpu=options.cpu)
             trainers[variant] = trainer
             print(f"{name} {precision} {variant}: first epoch {warm_up[variant]:.1f} s", file=sys.stderr)
         for _ in range(options.repetitions):
             for variant, trainer in trainers.items():
-                seconds[variant].append(timed(partial(trainer.fit, x, y, **fit)))
+                seconds[variant].append(timed(partial(trainer.fit, x, y, **fit), cpu=options.cpu))
     trained = options.epochs * options.samples
     rows = [
         [
@@ -77,17 +82,24 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> None:
     print_table(f"{name}, {precision}", headers, rows)
 
 
-def timed(call: partial) -> float:
+def timed(call: partial, *, cpu: bool) -> float:
     """Return the seconds of a call."""
-    began = time.perf_counter()
+    clock = cpu_seconds if cpu else time.perf_counter
+    began = clock()
     call()
-    return time.perf_counter() - began
+    return clock() - began
+
+
+def cpu_seconds() -> float:
+    """Return the seconds that this process and those that it has started have had of the CPU."""
+    return sum(os.times()[:4])
 
 
 def main() -> None:
     options_parser = parser(__doc__, repetitions=5, epochs=2)
     options_parser.add_argument("--samples", type=int, default=20_000, help="training images")
     options_parser.add_argument("--workers", type=int, default=2, help="workers, a thread each")
+    options_parser.add_argument("--cpu", action="store_true", help="count seconds of the CPU, in this process")
     options_parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     options_parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     options = options_parser.parse_args()
