@@ -1,7 +1,7 @@
 """Compiled networks and fused optimizers: samples a second of whole fits, and the seconds before the first step.
 
-With ``--cpu`` fits run in this process, and seconds are those of the CPU, compilers included: for a machine that other
-programs use as well.
+With ``--cpu`` fits run in this process, and seconds are those of the CPU, compilers included: for a machine that
+other programs use as well.
 """
 
 from __future__ import annotations
