@@ -43,9 +43,9 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def loss_at(run: Run, by: str, limit: float) -> float | None:
-    """Return the last validation loss measured up to ``limit``, or ``None``."""
-    losses = [loss for position, loss in zip(*curve(run, by), strict=True) if position <= limit]
-    return losses[-1] if losses else None
+    """Return the validation loss between those measured before and after ``limit``; ``None`` without one before."""
+    positions, losses = curve(run, by)
+    return float(np.interp(limit, positions, losses)) if positions and positions[0] <= limit else None
 
 
 def shortest(runs: Sequence[Run], by: str) -> float:
