@@ -2,7 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_dense
-from compss_train.data.ragged import Ragged, as_ragged, join
+from compss_train.data.ragged import Ragged, as_ragged, gathered, join
 
 Block: TypeAlias = NDArray[Any] | torch.Tensor
 DType: TypeAlias = np.dtype[Any] | torch.dtype
@@ -131,6 +133,29 @@ def concatenate(blocks: list[Block]) -> Block:
     if isinstance(blocks[0], torch.Tensor):
         return torch.cat([as_tensor(block) for block in blocks])
     return np.concatenate([np.asarray(block) for block in blocks])
+
+
+def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]) -> torch.Tensor:
+    """Return samples by number from consecutive blocks that begin at ``starts``.
+
+    Rows are copied as bytes, block by block in ascending order, and permuted at the end: many small indexing
+    operations of torch cost far more.
+    """
+    if as_ragged(blocks[0]) is not None:
+        return gathered(samples, starts, blocks)  # type: ignore[no-any-return]
+    order = np.argsort(samples, kind="stable")
+    ordered = samples[order]
+    cuts = np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist()
+    collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
+    for block, start, (low, high) in zip(blocks, starts, pairwise(cuts), strict=True):
+        if low < high:
+            rows = rows_of_bytes(block)
+            np.take(rows, ordered[low:high] - start, axis=0, out=collected[low:high], mode="clip")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    raw = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
+    first = as_tensor(blocks[0][:1])
+    return raw.view(first.dtype).view(len(samples), *first.shape[1:])
 
 
 BlockDescription = tuple[DType, tuple[int, ...]]

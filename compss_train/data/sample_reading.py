@@ -44,13 +44,14 @@ class SampleReader(ABC):
         ``collate`` makes batches of lists of (x, y), as ``collate`` of ``build``.
         """
 
-    def read_first(self) -> ReadBatch:
-        """Return a batch of the first sample, read by a copy: some data sets open files that cannot be pickled."""
-        return copy.copy(self)._opened().read(np.zeros(1, np.int64), Place(0, 0, 0), lambda _: 0, None)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What users of a fit should know about conversions."""
+        return ()
 
-    def _opened(self) -> Self:
-        """Return this object, which is a copy, with a data set of its own."""
-        return self
+    def read_first(self) -> ReadBatch:
+        """Return a batch of the first sample."""
+        return self.read(np.zeros(1, np.int64), Place(0, 0, 0), lambda _: 0, None)
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
         """Return a checksum of the samples at the ends of blocks, ``None`` if it would be costly."""
@@ -89,9 +90,9 @@ class MapReader(SampleReader):
             error.add_note(f"While sample {number} of a {type(self._dataset).__name__} was read.")
             raise
 
-    def _opened(self) -> Self:
-        self._dataset = copy.copy(self._dataset)
-        return self
+    def read_first(self) -> ReadBatch:
+        """Return a batch of the first sample, read by a copy: data sets may open files that cannot be pickled."""
+        return SampleReader.read_first(MapReader(copy.copy(self._dataset), self._roles, self._collate))
 
 
 def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None) -> tuple[Any, Any]:

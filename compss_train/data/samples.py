@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from compss_train._utils.validation import check_count
+from compss_train.data.arrow_rows import arrow_rows, is_hugging_face
 from compss_train.data.collation import Keys, Roles
 from compss_train.data.order import split_points
 from compss_train.data.sample_reading import Collate, MapReader, SampleReader
@@ -96,8 +97,8 @@ class Samples:
             return [1] * number
         return [stop - start for start, stop in pairwise(split_points(total, min(number, total)))]
 
-    def reader(self, blocks: int) -> SampleReader:
-        """Return what workers read the samples with, in so many blocks."""
+    def reader(self, blocks: int, floats: str | None) -> SampleReader:
+        """Return what workers read the samples with, in so many blocks; columns of tables become ``floats``."""
         if self.is_stream:
             counted = self.size is not None
             return StreamReader(
@@ -109,7 +110,10 @@ class Samples:
                 counted=counted,
                 drop_last=self.drop_last,
             )
-        return MapReader(self.dataset, self.roles, self.collate)
+        rows = None
+        if is_hugging_face(self.dataset) and self.collate is None:
+            rows = arrow_rows(self.dataset, self.roles, floats)
+        return rows or MapReader(self.dataset, self.roles, self.collate)
 
     @property
     def tensors(self) -> tuple[Any, Any] | None:
@@ -132,6 +136,10 @@ def _check_dataset(dataset: Any) -> None:
         raise TypeError("dataset is a DataLoader, which is given as it is: fit(loader)")
     if isinstance(dataset, IterableDataset):
         return
+    if is_hugging_face(dataset) and isinstance(dataset, dict):
+        raise TypeError(
+            f"dataset is a {kind}; give one of its splits, such as dataset[{next(iter(dataset), 'train')!r}]"
+        )
     if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(dataset, dict):
         raise TypeError(
             f"dataset is a {kind}; give one with __len__ and __getitem__, or an IterableDataset of torch.utils.data"
@@ -149,7 +157,7 @@ def as_samples(value: Any) -> Samples | None:
         return value
     if isinstance(value, DataLoader):
         return _taken_apart(value)
-    return Samples(value) if isinstance(value, Dataset) else None
+    return Samples(value) if isinstance(value, Dataset) or is_hugging_face(value) else None
 
 
 def _taken_apart(loader: DataLoader[Any]) -> Samples:

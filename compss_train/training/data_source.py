@@ -17,6 +17,7 @@ from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
+from compss_train.data.frames import without_frames
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
@@ -113,6 +114,7 @@ class BlockedSource(DataSource):
     x: Any
     y: Any
     weight: BlockedTensor | None = None
+    notes: tuple[str, ...] = ()
     unit = "block"
 
     @property
@@ -157,10 +159,10 @@ class ReadSource(BlockedSource):
     batch_size: int | None = None
 
     @classmethod
-    def of(cls, samples: Samples, blocks: int) -> ReadSource:
+    def of(cls, samples: Samples, blocks: int, floats: str | None) -> ReadSource:
         """Return the source of samples in so many blocks, unless they say otherwise; reads one, to check it."""
         sizes = samples.sizes(blocks)
-        reader = samples.reader(len(sizes))
+        reader = samples.reader(len(sizes), floats)
         if reader.is_stream:
             numbers = [np.full(size, shard) for shard, size in enumerate(sizes)]
         else:
@@ -168,7 +170,11 @@ class ReadSource(BlockedSource):
             with random_state(0, "cpu"):
                 reader.read_first()
         return cls(
-            BlockedTensor([[block] for block in numbers]), None, reader=reader, batch_size=samples.batch_size
+            BlockedTensor([[block] for block in numbers]),
+            None,
+            reader=reader,
+            batch_size=samples.batch_size,
+            notes=reader.notes,
         )
 
     @cached_property
@@ -277,13 +283,15 @@ def as_data_source(
                 "leave y out, or say which part it is with Samples(dataset, x=..., y=...)"
             )
         if samples.tensors is None:
-            return ReadSource.of(samples, num_workers if targets or not samples.is_stream else 1)
+            return ReadSource.of(samples, num_workers if targets or not samples.is_stream else 1, floats)
         x, y = samples.tensors
+    (x, x_notes), (y, y_notes) = without_frames(x, "x", floats), without_frames(y, "y", floats)
     both = structured(x), None if y is None else structured(y)
     named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
     blocked = _blocked_columns(named, num_workers)
     own = len(leaves(both[0]))
-    return BlockedSource(rebuilt(both[0], blocked[:own]), None if y is None else rebuilt(both[1], blocked[own:]))
+    ys = None if y is None else rebuilt(both[1], blocked[own:])
+    return BlockedSource(rebuilt(both[0], blocked[:own]), ys, notes=(*x_notes, *y_notes))
 
 
 def holds_targets(value: Any) -> bool:

@@ -316,3 +316,38 @@ def test_an_error_of_a_data_set_names_the_sample():
 def test_a_fit_without_the_size_of_batches_asks_for_it():
     with pytest.raises(ValueError, match="give exactly one of them"):
         DistributedTrainer.fit(trainer_of(), Pairs(), num_epochs=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
+def test_frames_are_arrays():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X.astype(np.float64), columns=list("abcdef"))
+    classes = pandas.Series(Y).map({0: "x", 1: "y", 2: "z"}).astype("category")
+    ours, theirs = trainer_of(), trainer_of()
+    fit(ours, data=(frame, classes), num_epochs=1, validation_data=(frame, classes))
+    fit(theirs, data=(X, Y), num_epochs=1, validation_data=(X, Y))
+    assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+    assert ours.history[-1]["val_loss"] == theirs.history[-1]["val_loss"]
+    np.testing.assert_array_equal(ours.predict(frame), theirs.predict(X))
+    with pytest.warns(UserWarning, match="a, b, c, d, e, .*: float64 becomes float32"):
+        fit(ours, data=(frame, classes), num_epochs=1)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_data_sets_of_hugging_face_are_arrays(engine, tmp_path, shuffled):
+    datasets = pytest.importorskip("datasets")
+    features = {"x": datasets.List(datasets.Value("float32"), length=6), "label": datasets.Value("int64")}
+    table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()}, features=datasets.Features(features))
+    table.save_to_disk(str(tmp_path))
+    dataset, x, y = datasets.load_from_disk(str(tmp_path)), X, Y
+    if shuffled:
+        dataset = dataset.shuffle(seed=0)
+        x, y = np.array(dataset["x"], np.float32), np.array(dataset["label"])
+    ours, theirs = after((Samples(dataset, blocks=7),), engine), after(blocked(x, y, 7))
+    assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+    assert ours.evaluate(dataset) == theirs.evaluate(x, y)
+    stream = Samples(dataset.to_iterable_dataset(num_shards=3), drop_last=True)
+    fit(ours, data=(stream,), num_epochs=1, batch_size=19)
+    assert ours.history[-1]["samples"] == 57
+    with pytest.raises(TypeError, match=r"the DatasetDict has splits; .* dataset\['train'\]"):
+        ours.evaluate(datasets.DatasetDict(train=dataset))

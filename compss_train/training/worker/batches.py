@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
-from compss_train.data.block import Block
+from compss_train.data.block import Block, gather
 from compss_train.data.block_passes import BlockPass, Place, WorkerAssignment, batch_sizes
 from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order
 from compss_train.data.ragged import as_ragged
@@ -27,7 +27,6 @@ from compss_train.training.worker.source import (
     Shard,
     Source,
     columns_of,
-    gather,
     training_order,
 )
 

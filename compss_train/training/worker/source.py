@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
-from compss_train.data.block import Block, as_tensor, rows_of_bytes
+from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes
 from compss_train.data.block_passes import BlockPass, Draws, Place, WorkerAssignment
 from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.order import row_order
-from compss_train.data.ragged import as_ragged, gathered
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
@@ -102,29 +101,6 @@ def take(block: Block, rows: NDArray[Any]) -> Block:
         return block.index_select(0, torch.from_numpy(rows))  # a third of the time of indexing
     taken: NDArray[Any] = block[rows]
     return taken
-
-
-def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]) -> torch.Tensor:
-    """Return samples by number from consecutive blocks that begin at ``starts``.
-
-    Rows are copied as bytes, block by block in ascending order, and permuted at the end: many small indexing
-    operations of torch cost far more.
-    """
-    if as_ragged(blocks[0]) is not None:
-        return gathered(samples, starts, blocks)  # type: ignore[no-any-return]
-    order = np.argsort(samples, kind="stable")
-    ordered = samples[order]
-    cuts = np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist()
-    collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
-    for block, start, (low, high) in zip(blocks, starts, pairwise(cuts), strict=True):
-        if low < high:
-            rows = rows_of_bytes(block)
-            np.take(rows, ordered[low:high] - start, axis=0, out=collected[low:high], mode="clip")
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    raw = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
-    first = as_tensor(blocks[0][:1])
-    return raw.view(first.dtype).view(len(samples), *first.shape[1:])
 
 
 def stored_rows(block_pass: BlockPass, shuffle_seed: int | None) -> slice:
