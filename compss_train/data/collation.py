@@ -105,7 +105,7 @@ def collate_pairs(collate: Callable[[list[Any]], Any], pairs: list[tuple[Any, An
 def stacked(values: Sequence[Any]) -> Any:
     """Return samples as one tensor with a row for each, or tuples, lists and dicts of such tensors.
 
-    Python's floats become torch's default dtype. Sequences that differ in length are returned as ``Ragged``.
+    Python's floats, and those in lists, become torch's default dtype. Sequences that differ in length are returned as ``Ragged``.
 
     Raises ``TypeError`` for what is no number, ``ValueError`` for other shapes that differ.
     """
@@ -130,12 +130,14 @@ def stacked(values: Sequence[Any]) -> Any:
 
 
 def _holds_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, Number) for value in values)
+    return all(isinstance(v, Number) or (isinstance(v, list) and _holds_numbers(v)) for v in values)
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
+    if isinstance(value, list) and _holds_numbers(value):
+        return torch.tensor(value)
     array = np.asarray(value)  # of an image, too
     if array.dtype.kind not in "biufc":
         raise TypeError(

@@ -83,9 +83,9 @@ def _numbers(name: str, series: Any) -> NDArray[Any]:
         return np.asarray(codes.to_numpy(), np.int64)
     if kind.lower().startswith(("object", "str", "utf8", "large_string")):
         raise FileContentError(
-            f"holds {type(next(iter(series))).__name__} values in {name!r}, which are no numbers: make them "
-            f"categories, frame[{name!r}].astype('category'), whose codes are trained on, or convert them, or leave "
-            "the column out"
+            f"holds {type(next(iter(series))).__name__} values in {name!r}, which are no numbers: make "
+            f"them categories, frame[{name!r}].astype('category'), whose codes are trained on, or convert them, or "
+            "leave the column out"
         )
     values = series.to_numpy()
     if values.dtype == object and hasattr(series.dtype, "numpy_dtype"):  # pandas's types that can lack values
