@@ -105,7 +105,8 @@ def collate_pairs(collate: Callable[[list[Any]], Any], pairs: list[tuple[Any, An
 def stacked(values: Sequence[Any]) -> Any:
     """Return samples as one tensor with a row for each, or tuples, lists and dicts of such tensors.
 
-    Python's floats, and those in lists, become torch's default dtype. Sequences that differ in length are returned as ``Ragged``.
+    Python's floats, and those in lists, become torch's default dtype. Sequences that differ in length are
+    returned as ``Ragged``.
 
     Raises ``TypeError`` for what is no number, ``ValueError`` for other shapes that differ.
     """

@@ -50,7 +50,8 @@ def _joined(converted: Any) -> list[str]:
 
 
 def _is_frame(value: Any) -> bool:
-    return hasattr(value, "to_numpy") and (hasattr(value, "columns") or hasattr(value, "dtype"))
+    has_missing = hasattr(value, "isna") or hasattr(value, "is_null")
+    return hasattr(value, "to_numpy") and (hasattr(value, "columns") or (has_missing and hasattr(value, "dtype")))
 
 
 def _as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[Any], list[str]]:
