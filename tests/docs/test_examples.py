@@ -44,6 +44,14 @@ def test_the_examples_of_files_run_as_printed(run_blocks):
     assert "'accuracy'" in run_blocks(blocks)
 
 
+@pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
+def test_the_examples_of_data_sets_run_as_printed(run_blocks):
+    for package in ("pandas", "datasets"):
+        pytest.importorskip(package)
+    shape, _, samples = run_blocks(python_blocks("docs/datasets.md")).splitlines()
+    assert (shape, samples) == ("(300, 2)", "[120, 80, 120, 80]")
+
+
 def test_the_examples_of_parameter_servers_run(run_blocks):
     blocks = python_blocks("docs/parameter-server.md")
     assert len(blocks) >= 3
