@@ -102,6 +102,14 @@ def test_every_way_to_train_takes_samples_by_number(options):
     assert_same_bits(after((IN_BLOCKS,), **options).get_parameters(), after(None, **options).get_parameters())
 
 
+def test_transforms_draw_as_they_do_for_arrays():
+    fits = []
+    for data in ((Noisy(Y[:, None] * X, Y),), None):
+        trainer = trainer_of(train_transform=lambda x: torch.rand_like(x))
+        fits.append(fit(trainer, data=data, blocks=3))
+    assert_same_bits(*fits)
+
+
 def test_data_sets_are_evaluated_and_predicted_with(engine):
     trainer, arrays = trainer_of(engine=engine), trainer_of()
     for data in (

@@ -187,6 +187,8 @@ class Preparation:
         before = batch.samples
         if not before:
             return batch
+        if self._replica.training_spec.samples is not None:
+            seed(self._seed_of(place))  # the draws of transforms are those of a batch that was not read
         x, y = batch.x, batch.y
         with self._replica.annotate_errors(x, y, own_target=y is None), self._replica.autocast():
             if self._augment is not None:
