@@ -94,8 +94,9 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into a block
             a worker, or like the other if that is in blocks; or a ``FileDataset`` as ``x``, whose files are the
             blocks and are read by the workers. Frames of pandas and polars, data sets of torch and Hugging Face,
-            and a ``DataLoader`` are given as they are: docs/datasets.md. Without ``y`` each transformed batch is its
-            own target. Both may be tuples, lists or dicts of these, for several inputs and outputs: docs/models.md.
+            and a ``DataLoader`` are given as they are: docs/datasets.md. Without ``y`` each transformed batch is
+            its own target. Both may be tuples, lists or dicts of these, for several inputs and outputs:
+            docs/models.md.
         num_epochs:
             Passes over all samples, at most 10**9 (with ``max_time``).
         preset:
