@@ -157,7 +157,7 @@ class FittingTrainer(ResumableTrainer):
             saved = built.lr_schedule.state_dict() if plan.checkpoint is None else plan.checkpoint[1].schedule
             schedule.load_state_dict(saved)
             schedule.prepare(plan.last_epoch)
-        if not built.num_gpu:  # this process may have no GPU, and the CPU may not support the precision
+        if not built.num_gpu and plan.data.counted:  # a GPU may be elsewhere; streams would be read whole
             self._train_first_batch(plan.data, plan.options)
 
     def _train_first_batch(self, data: DataSource, options: FitOptions) -> None:
