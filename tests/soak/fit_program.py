@@ -13,9 +13,12 @@ from compss_train.callbacks import Checkpoint
 from tests.helpers.models import ADAM, blocked, classification
 from tests.soak.disturbed import note_process
 
-INPUTS, WORKERS = 64, 4
-PAUSE = 0.3
-"""Seconds that a batch takes longer, so that faults come while workers train, and few rounds are to be compared."""
+INPUTS, WORKERS = 64, 10
+PAUSE = 0.5
+"""Seconds that a batch takes longer, so that faults come while workers train, and few rounds are to be compared.
+
+A task takes one: one that is killed four times would end the fit.
+"""
 
 
 def network() -> nn.Module:
@@ -44,9 +47,9 @@ def fit(folder: Path, engine: str, epochs: int, pause: float) -> None:
     trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1)
     trainer.build(network(), ADAM, "cross_entropy", "accuracy", transform=Noted(folder, pause))
     trainer.fit(
-        *blocked(x, y, 8),
+        *blocked(x, y, WORKERS),
         num_epochs=epochs,
-        batch_size=50,
+        batch_size=100,
         shuffle="total",
         validation_data=(x[:50], y[:50]),
         callbacks=[Checkpoint(folder / "checkpoints", best="val_loss")],

@@ -42,7 +42,7 @@ def disturb_fit(folder: Path, launch: Callable[[int], subprocess.Popen], minutes
     rounds = max(list_checkpoints(checkpoints)) + 1
     program.report(rounds=rounds)
     program.check_flat(megabytes)
-    assert rounds > 2 * COORDINATORS, "there was hardly a fit to disturb"
+    assert rounds > COORDINATORS + 3, "there was hardly a fit to disturb"
     fit(folder / "whole", "serial", rounds, pause=0)
     ours, theirs = contents(checkpoints), contents(folder / "whole" / "checkpoints")
     assert_same(ours[rounds - 1], theirs[rounds - 1])

@@ -63,6 +63,7 @@ def main(folder: Path) -> None:
         merge_every_batches=5,
         checkpoint_every=2.0,
         record_every=5.0,
+        simulation_retries=20,
     )
     ended = {"counts": sample_counts(parameters, WORKERS), "record": trainer.history[-1]}
     (folder / "ended.json").write_text(json.dumps(ended))
