@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Self
 
 import psutil
 
@@ -79,6 +80,17 @@ class Disturbed:
         self._ids: set[int] = set()
         self._stopped: list[psutil.Process] = []
         self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End what is left after a failure."""
+        self.resume()
+        for pid in session(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def start(self) -> None:
         """Start the program, and wait until it trains."""
@@ -151,7 +163,7 @@ class Disturbed:
         self.end()
         self.start()
 
-    def end(self, seconds: float = 120.0) -> int:
+    def end(self, seconds: float = 600.0) -> int:
         """Wait until the program and all its processes have ended; return its exit code."""
         code = self.process.wait(seconds)
         with suppress(AssertionError):

@@ -30,15 +30,15 @@ def disturb_fit(folder: Path, launch: Callable[[int], subprocess.Popen], minutes
         return launch(max(list_checkpoints(checkpoints), default=0) + 3 if is_last else FOR_EVER)
 
     program = Disturbed(folder, start)
-    program.start()
-    for _ in range(COORDINATORS):
-        program.run(
-            60 * minutes / COORDINATORS,
-            (EVERY, lambda: program.kill("workers")),
-            (3.3 * EVERY, lambda: program.kill("workers", signal.SIGSTOP)),  # which worker_timeout ends
-        )
-        program.kill_coordinator()
-    assert program.end() == 0
+    with program:
+        for _ in range(COORDINATORS):
+            program.run(
+                60 * minutes / COORDINATORS,
+                (EVERY, lambda: program.kill("workers")),
+                (3.3 * EVERY, lambda: program.kill("workers", signal.SIGSTOP)),  # which worker_timeout ends
+            )
+            program.kill_coordinator()
+        assert program.end() == 0
     rounds = max(list_checkpoints(checkpoints)) + 1
     program.report(rounds=rounds)
     program.check_flat(megabytes)

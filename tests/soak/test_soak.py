@@ -28,20 +28,19 @@ def test_a_fit_on_processes_ends_with_the_bits_of_one_that_was_not_disturbed(soa
 
 
 def test_an_online_fit_trains_each_sample(soak_folder, soak_minutes):
-    minutes = min(10.0, soak_minutes)
-    program = Disturbed(soak_folder, lambda: launch(soak_folder, "online_program"))
-    program.start()
-    program.run(
-        60 * minutes,
-        (EVERY, lambda: program.kill("simulations")),
-        (3.5 * EVERY, lambda: program.kill("workers")),
-        (5.2 * EVERY, lambda: program.kill("simulations", signal.SIGSTOP)),
-        (5.8 * EVERY, lambda: program.kill("workers", signal.SIGSTOP)),
-        (1.3 * EVERY, program.resume),
-    )
-    program.resume()
-    (soak_folder / "over").touch()
-    assert program.end() == 0, (soak_folder / "output.txt").read_text()
+    seconds = 60 * min(10.0, soak_minutes)
+    with Disturbed(soak_folder, lambda: launch(soak_folder, "online_program")) as program:
+        program.run(
+            seconds,
+            (EVERY, lambda: program.kill("simulations")),
+            (3.5 * EVERY, lambda: program.kill("workers")),
+            (5.2 * EVERY, lambda: program.kill("simulations", signal.SIGSTOP)),
+            (5.8 * EVERY, lambda: program.kill("workers", signal.SIGSTOP)),
+            (1.3 * EVERY, program.resume),
+        )
+        program.resume()
+        (soak_folder / "over").touch()
+        assert program.end() == 0, (soak_folder / "output.txt").read_text()
     ended = json.loads((soak_folder / "ended.json").read_text())
     simulations = ended["record"]["simulations"]
     samples, counts = simulations["done"] * STEPS, ended["counts"]
