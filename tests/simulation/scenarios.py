@@ -150,6 +150,10 @@ def _awkward_scenario(draw: random.Random) -> Scenario:
     else:
         options |= {"merge": "synchronous", **_merging(draw), **_refinement(draw)}
     validated = draw.random() < 0.3
+    patience = draw.choice([1, 2]) if validated and draw.random() < 0.5 else None
+    common = _common(draw)
+    if patience is not None:
+        common["epochs"] = patience + 2  # it stops before the last one
     return Scenario(
         net="awkward",
         workers=draw.randint(1, 4),
@@ -157,10 +161,10 @@ def _awkward_scenario(draw: random.Random) -> Scenario:
         batch_size=draw.randint(4, 9),
         options=options,
         validated=validated,
-        patience=draw.choice([1, 2]) if validated and draw.random() < 0.5 else None,
+        patience=patience,
         scheduled=draw.random() < 0.3,
         optimizer=draw.choice(["adam", "sgd", "rmsprop"]),
-        **_common(draw),
+        **common,
     )
 
 
