@@ -15,11 +15,11 @@ MAX_SHARE = 0.02
 
 
 def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> str:
-    """Return how a fit has ended: ``"complete"``, ``"stopped: ..."`` or ``"failed: ..."``, with the reason."""
+    """Return how a fit has ended: ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or ``"failed: ..."``."""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped: Ctrl-C"
+        return "stopped by Ctrl-C"
     if isinstance(error, SystemExit) and error.code == TERMINATED:
-        return "stopped: SIGTERM"
+        return "stopped by SIGTERM"
     if error is not None:
         line = (str(error).splitlines() or [""])[0]
         return f"failed: {type(error).__name__}" + (f": {line[:300]}" if line else "")

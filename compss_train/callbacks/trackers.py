@@ -13,6 +13,8 @@ from compss_train.reports.records import flatten, measured_numbers
 from compss_train.training.callback import Callback, TrainerProtocol
 
 _RATES = ("samples_per_second", "batches_per_second")
+MOST_PARAMETERS = 100
+"""Settings that MLflow accepts at a time."""
 MAX_VALUE = 500
 """Characters of a setting that MLflow accepts in all its versions."""
 
@@ -117,7 +119,8 @@ class MLflow(_Tracker):
         known = self._client.get_run(run_id).data.params  # MLflow refuses other values
         settings = {name: str(value)[:MAX_VALUE] for name, value in _settings(configuration).items()}
         new = [mlflow.entities.Param(name, value) for name, value in settings.items() if name not in known]
-        self._client.log_batch(run_id, params=new[:100])
+        for first in range(0, len(new), MOST_PARAMETERS):
+            self._client.log_batch(run_id, params=new[first : first + MOST_PARAMETERS])
         return run_id
 
     def _new_run(self) -> str:

@@ -1,14 +1,25 @@
 """Runs compared: what differs between their settings, what they reached, and their curves in the same charts."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from compss_train.reports.curves import EDGES, LEARNING_RATE, Axis, Curve, Panel, positions
+from compss_train.reports.curves import (
+    LEARNING_RATE,
+    SPEED,
+    Axis,
+    Curve,
+    Panel,
+    filled,
+    positions,
+    summary,
+    training_seconds,
+    training_speeds,
+)
 from compss_train.reports.formatting import duration, number, speed
 from compss_train.reports.records import Record, best_value, flatten, measured_numbers
 
@@ -17,7 +28,6 @@ MISSING = "-"
 SEED = "trainer.seed"
 _OF_EACH_RUN = ("fit.started", "fit.callbacks", "machine.host")
 """Settings that differ without a reason."""
-_SPEED = "samples_per_second"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,46 +84,36 @@ def grouped(runs: Iterable[ComparedRun]) -> list[SeedGroup]:
 def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> list[Panel]:
     """Return a panel for each loss and metric, and for samples/s, with a curve for each group.
 
-    A group of several seeds has its median, and the lowest and highest values as edges.
+    A group of several seeds has its median, in a band from the lowest to the highest values.
     """
     runs = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
-    titles = {name: name.replace("_", " ") for name in names if name != LEARNING_RATE} | {_SPEED: "samples/s"}
-    return [
-        Panel(title, [curve for group in groups for curve in _curves(group, name, against)], name == _SPEED)
+    titles = {name: name.replace("_", " ") for name in names if name != LEARNING_RATE} | {SPEED: "samples/s"}
+    return filled(
+        Panel(title, [_curve(group, name, against) for group in groups], name == SPEED)
         for name, title in titles.items()
-    ]
+    )
 
 
-def _curves(group: SeedGroup, name: str, against: Axis) -> list[Curve]:
-    lines = [
-        (positions(run.history, against), [_value(record, name) for record in run.history]) for run in group.runs
-    ]
-    if all(math.isnan(value) for _, values in lines for value in values):
-        return []
+def _curve(group: SeedGroup, name: str, against: Axis) -> Curve:
+    lines = [(positions(run.history, against), _values(run.history, name)) for run in group.runs]
     if len(lines) == 1:
-        return [Curve(group.name, *lines[0])]
+        return Curve(group.name, *lines[0])
     at = [median(x for x in xs if x is not None) for xs in zip_longest(*(xs for xs, _ in lines))]
-    known = [_finite(values) for values in zip_longest(*(values for _, values in lines))]
-    statistics: dict[str, Callable[[list[float]], float]] = {"": median, EDGES[0]: min, EDGES[1]: max}
-    return [
-        Curve(f"{group.name}{suffix}", at, [reduce(values) if values else math.nan for values in known])
-        for suffix, reduce in statistics.items()
-    ]
+    values = zip_longest(*(values for _, values in lines), fillvalue=math.nan)
+    return summary(group.name, at, list(values))
 
 
-def _value(record: Record, name: str) -> float:
-    return float(record[_SPEED]) if name == _SPEED else measured_numbers(record).get(name, math.nan)
-
-
-def _finite(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
+def _values(history: Sequence[Record], name: str) -> list[float]:
+    if name == SPEED:
+        return training_speeds(history)
+    return [measured_numbers(record).get(name, math.nan) for record in history]
 
 
 def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
     """Return a row for each run: its state, the settings that differ, what it reached and how long it took.
 
-    Of each loss and metric it has the last value, and the best one with its round.
+    Of each loss and metric it has the last value, and the best one with its round; times are without start-up.
     """
     names, measured = differing(runs), dict.fromkeys(name for run in runs for name in run.measured)
     return [_row(run, names, list(measured)) for run in runs]
@@ -122,7 +122,7 @@ def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
 def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dict[str, str]:
     row = {"run": run.name, **({"state": run.state} if run.state else {})}
     row |= {_short(name, names): run.settings.get(name, MISSING) for name in names}
-    seconds, samples = (sum(record[name] for record in run.history) for name in ("seconds", "samples"))
+    seconds, samples = sum(training_seconds(run.history)), sum(record["samples"] for record in run.history)
     row |= {"rounds": number(len(run.history)), "epochs": number(run.history[-1]["epoch"]) if run.history else "0"}
     for name in measured:
         values = [value for record in run.history if name in (value := measured_numbers(record))]

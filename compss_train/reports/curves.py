@@ -1,27 +1,28 @@
 """The curves of a history: those that plots and reports draw, and the best value by epochs trained."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+from statistics import median
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_choice
-from compss_train.reports.records import Record, flatten, measured_numbers
+from compss_train.reports.records import Record, flatten, measured_numbers, per_second
+from compss_train.reports.timeline import startup_seconds
 
 Axis = Literal["round", "epoch", "samples", "seconds"]
 
 LEARNING_RATE = "lr"
-EDGES = (", lowest", ", highest")
-"""Suffixes of the names of curves at the edges of a summary of several curves, which they follow."""
+SPEED = "samples_per_second"
 FARTHEST = 4
 """A learning curve is extended to this factor of the epochs that it was measured for."""
 _OTHER_PANELS = {
     "learning rate": (LEARNING_RATE,),
-    "samples/s": ("samples_per_second",),
+    "samples/s": (SPEED,),
     "worker agreement": ("worker_agreement",),
     "noise scale (samples)": ("noise_scale",),
     "batches/s": ("batches_per_second",),
@@ -40,6 +41,19 @@ class Curve:
     name: str
     xs: list[float]
     ys: list[float]
+    band: tuple[list[float], list[float]] | None = None
+    """The lowest and highest values of the curves that this one summarizes, if it does."""
+
+    @property
+    def drawn(self) -> list[float]:
+        """All its values, those of the band included."""
+        return [*self.ys, *chain.from_iterable(self.band or ())]
+
+
+def summary(name: str, xs: list[float], values: Sequence[Sequence[float]]) -> Curve:
+    """Return the median of the finite values at each x, in a band from the lowest to the highest."""
+    known = [[value for value in each if math.isfinite(value)] or [math.nan] for each in values]
+    return Curve(name, xs, [median(each) for each in known], ([*map(min, known)], [*map(max, known)]))
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Panel:
     @property
     def spans_decades(self) -> bool:
         """Whether all values are positive and the largest is at least 100 times the smallest."""
-        values = [y for curve in self.curves for y in curve.ys if math.isfinite(y)]
+        values = [y for curve in self.curves for y in curve.drawn if math.isfinite(y)]
         return not self.from_zero and bool(values) and min(values) > 0 and max(values) >= 100 * min(values)
 
 
@@ -64,26 +78,57 @@ def positions(history: Sequence[Record], against: Axis = "round") -> list[float]
     Records are numbered from 0 if rounds or epochs decrease, as in the joined histories of several trainers.
     """
     check_choice("against", against, get_args(Axis))
-    if against in ("samples", "seconds"):
-        return list(accumulate(float(record[against]) for record in history))
+    if against == "samples":
+        return list(accumulate(float(record["samples"]) for record in history))
+    if against == "seconds":
+        return list(accumulate(training_seconds(history)))
     values = [float(record[against]) for record in history]
     ascending = all(one <= other for one, other in pairwise(values))
     return values if ascending else [float(index) for index in range(len(history))]
 
 
+def training_seconds(history: Sequence[Record]) -> list[float]:
+    """Return the seconds of each round without the start-up of a fit."""
+    return [record["seconds"] - startup for record, startup in zip(history, startup_seconds(history), strict=True)]
+
+
+def training_speeds(history: Sequence[Record]) -> list[float]:
+    """Return the samples per second of each round, without the start-up of a fit."""
+    seconds = zip(history, training_seconds(history), strict=True)
+    return [
+        float(record[SPEED]) if each == record["seconds"] else per_second(record["samples"], each)
+        for record, each in seconds
+    ]
+
+
 def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
-    """Return the panels of a history: loss, each metric, speed, numbers of online fits, and loss by worker."""
+    """Return the panels of a history: loss, each metric, speed, numbers of online fits, and loss by worker.
+
+    Curves and panels without a finite value are left out, and the speed is without the start-up of a fit.
+    """
     xs = positions(history, against)
     measured = [measured_numbers(record) for record in history]
     titles = dict.fromkeys(title_of(name) for each in measured for name in each if name != LEARNING_RATE)
-    rows = [flatten(record) for record in history]
+    speeds = training_speeds(history)
+    rows = [{**flatten(record), SPEED: speed} for record, speed in zip(history, speeds, strict=True)]
     others = [(title, names) for title, names in _OTHER_PANELS.items() if any(names[0] in cells for cells in rows)]
     by_worker = worker_panel(history, against=against)
-    return [
-        *(_measured_panel(title, xs, measured) for title in titles),
-        *(Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True) for title, names in others),
-        *([by_worker] if len(by_worker.curves) > 1 else []),
+    return filled(
+        [
+            *(_measured_panel(title, xs, measured) for title in titles),
+            *(Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True) for title, names in others),
+            *([by_worker] if len(by_worker.curves) > 1 else []),
+        ]
+    )
+
+
+def filled(panels: Iterable[Panel]) -> list[Panel]:
+    """Return the panels with those curves that have a finite value, without panels that have none."""
+    kept = [
+        replace(panel, curves=[curve for curve in panel.curves if any(map(math.isfinite, curve.ys))])
+        for panel in panels
     ]
+    return [panel for panel in kept if panel.curves]
 
 
 def title_of(name: str) -> str:
@@ -98,7 +143,10 @@ def worker_panel(history: Sequence[Record], name: str = "loss", against: Axis = 
         for own in record["workers"]:
             if name in own:
                 points.setdefault(own["worker"], []).append((x, float(own[name])))
-    curves = [Curve(f"worker {worker}", *map(list, zip(*points[worker], strict=True))) for worker in sorted(points)]
+    curves = [
+        Curve(f"worker {worker}", [x for x, _ in points[worker]], [y for _, y in points[worker]])
+        for worker in sorted(points)
+    ]
     return Panel(f"{name} by worker", curves)
 
 

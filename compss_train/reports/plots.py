@@ -1,21 +1,27 @@
 """Plots of a history with matplotlib, without a display and without the global state of pyplot."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from compss_train.reports.comparison import ComparedRun, comparison_panels, grouped
-from compss_train.reports.curves import EDGES, Axis, Curve, Panel, panels, positions
+from compss_train.reports.curves import Axis, Panel, panels, positions
 from compss_train.reports.records import Record
 from compss_train.reports.timeline import KINDS, round_totals, worker_intervals
 
 COLUMNS = 2
 MAX_LEGEND_CURVES = 10
-"""Curves beyond which there is no legend."""
+"""Curves of a panel beyond which it has no legend."""
+MAX_DOTS = 40
+"""Points that are marked by dots, so that single ones are seen, too; lines of more points have none."""
+_LEGEND_CHARACTERS = 120
+"""Names of curves that fit next to each other above a figure."""
 KIND_COLORS = {"training": "#2f7ebc", "merging": "#e8862d", "waiting": "#c9ced6"}
-_PANEL_INCHES = 5.2, 3.0
+_PANEL_INCHES = 5.6, 3.0
 
 
 def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
@@ -26,22 +32,28 @@ def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
     seconds = round_totals(worker_intervals(history))
     figure, axes = _grid(len(charts) + bool(seconds))
     for ax, panel in zip(axes, charts, strict=False):
-        _draw_panel(ax, panel)
-        ax.set_xlabel(against)
+        _draw_panel(ax, panel, against)
+        if 1 < len(panel.curves) <= MAX_LEGEND_CURVES:
+            _add_legend(ax)
     if seconds:
         rows = [seconds.get(index, {}) for index in range(len(history))]
         _draw_times(axes[-1], positions(history, against), rows)
-        axes[-1].set_xlabel(against)
+        _name_axis(axes[-1], against)
     return figure
 
 
 def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Figure:
     """Return a figure with the curves of several runs; those of several seeds are a median in a band."""
-    charts = comparison_panels(grouped(runs), against)
+    groups = grouped(runs)
+    charts = comparison_panels(groups, against)
     figure, axes = _grid(len(charts))
+    colors = {group.name: f"C{number % 10}" for number, group in enumerate(groups)}
     for ax, panel in zip(axes, charts, strict=True):
-        _draw_panel(ax, panel)
-        ax.set_xlabel(against)
+        _draw_panel(ax, panel, against, colors)
+    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    columns = max(1, _LEGEND_CHARACTERS // (6 + max(map(len, colors))))
+    named = [lines[name] for name in colors if name in lines]
+    figure.legend(handles=named, loc="outside upper left", ncols=columns, fontsize="small", frameon=False)
     return figure
 
 
@@ -65,25 +77,31 @@ def _grid(number: int) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(rows, COLUMNS, index + 1) for index in range(number)]
 
 
-def _draw_panel(ax: Axes, panel: Panel) -> None:
-    marker = "o" if all(len(curve.xs) < 3 for curve in panel.curves) else None
-    lines = [curve for curve in panel.curves if not curve.name.endswith(EDGES)]
-    for curve in lines:
-        (line,) = ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.5, marker=marker)
-        low, high = (_named(panel, f"{curve.name}{edge}") for edge in EDGES)
-        if low is not None and high is not None:
-            ax.fill_between(low.xs, low.ys, high.ys, color=line.get_color(), alpha=0.2, linewidth=0)
+def _draw_panel(ax: Axes, panel: Panel, against: Axis, colors: Mapping[str, str] | None = None) -> None:
+    for curve in panel.curves:
+        points = sum(map(math.isfinite, curve.ys))
+        color = None if colors is None else colors[curve.name]
+        marker = "." if points <= MAX_DOTS else None
+        (line,) = ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.5, marker=marker, color=color)
+        if curve.band is not None:
+            ax.fill_between(curve.xs, *curve.band, color=line.get_color(), alpha=0.2, linewidth=0)
     if panel.spans_decades:
         ax.set_yscale("log")
     elif panel.from_zero:
         ax.set_ylim(bottom=0)
-    if 1 < len(lines) <= MAX_LEGEND_CURVES:
-        ax.legend(fontsize="small")
+    _name_axis(ax, against)
     _style(ax, panel.title)
 
 
-def _named(panel: Panel, name: str) -> Curve | None:
-    return next((curve for curve in panel.curves if curve.name == name), None)
+def _add_legend(ax: Axes) -> None:
+    """Add a legend beside the curves, which it would hide."""
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def _name_axis(ax: Axes, against: Axis) -> None:
+    ax.set_xlabel(against)
+    if against in ("round", "epoch"):
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _draw_times(ax: Axes, xs: list[float], seconds: list[dict[str, float]]) -> None:
@@ -91,7 +109,7 @@ def _draw_times(ax: Axes, xs: list[float], seconds: list[dict[str, float]]) -> N
     if len(xs) == 1:
         xs, heights = [xs[0] - 0.5, xs[0] + 0.5], [each * 2 for each in heights]
     ax.stackplot(xs, heights, labels=KINDS, colors=[KIND_COLORS[kind] for kind in KINDS])
-    ax.legend(fontsize="small", loc="upper left")
+    _add_legend(ax)
     _style(ax, "seconds of all workers")
 
 

@@ -54,6 +54,23 @@ def worker_intervals(history: Sequence[Record]) -> list[Interval]:
     return sorted(unsorted, key=lambda interval: interval.worker)  # stable, so times stay in order
 
 
+def startup_seconds(history: Sequence[Record]) -> list[float]:
+    """Return the seconds of each round in which no worker had started yet: in the first round of each fit."""
+    starts = zip([{}, *history], history, strict=False)
+    return [
+        _startup(record) if before.get("fit_started") != record.get("fit_started") else 0.0
+        for before, record in starts
+    ]
+
+
+def _startup(record: Record) -> float:
+    """Return the seconds until the first worker trained in the first round of a fit, of those of the record."""
+    if not _is_timed(record):
+        return 0.0
+    first = min(own["started"] for own in record["workers"] if "started" in own)
+    return float(min(max(0.0, first - record["fit_started"]), record["seconds"]))
+
+
 def totals(intervals: Iterable[Interval]) -> dict[tuple[int, int], dict[str, float]]:
     """Return the seconds of each kind, by position in the history and worker."""
     sums: dict[tuple[int, int], dict[str, float]] = {}

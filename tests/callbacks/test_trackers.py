@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from compss_train.callbacks import MLflow, Trackio, WandB
-from compss_train.callbacks.trackers import _Tracker
+from compss_train.callbacks.trackers import MOST_PARAMETERS, _Tracker
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import PLAIN_SGD as SGD
 from tests.helpers.small_fits import fit, trainer_of
@@ -41,6 +41,13 @@ def test_mlflow_has_every_round_and_the_settings(mlflow_store):
     assert run.data.params["build.optimizer.arguments.lr"] == "0.1"
     for name, values in steps.items():
         assert values == [(record["round"], record[name]) for record in trainer.history]
+
+
+def test_mlflow_has_all_of_many_settings(mlflow_store):
+    tracker = MLflow(tracking_uri=mlflow_store)
+    settings = {f"fit.option{number}": str(number) for number in range(3 * MOST_PARAMETERS + 1)}
+    tracker.run_id = tracker._start({"fit": {name.removeprefix("fit."): value for name, value in settings.items()}})
+    assert mlflow_run(mlflow_store, tracker)[0].data.params == settings
 
 
 def test_mlflow_logs_to_the_run_that_is_active_and_leaves_it_open(mlflow_store, monkeypatch):

@@ -58,8 +58,9 @@ def test_a_group_has_its_median_between_the_edges():
     panels = {panel.title: panel for panel in comparison_panels(grouped([*seeds, run("b", [9.0], lr=1)]))}
     assert list(panels) == ["loss", "val loss", "samples/s"]
     curves = {curve.name: curve for curve in panels["val loss"].curves}
-    assert list(curves) == ["0 (3 seeds)", "0 (3 seeds), lowest", "0 (3 seeds), highest", "b"]
-    assert [curve.ys for curve in curves.values()] == [[4, 1.5, 7], [3, 1, 7], [5, 2, 7], [9.0]]
+    assert list(curves) == ["0 (3 seeds)", "b"]
+    assert [curve.ys for curve in curves.values()] == [[4, 1.5, 7], [9.0]]
+    assert [curve.band for curve in curves.values()] == [([3, 1, 7], [5, 2, 7]), None]
     assert curves["0 (3 seeds)"].xs == [0, 1, 2]
 
 
@@ -88,4 +89,5 @@ def test_figures_draw_groups_as_bands():
     figure = draw_comparison([run("a", [3, 1]), run("b", [4, 2], seed=1), run("c", [5, 5], lr=1)])
     loss = figure.axes[1]
     assert (len(loss.lines), len(loss.collections)) == (2, 1)
-    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["a (2 seeds)", "c"]
+    assert all(ax.get_legend() is None for ax in figure.axes)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (2 seeds)", "c"]

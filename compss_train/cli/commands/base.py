@@ -51,10 +51,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 AXES = ("round", "epoch", "samples", "seconds")
 
 
-def add_history_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the runs or files whose histories a command uses."""
+def add_history_arguments(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add the histories that a command uses, and the file that it writes, which ``output`` describes."""
     text = "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
 
 
 def add_axis_argument(parser: argparse.ArgumentParser) -> None:

@@ -9,9 +9,8 @@ from compss_train.cli.commands.base import Command, add_axis_argument, add_histo
 
 
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    add_history_arguments(parser)
-    output = "an .html file (default: report.html next to the history; of several runs, comparison.html here)"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    where = "report.html in the folder of a run, else an .html file next to the history"
+    add_history_arguments(parser, f"an .html file (default: {where}; of several runs, comparison.html here)")
 
 
 def _run_report(options: argparse.Namespace) -> int:
@@ -22,18 +21,19 @@ def _run_report(options: argparse.Namespace) -> int:
     if len(options.runs) > 1:
         return _write_comparison(options.runs, options.output or Path("comparison.html"), "round")
     path, history = read_history(options.runs[0])
-    output = options.output or path.with_name("report.html")
+    folder = RunFolder(path.parent)
+    own = folder.configuration.exists()  # else report.html may be one of the callback Report, which knows more
+    output = options.output or (folder.report if own else path.with_suffix(".html"))
     check_parent_folder(output)
     check_name(output)
-    write(output, history, read_configuration(path.parent), status=RunFolder(path.parent).state())
+    write(output, history, read_configuration(path.parent), status=folder.state())
     print(f"{len(history)} rounds reported in {output}")
     return 0
 
 
 def _add_plot_arguments(parser: argparse.ArgumentParser) -> None:
-    add_history_arguments(parser)
-    output = "a .png, .svg or .pdf file (default: plot.png next to the history; of several runs, comparison.png)"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    where = "plot.png next to the history; of several runs, comparison.png"
+    add_history_arguments(parser, f"a .png, .svg or .pdf file (default: {where})")
     add_axis_argument(parser)
 
 
@@ -74,9 +74,7 @@ def _write_comparison(runs: Sequence[Path], output: Path, against: Any) -> int:
 
 
 def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    add_history_arguments(parser)
-    output = "also write an .html page, or a .png, .svg or .pdf image, with the curves of all runs"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    add_history_arguments(parser, "also write an .html page, or a .png, .svg or .pdf image, with all curves")
     add_axis_argument(parser)
 
 

@@ -30,7 +30,7 @@ _ENABLED = ("checkpoint", "report")
 """Keys that are true by default."""
 
 
-class HistoryFile(JsonLines):
+class _HistoryFile(JsonLines):
     """Writes the trainer's history to the run's folder as JSON lines, replacing an earlier file."""
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
@@ -40,7 +40,7 @@ class HistoryFile(JsonLines):
             self.on_round_end(trainer, record)
 
 
-class StateFile(Callback):
+class _StateFile(Callback):
     """Writes to the run's folder whether it is running, complete, stopped or failed, and the process."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -67,7 +67,7 @@ def read_output(
     Checkpoints and the report are written by default. With validation data the best checkpoint by ``val_loss`` is
     kept, unless the table of checkpoints sets ``best``.
     """
-    writers: list[Callback] = [HistoryFile(folder.history), StateFile(folder)]
+    writers: list[Callback] = [_HistoryFile(folder.history), _StateFile(folder)]
     defaults = {"checkpoint": {"best": "val_loss"}} if has_validation else {}
     keys = output_options()
     for key in table:

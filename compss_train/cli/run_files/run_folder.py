@@ -96,7 +96,7 @@ class RunFolder:
         write_atomic(self.state_file, text)
 
     def state(self) -> str | None:
-        """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped: ..."``; ``None`` if unknown.
+        """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped by ..."``; ``None`` if unknown.
 
         It is ``KILLED`` if the process that wrote ``RUNNING`` on this machine has ended.
         """

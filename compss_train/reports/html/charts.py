@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import groupby
 from typing import Any, TypeAlias
 
-from compss_train.reports.curves import EDGES, Axis, Curve, Panel
+from compss_train.reports.curves import Axis, Curve, Panel
 from compss_train.reports.formatting import number, tick
 from compss_train.reports.html.downsampling import downsample, limit_curves
 from compss_train.reports.html.scales import LARGEST, Scale, exact_scale, padded_scale
@@ -32,6 +32,8 @@ class Line:
     title: str
     path: str
     dots: str
+    band: str = ""
+    """The outline of the values that the curve summarizes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Chart:
     y_ticks: list[Tick]
     x_ticks: list[Tick]
     breaks: Sequence[str] = ()
-    """The x positions at which another fit begins."""
+    """The x positions at which another fit begins, such as a resumed one."""
     lines: Sequence[Line] = ()
     areas: Sequence[SvgPath] = ()
     script_data: dict[str, Any]
@@ -65,7 +67,7 @@ def line_chart(panel: Panel, breaks: Sequence[float] = (), against: Axis = "roun
     panel = limit_curves(panel)
     curves = [downsample(curve) for curve in panel.curves]
     x, y = _scales(panel, curves)
-    colors = _color_classes(curves)
+    colors = [f"c{number % COLORS}" for number in range(len(curves))]
     return Chart(
         title=panel.title,
         note="logarithmic" if y.logarithmic else None,
@@ -73,7 +75,7 @@ def line_chart(panel: Panel, breaks: Sequence[float] = (), against: Axis = "roun
         if len(curves) > 1
         else [],
         y_ticks=_y_ticks(y),
-        x_ticks=_x_ticks(x),
+        x_ticks=_x_ticks(x, whole=against in ("round", "epoch")),
         breaks=[_pixel(x(value)) for value in breaks],
         lines=[_line(curve, color, x, y) for curve, color in zip(curves, colors, strict=True)],
         script_data=_script_data(x, curves, against),
@@ -104,13 +106,14 @@ def _y_ticks(scale: Scale) -> list[Tick]:
     return [(_pixel(scale(value)), tick(value)) for value in scale.ticks(5)]
 
 
-def _x_ticks(scale: Scale) -> list[Tick]:
-    return [(_pixel(scale(value)), tick(value)) for value in scale.ticks(7) if value.is_integer()]
+def _x_ticks(scale: Scale, *, whole: bool = True) -> list[Tick]:
+    ticks = [value for value in scale.ticks(7) if value.is_integer() or not whole]
+    return [(_pixel(scale(value)), tick(value)) for value in ticks]
 
 
 def _scales(panel: Panel, curves: Sequence[Curve]) -> tuple[Scale, Scale]:
     xs = [x for curve in curves for x in curve.xs] or [0.0]
-    ys = (y for curve in curves for y in curve.ys)
+    ys = (y for curve in curves for y in curve.drawn)
     x = exact_scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     return x, padded_scale(ys, HEIGHT - BOTTOM, TOP, logarithmic=panel.spans_decades, from_zero=panel.from_zero)
 
@@ -120,8 +123,13 @@ def _script_data(x: Scale, curves: Sequence[Curve], over: Axis = "round") -> dic
     return {
         "x": _rounded([x.low, x.high, x.start / WIDTH, x.stop / WIDTH]),
         "over": over,
-        "curves": [{"name": curve.name, "x": _rounded(curve.xs), "y": _rounded(curve.ys)} for curve in curves],
+        "curves": [_curve_data(curve) for curve in curves],
     }
+
+
+def _curve_data(curve: Curve) -> dict[str, Any]:
+    data = {"name": curve.name, "x": _rounded(curve.xs), "y": _rounded(curve.ys)}
+    return data if curve.band is None else {**data, "low": _rounded(curve.band[0]), "high": _rounded(curve.band[1])}
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
@@ -130,27 +138,23 @@ def _rounded(values: Iterable[float]) -> list[float | None]:
 
 def _line(curve: Curve, color: str, x: Scale, y: Scale) -> Line:
     """Return the paths of a curve, which NaN interrupts."""
-    points = list(zip(curve.xs, curve.ys, strict=True))
-    segments = [list(run) for drawn, run in groupby(points, key=lambda point: abs(point[1]) < LARGEST) if drawn]
-    pixels = [[f"{_pixel(x(at))} {_pixel(y(value))}" for at, value in segment] for segment in segments]
+    pixels = _segments(curve.xs, curve.ys, x, y)
     few = sum(map(len, pixels)) <= MAX_DOTS
-    last = next((value for _, value in reversed(points) if not math.isnan(value)), math.nan)
+    last = next((value for value in reversed(curve.ys) if not math.isnan(value)), math.nan)
+    edges = [] if curve.band is None else [_segments(curve.xs, ys, x, y) for ys in curve.band]
     return Line(
         css_class=f"curve {color}",
         title=f"{curve.name}, at last {number(last)}",
         path="".join("M" + "L".join(segment) for segment in pixels),
         dots="".join(f"M{point}h0" for segment in pixels for point in segment if few or len(segment) == 1),
+        band="".join(f"M{'L'.join([*low, *reversed(high)])}z" for low, high in zip(*edges, strict=True)),
     )
 
 
-def _color_classes(curves: Iterable[Curve]) -> list[str]:
-    """Return the CSS class of each curve: its color, or the color of its median for an edge."""
-    colors: list[str] = []
-    numbers = count()
-    for curve in curves:
-        is_edge = curve.name.endswith(EDGES)
-        colors.append(f"{colors[-1].removesuffix(' edge')} edge" if is_edge else f"c{next(numbers) % COLORS}")
-    return colors
+def _segments(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> list[list[str]]:
+    """Return the pixels of each run of points that can be drawn."""
+    runs = groupby(zip(xs, ys, strict=True), key=lambda point: abs(point[1]) < LARGEST)
+    return [[f"{_pixel(x(at))} {_pixel(y(value))}" for at, value in run] for drawn, run in runs if drawn]
 
 
 def _sum(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:

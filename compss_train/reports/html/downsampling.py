@@ -2,18 +2,18 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from compss_train.reports.curves import Curve, Panel
+from compss_train.reports.curves import Curve, Panel, summary
 
 Item = TypeVar("Item")
 
 MAX_POINTS = 500
 """Points of a curve, about as many as the pixels across a chart."""
 MAX_CURVES = 8
-"""Curves of one kind in a chart; a larger number is summarized by the lowest, the median and the highest values."""
+"""Curves of one kind in a chart; a larger number is summarized by the median, the lowest and the highest values."""
 
 
 def downsample(curve: Curve) -> Curve:
@@ -22,7 +22,8 @@ def downsample(curve: Curve) -> Curve:
         return curve
     size = -(-2 * len(curve.xs) // MAX_POINTS)
     kept = [index for start in range(0, len(curve.xs), size) for index in _extremes(curve.ys, start, size)]
-    return Curve(curve.name, [curve.xs[index] for index in kept], [curve.ys[index] for index in kept])
+    xs, ys, *band = ([values[index] for index in kept] for values in (curve.xs, curve.ys, *(curve.band or ())))
+    return Curve(curve.name, xs, ys, (band[0], band[1]) if band else None)
 
 
 def _extremes(ys: Sequence[float], start: int, size: int) -> list[int]:
@@ -35,25 +36,23 @@ def _extremes(ys: Sequence[float], start: int, size: int) -> list[int]:
 
 
 def limit_curves(panel: Panel) -> Panel:
-    """Return the panel with at most ``MAX_CURVES`` curves of each kind, the others summarized."""
+    """Return the panel with at most ``MAX_CURVES`` curves of each kind, larger numbers of them as one summary."""
     kinds: dict[str, list[Curve]] = defaultdict(list)
     for curve in panel.curves:
         kinds[curve.name.partition("[")[0].partition(" ")[0]].append(curve)
     curves: list[Curve] = []
     for kind, members in kinds.items():
-        curves += members if len(members) <= MAX_CURVES else _summarize(kind, members)
-    return Panel(panel.title, curves, panel.from_zero)
+        curves += members if len(members) <= MAX_CURVES else [_summarized(kind, members)]
+    return replace(panel, curves=curves)
 
 
-def _summarize(kind: str, curves: list[Curve]) -> list[Curve]:
+def _summarized(kind: str, curves: list[Curve]) -> Curve:
     values: dict[float, list[float]] = defaultdict(list)
     for curve in curves:
         for x, y in zip(curve.xs, curve.ys, strict=True):
-            if not math.isnan(y):
-                values[x].append(y)
+            values[x].append(y)
     xs = sorted(values)
-    statistics: dict[str, Callable[[list[float]], float]] = {"median": median, "lowest": min, "highest": max}
-    return [Curve(f"{kind}, {name}", xs, [reduce(values[x]) for x in xs]) for name, reduce in statistics.items()]
+    return summary(f"{kind}, median", xs, [values[x] for x in xs])
 
 
 def every_nth(items: Sequence[Item], most: int) -> tuple[list[Item], int]:

@@ -33,39 +33,62 @@ def page(
     ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds. ``trace``
     links to the trace of a worker's round.
     """
-    return _render(
-        "page.html",
-        title=_title(configuration),
-        subtitle=_subtitle(history, configuration),
-        status=status,
-        refresh_seconds=REFRESH_SECONDS if refresh else None,
-        configuration={part: value for part, value in configuration.items() if value is not None},
-        trace=trace,
-        run=_run(history) if history else None,
+    parts = page_parts(history, configuration, status, trace=trace)
+    return whole_page(title_of_run(configuration), parts, refresh_seconds=REFRESH_SECONDS if refresh else None)
+
+
+def page_parts(
+    history: Sequence[Record],
+    configuration: Mapping[str, Any],
+    status: str | None = None,
+    *,
+    trace: str | None = None,
+) -> dict[str, str]:
+    """Return the contents of each element of the report by its id; all pages have the same ids."""
+    make = load_template("parts.html").module
+    run = _run(history) if history else None
+    known = {part: value for part, value in configuration.items() if value is not None}
+    return {
+        "head": make.head(title_of_run(configuration), status, _subtitle(history, configuration)),
+        "figures": make.figures(run),
+        "curves": make.curves(run["charts"], "round") if run else "",
+        "workers": make.workers(run, trace) if run else "",
+        "rounds": make.rows("Rounds", run["rounds"]) if run else "",
+        "configuration": make.configuration(known) if known else "",
+    }
+
+
+def whole_page(
+    title: str, parts: Mapping[str, str], *, refresh_seconds: float | None = None, version: int | None = None
+) -> str:
+    """Return a page with these parts; with a ``version`` it asks its server for parts that are newer."""
+    text: str = load_template("page.html").render(
+        title=title,
+        head=parts["head"],
+        parts={name: part for name, part in parts.items() if name != "head"},
+        refresh_seconds=refresh_seconds,
+        version=version,
+        style=_resource("style.css"),
+        script=_resource("script.js"),
+        live_script=_resource("live.js"),
     )
+    return text
 
 
 def comparison_page(runs: Sequence[ComparedRun], against: Axis = "round") -> str:
     """Return a page that compares runs, as HTML that needs no other file."""
+    make = load_template("parts.html").module
     rows = comparison_table(runs)
     headings = list(dict.fromkeys(name for row in rows for name in row))
-    compared = comparison_panels(grouped(runs), against)
-    return _render(
-        "comparison.html",
-        title=f"{len(runs)} runs",
-        subtitle=" · ".join(run.name for run in runs),
-        status=None,
-        refresh_seconds=None,
-        runs=Table(headings, [[row.get(name, MISSING) for name in headings] for row in rows]),
-        against=against,
-        charts=[charts.line_chart(panel, against=against) for panel in compared],
-    )
-
-
-def _render(name: str, **values: Any) -> str:
-    style, script = _resource("style.css"), _resource("script.js")
-    text: str = load_template(name).render(style=style, script=script, **values)
-    return text
+    table = Table(headings, [[row.get(name, MISSING) for name in headings] for row in rows])
+    compared = [charts.line_chart(panel, against=against) for panel in comparison_panels(grouped(runs), against)]
+    title = f"{len(runs)} runs"
+    parts = {
+        "head": make.head(title, None, " · ".join(run.name for run in runs)),
+        "runs": make.rows("Runs", table),
+        "curves": make.curves(compared, against),
+    }
+    return whole_page(title, parts)
 
 
 @cache
@@ -97,7 +120,8 @@ def _resource(name: str) -> str:
     return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _title(configuration: Mapping[str, Any]) -> str:
+def title_of_run(configuration: Mapping[str, Any]) -> str:
+    """Return the title of a report."""
     net = str((configuration.get("build") or {}).get("net", "")).partition("(")[0].strip()
     return f"Training of {net}" if net else "Training"
 

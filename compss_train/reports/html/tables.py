@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from compss_train.reports.curves import LEARNING_RATE
+from compss_train.reports.curves import LEARNING_RATE, training_seconds, training_speeds
 from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
 from compss_train.reports.html.downsampling import every_nth
 from compss_train.reports.records import Record, Row, best_value, measured_numbers
-from compss_train.reports.timeline import KINDS, Interval, round_rows, worker_rows
+from compss_train.reports.timeline import KINDS, Interval, round_rows, startup_seconds, worker_rows
 
 MAX_ROWS = 400
 """Rows of the table of rounds."""
@@ -113,12 +113,14 @@ def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], Cell]
 
 def key_figures(history: Sequence[Record], intervals: Sequence[Interval]) -> Iterator[KeyFigure]:
     """Iterate over the key figures of a history that is not empty."""
-    samples, seconds = (sum(record[name] for record in history) for name in ("samples", "seconds"))
-    best = max(record["samples_per_second"] for record in history)
+    samples, seconds = sum(record["samples"] for record in history), sum(training_seconds(history))
+    best, startup = max(training_speeds(history)), sum(startup_seconds(history))
     epochs = history[-1]["epoch"]
     yield KeyFigure("rounds", f"{len(history):,}", f"{epochs:,} epoch{'s' * (epochs > 1)}" if epochs else None)
-    yield KeyFigure("time", duration(seconds), f"{samples:,} samples")
-    yield KeyFigure("samples/s", speed(samples / seconds) if seconds else "", f"best round {speed(best)}")
+    yield KeyFigure("time", duration(seconds), f"after {duration(startup)} of start-up" if startup else None)
+    yield KeyFigure(
+        "samples/s", speed(samples / seconds) if seconds else "", f"best round {speed(best)}, {samples:,} samples"
+    )
     names = dict.fromkeys(name for record in history for name in measured_numbers(record))
     for name in [name for name in names if name != LEARNING_RATE and "[" not in name][:MAX_MEASURED]:
         yield _measured(name, history)

@@ -90,9 +90,9 @@ def test_a_report_that_is_written_again_is_the_same(fitted, command):
 def test_states_of_runs_are_known_and_kept_by_reports(fitted, command):
     folder = RunFolder(fitted)
     assert folder.state() == "complete"
-    folder.write_state("stopped: Ctrl-C")
+    folder.write_state("stopped by Ctrl-C")
     command("report", fitted)
-    assert "stopped: Ctrl-C" in (fitted / "report.html").read_text()
+    assert "stopped by Ctrl-C" in (fitted / "report.html").read_text()
     folder.write_state(RUNNING)
     assert folder.state() == RUNNING
     ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -21,7 +21,7 @@ function nearestIndex(xs, x) {
   return best;
 }
 
-for (const chart of document.querySelectorAll(".chart")) {
+function prepareChart(chart) {
   const picture = chart.querySelector("svg"), data = JSON.parse(chart.querySelector("script").textContent);
   const [low, high, left, right] = data.x;
   const cursor = chart.appendChild(document.createElement("div"));
@@ -35,7 +35,8 @@ for (const chart of document.querySelectorAll(".chart")) {
     const lines = data.curves.filter((curve) => curve.x.length).map((curve) => {
       const index = nearestIndex(curve.x, at), value = curve.y[index];
       const where = curve.x[index] === at ? "" : ` (${data.over} ${curve.x[index]})`;
-      return `${curve.name}: ${value === null ? "NaN" : value}${where}`;
+      const band = curve.low ? `, ${curve.low[index]} to ${curve.high[index]}` : "";
+      return `${curve.name}: ${value === null ? "NaN" : value}${band}${where}`;
     });
     showTip(event, [`${data.over} ${at}`, ...lines].join("\n"));
     cursor.hidden = false;
@@ -64,7 +65,8 @@ function intervalAt(lane, position) {
   return null;
 }
 
-for (const timeline of document.querySelectorAll(".timeline")) {
+// Makes a timeline zoomable; `zoomed` is what `dataset.zoom` of an earlier one was.
+function prepareTimeline(timeline, zoomed) {
   const zoomable = timeline.querySelector(".zoomable"), picture = zoomable.querySelector("svg");
   const ticks = zoomable.querySelector(".ticks"), lanes = [...picture.querySelectorAll(".lane")];
   const whole = Number(timeline.dataset.seconds), height = picture.viewBox.baseVal.height;
@@ -82,6 +84,7 @@ for (const timeline of document.querySelectorAll(".timeline")) {
     [from, to] = [start, Math.max(stop, start + 20)];
     picture.setAttribute("viewBox", `${from} 0 ${to - from} ${height}`);
     const low = from / UNITS * whole, high = to / UNITS * whole, rough = (high - low) / 8;
+    timeline.dataset.zoom = to - from < UNITS ? JSON.stringify([low, high]) : "";
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough * 0.999);
     ticks.replaceChildren();
@@ -114,4 +117,12 @@ for (const timeline of document.querySelectorAll(".timeline")) {
     showTip(event, `${lane.dataset.name}${doing}\nat ${seconds(position / UNITS * whole)}`);
   });
   picture.addEventListener("pointerleave", (event) => showTip(event, ""));
+  if (zoomed) zoom(...JSON.parse(zoomed).map((each) => each / whole * UNITS));
 }
+
+function prepare(root, zoomed = "") {
+  root.querySelectorAll(".chart").forEach(prepareChart);
+  root.querySelectorAll(".timeline").forEach((timeline) => prepareTimeline(timeline, zoomed));
+}
+
+prepare(document);
