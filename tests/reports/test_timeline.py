@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.reports.timeline import KINDS, round_totals, totals, worker_intervals
-from tests.helpers.histories import SECONDS, histories, numbered, online_record
+from compss_train.reports.curves import training_seconds, training_speeds
+from compss_train.reports.timeline import KINDS, round_totals, startup_seconds, totals, worker_intervals
+from tests.helpers.histories import SECONDS, histories, numbered, online_record, steady_run
 
 
 def by_worker_and_fit(history):
@@ -134,3 +135,18 @@ def test_records_without_times_have_no_intervals():
     old = {"round": 0, "epoch": 1, "loss": 0.5, "workers": [{"worker": 0, "seconds": 1.0}]}
     assert worker_intervals([old, online_record()]) == []
     assert worker_intervals([]) == []
+
+
+def test_startup_is_until_the_first_worker_trains_in_the_first_round_of_each_fit():
+    history = [*steady_run(3, 2), *({**record, "fit_started": 999.9} for record in steady_run(2, 2))]
+    startup = startup_seconds(history)  # both fits train from 1000, with records of 0.8 s
+    assert startup == [0.8, 0.0, 0.0, pytest.approx(0.1), 0.0]
+    assert training_seconds(history) == [0.0, 0.8, 0.8, pytest.approx(0.7), 0.8]
+    assert training_speeds(history)[1:] == [250.0, 250.0, pytest.approx(200 / 0.7), 250.0]
+    assert startup_seconds([online_record()]) == [0.0]
+
+
+@given(histories())
+def test_startup_is_a_part_of_the_record(history):
+    pairs = zip(startup_seconds(history), history, strict=True)
+    assert all(0.0 <= startup <= record["seconds"] for startup, record in pairs)

@@ -14,8 +14,16 @@ def test_runs_and_histories_are_reported(run_file, fitted, command, tmp_path):
     assert command("report", fitted).out == f"3 rounds reported in {page}\n"
     assert "momentum" in page.read_text()  # the configuration is known
     assert json.loads((fitted / "configuration.json").read_text())["trainer"]["seed"] == 3
+    assert "File" not in "".join(json.loads((fitted / "configuration.json").read_text())["fit"]["callbacks"])
     command("report", fitted / "history.jsonl", "-o", "page.html")
     assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_what_the_callback_report_has_written_stays(fitted, command, tmp_path):
+    (fitted / "history.jsonl").rename(tmp_path / "history.jsonl")
+    (tmp_path / "report.html").write_text("of the callback")
+    assert command("report", tmp_path).out == f"3 rounds reported in {tmp_path / 'history.html'}\n"
+    assert (tmp_path / "report.html").read_text() == "of the callback"
 
 
 def test_invalid_names_of_reports_are_an_error_and_leave_nothing(fitted, command, tmp_path):
