@@ -47,7 +47,7 @@ def test_the_site_has_every_public_name_with_what_it_inherits(site):
     assert [name for name in NAMES if name.rpartition(".")[2] not in anchors] == []
     for method in ("fit", "build", "evaluate", "fit_online", "restore", "fit_synchronous_with_GPU"):
         assert f'id="compss_train.DistributedTrainer.{method}"' in reference
-    assert "<strong>Parameters:" in reference
+    assert re.search(r"doc-section-title\">\s*Parameters:", reference)
 
 
 def test_the_site_has_the_tutorials_with_what_they_draw(site):
