@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -194,6 +195,7 @@ def import_pyarrow(module: str = "pyarrow") -> Any:
     return import_optional(module, extra="arrow", needed_by="tables (Parquet, Arrow, CSV)", package="pyarrow")
 
 
+@cache  # of a few types, asked for each of many columns
 def is_text(kind: Any) -> bool:
     """Return whether columns of this type are strings, or categories, whatever their values are."""
     types = import_pyarrow().types
@@ -201,6 +203,7 @@ def is_text(kind: Any) -> bool:
     return any(is_kind(kind) for is_kind in accepted)
 
 
+@cache
 def _is_number(kind: Any) -> bool:
     types = import_pyarrow().types
     return any(is_kind(kind) for is_kind in (types.is_boolean, types.is_integer, types.is_floating))
@@ -217,11 +220,13 @@ def _classes_in(table: Table, name: str) -> tuple[Any, ...]:
     return find_classes(name, column.unique().to_pylist())
 
 
+@cache
 def _is_list_of_any_length(kind: Any) -> bool:
     types = import_pyarrow().types
     return any(is_kind(kind) for is_kind in (types.is_list, types.is_large_list))
 
 
+@cache
 def _unnested(kind: Any) -> tuple[Any, tuple[int, ...]]:
     """Return the type of the values in lists of a fixed size, and the shape that these lists have."""
     types, shape = import_pyarrow().types, []
