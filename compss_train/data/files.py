@@ -227,6 +227,8 @@ class FileDataset:
         if files_len is not None:
             files_len = {path: files_len[name] for name, path in paths.items() if name in files_len}
         options: dict[str, Any] = {"keys": self.keys, "on_bad_file": self.on_bad_file, "threads": self.threads}
+        if reader is None:
+            options["classes"] = self.classes or None
         dataset = FileDataset(dict.fromkeys(paths.values()), reader or self.reader, files_len, **options)
         dataset.cache = self.cache
         return dataset
