@@ -31,7 +31,7 @@ def check_positive(name: str, value: Any) -> float:
 
 def check_at_least_0(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
         raise ValueError(f"{name}={value!r}: give a number of at least 0")
     return float(value)
 

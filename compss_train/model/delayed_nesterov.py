@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_at_least_0
 from compss_train.model import parameters as params
 from compss_train.model.compression import CompressedChange, Contribution
 from compss_train.model.parameters import Count, MergedParameters, Parameters
@@ -33,7 +34,8 @@ class DelayedNesterov:
     def of(cls, spec: object) -> Self:
         """Return the optimizer that a dict of ``outer_optimizer=`` describes.
 
-        Raises ``ValueError`` for other optimizers, and for momentum without ``nesterov``.
+        Raises ``ValueError`` for other optimizers, momentum without ``nesterov``, and values that are no numbers of
+        at least 0.
         """
         if not isinstance(spec, Mapping) or spec.get("optimizer") != "sgd" or set(spec) - _ACCEPTED:
             raise ValueError(
@@ -43,7 +45,7 @@ class DelayedNesterov:
             )
         if spec.get("momentum") and spec.get("nesterov") is not True:
             raise ValueError('merge="commutative" has Nesterov momentum only: add "nesterov": True')
-        return cls(spec["lr"], spec.get("momentum", 0.0))
+        return cls(check_at_least_0("lr", spec["lr"]), check_at_least_0("momentum", spec.get("momentum", 0.0)))
 
     def starting(self, initial: Parameters, saved: Mapping[str, Any] | None) -> Parameters:
         """Return initial parameters that continue with a saved state, unless it is that of another optimizer."""

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from compss_train import SerialEngine
 from compss_train.exceptions import DivergedError
@@ -147,6 +148,7 @@ def test_a_step_that_diverges_is_an_error():
         ({"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}, "whose options are lr, momentum and nesterov"),
         (list, "plain SGD or delayed Nesterov"),
         ({"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}, 'Nesterov momentum only: add "nesterov": True'),
+        ({"optimizer": "sgd", "lr": torch.tensor(0.7)}, "give a number of at least 0"),
     ],
     ids=named,
 )

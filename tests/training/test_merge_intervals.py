@@ -3,6 +3,7 @@
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 
 from compss_train.training import PostLocal, Quadratic
@@ -18,6 +19,7 @@ def test_post_local_sgd_merges_after_every_batch_until_an_epoch():
 def test_the_quadratic_rule_merges_more_rarely_as_the_learning_rate_falls():
     rule = Quadratic(lr=0.8, growth=0.2, least=2, schedule=lambda epoch: 0.5**epoch)
     assert [rule(epoch) for epoch in range(6)] == [2, 2, 2, 4, 16, 64]
+    assert Quadratic(lr=np.float32(0.5), growth=np.float64(1))(0) == 4
     assert Quadratic(lr=0.1, growth=0.3)(7) == 8  # 0.3 / 0.1 is a little less than 3
     assert Quadratic(lr=0.1, growth=0.4, schedule=lambda epoch: min(epoch, 2) / 2, warm_up=2)(0) == 16
 
