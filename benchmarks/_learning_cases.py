@@ -27,7 +27,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "merge": "commutative",
         "merge_every": 9,
         "merge_unit": "batches",
-        "outer_optimizer": NESTEROV,
     },
     "plain merges": {"batch_size": 100, "merge_every": 75, "merge_unit": "batches"},
     "post-local": {
