@@ -24,7 +24,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.several_optimizers import make_optimizer
 from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
-from compss_train.training.worker.batches import PlacedBatch, batches_in_epoch, placed_batches
+from compss_train.training.worker.batches import Batch, PlacedBatch, batches_in_epoch, placed_batches
 from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.callback_runner import CallbackRunner
 from compss_train.training.worker.callbacks import WorkerContext
@@ -96,82 +96,113 @@ def train(
     heartbeat.describe(f"{shard.name}, which compiles its network," if training_spec.compile else shard.name)
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
-        replica = training_spec.replica(parameters, device, training=True)
-        restore_buffers(replica.training_spec.net, state.buffers, device)
-        optimizer = _starting_optimizer(replica, state.optimizer, moments, shard.options.optimizer_state)
-        accumulator = MetricAccumulator(replica.training_spec.measures)
-        stepper = OptimizerStepper(
-            replica, optimizer, check_outputs=shard.check_outputs, batches=state.batches, scaler=state.scaler
-        )
-        context = WorkerContext(
-            worker=shard.worker, round=shard.round, model=replica.training_spec.net, optimizer=optimizer
-        )
-        callbacks = CallbackRunner(shard.callbacks, context, accumulator, state.callbacks)
-        source = source_of(shard, xs, others)
-        buffer = CarriedBuffer(state.buffer)
-        placed = placed_batches(shard, source, replica.columns_device, buffer, training_spec.samples)
-        callbacks.round_start(shard.samples)
-        with (
-            Tracer(device, wanted=shard.traced) as tracer,
-            prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches,
-        ):
-            drawn = _learn(batches, stepper, replica, accumulator, shard, callbacks, tracer)
-        callbacks.round_end(drawn)
-        sums = {**accumulator.sums(), **source.measured(), **stepper.warnings, **tracer.measured()}
-        if training_spec.samples is not None and training_spec.samples.is_stream:
-            sums["left_out"] = max(0, shard.samples - drawn)
-            sums["given"] = drawn
-        else:
-            sums["given"] = _given(shard, drawn, sums.get("left_out", 0))
-        if stepper.weightless:
-            sums["weightless"] = stepper.weightless
-        trained = params.from_module(replica.training_spec.net)
-        _check_finite(sums, trained, shard.name, training_spec.step_options.on_nan)
-        _check_scale(stepper.scaler.get_scale(), shard.name)
-        averaged = shard.options.optimizer_state == "average"
-        result = {**trained, **moments_of(optimizer)} if averaged else trained
-        sent, error = _compressed(training_spec, shard, {**parameters, **(moments or {})}, result, state, sums)
-        sums["change"] = params.squared_distance(parameters, sent, training_spec.names.distinct_weights)
-        saved = None if averaged else to_cpu(optimizer.state_dict())
-        own = changed_buffers(replica.training_spec.net, training_spec.net)
-        after = WorkerState(
-            optimizer=saved,
-            random=RandomState.capture(device),
-            buffer=buffer.after,
-            error=error,
-            batches=stepper.batches,
-            buffers=own,
-            scaler=stepper.scaler.state_dict() or None,
-            callbacks=callbacks.states(),
-        )
+        part = _WorkerRound(training_spec, parameters, state, shard, device, moments)
+        sums = part.train(xs, others)
+        sent, after = part.result(sums)
         return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
 
 
-def _learn(
-    batches: Iterable[PlacedBatch],
-    stepper: OptimizerStepper,
-    replica: ModelReplica,
-    accumulator: MetricAccumulator,
-    shard: Shard,
-    callbacks: CallbackRunner,
-    tracer: Tracer,
-) -> int:
-    """Train on the batches, and return the number of their samples."""
-    drawn = 0
-    for epoch, epoch_batches in groupby(batches, lambda placed: placed[0].epoch):
-        changes = _hyperparameter_changes(shard, epoch)
-        for number, (_, batch) in enumerate(epoch_batches):
-            if number in changes:
-                stepper.set_hyperparameters(changes[number])
-            with tracer.batch(stepper.batches):
-                callbacks.batch_start(batch, epoch, stepper.batches)
-                with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-                    result = stepper.learn(batch, accumulator, epoch)
-                callbacks.batch_end(batch, result)
-            drawn += batch.samples
-            heartbeat.beat(batch.samples)
-        stepper.finish()
-    return drawn
+class _WorkerRound:
+    """A worker's part of a round: its copy of the model, and what trains it."""
+
+    def __init__(
+        self,
+        training_spec: TrainingSpec,
+        parameters: Parameters,
+        state: WorkerState,
+        shard: Shard,
+        device: str,
+        moments: Parameters | None,
+    ) -> None:
+        self._spec, self._state, self._shard, self._device = training_spec, state, shard, device
+        self._before = {**parameters, **(moments or {})}
+        self._replica = training_spec.replica(parameters, device, training=True)
+        self._net = self._replica.training_spec.net
+        restore_buffers(self._net, state.buffers, device)
+        self._optimizer = _starting_optimizer(
+            self._replica, state.optimizer, moments, shard.options.optimizer_state
+        )
+        self._accumulator = MetricAccumulator(self._replica.training_spec.measures)
+        self._stepper = OptimizerStepper(
+            self._replica,
+            self._optimizer,
+            check_outputs=shard.check_outputs,
+            batches=state.batches,
+            scaler=state.scaler,
+        )
+        context = WorkerContext(worker=shard.worker, round=shard.round, model=self._net, optimizer=self._optimizer)
+        self._callbacks = CallbackRunner(shard.callbacks, context, self._accumulator, state.callbacks)
+        self._buffer = CarriedBuffer(state.buffer)
+
+    def train(self, xs: Sequence[Block] | FilePart, others: Sequence[Block]) -> dict[str, Any]:
+        """Train on the batches, and return the measurements but the change."""
+        shard, replica = self._shard, self._replica
+        source = source_of(shard, xs, others)
+        placed = placed_batches(shard, source, replica.columns_device, self._buffer, self._spec.samples)
+        self._callbacks.round_start(shard.samples)
+        with (
+            Tracer(self._device, wanted=shard.traced) as tracer,
+            prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches,
+        ):
+            drawn = self._learn(batches, tracer)
+        self._callbacks.round_end(drawn)
+        sums = {
+            **self._accumulator.sums(),
+            **source.measured(),
+            **self._stepper.warnings,
+            **tracer.measured(),
+        }
+        if self._stepper.weightless:
+            sums["weightless"] = self._stepper.weightless
+        return {**sums, **self._given(drawn, sums.get("left_out", 0))}
+
+    def _learn(self, batches: Iterable[PlacedBatch], tracer: Tracer) -> int:
+        """Train on the batches, and return the number of their samples."""
+        drawn = 0
+        for epoch, epoch_batches in groupby(batches, lambda placed: placed[0].epoch):
+            changes = _hyperparameter_changes(self._shard, epoch)
+            for number, (_, batch) in enumerate(epoch_batches):
+                if number in changes:
+                    self._stepper.set_hyperparameters(changes[number])
+                with tracer.batch(self._stepper.batches):
+                    self._learn_batch(batch, epoch)
+                drawn += batch.samples
+                heartbeat.beat(batch.samples)
+            self._stepper.finish()
+        return drawn
+
+    def _learn_batch(self, batch: Batch, epoch: int) -> None:
+        self._callbacks.batch_start(batch, epoch, self._stepper.batches)
+        with self._replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+            result = self._stepper.learn(batch, self._accumulator, epoch)
+        self._callbacks.batch_end(batch, result)
+
+    def _given(self, drawn: int, left_out: int) -> dict[str, int]:
+        """Return the number of samples that the worker was to train, and of those that a stream lacked."""
+        samples, shard = self._spec.samples, self._shard
+        if samples is not None and samples.is_stream:
+            return {"given": drawn, "left_out": max(0, shard.samples - drawn)}
+        return {"given": _given(shard, drawn, left_out)}
+
+    def result(self, sums: dict[str, Any]) -> tuple[Contribution, WorkerState]:
+        """Return what goes to the merge, and the new state; add the ``change`` to the measurements."""
+        trained = params.from_module(self._net)
+        _check_finite(sums, trained, self._shard.name, self._spec.step_options.on_nan)
+        _check_scale(self._stepper.scaler.get_scale(), self._shard.name)
+        averaged = self._shard.options.optimizer_state == "average"
+        whole = {**trained, **moments_of(self._optimizer)} if averaged else trained
+        sent, error = _compressed(self._spec, self._shard, self._before, whole, self._state, sums)
+        sums["change"] = params.squared_distance(self._before, sent, self._spec.names.distinct_weights)
+        return sent, WorkerState(
+            optimizer=None if averaged else to_cpu(self._optimizer.state_dict()),
+            random=RandomState.capture(self._device),
+            buffer=self._buffer.after,
+            error=error,
+            batches=self._stepper.batches,
+            buffers=changed_buffers(self._net, self._spec.net),
+            scaler=self._stepper.scaler.state_dict() or None,
+            callbacks=self._callbacks.states(),
+        )
 
 
 def _compressed(
