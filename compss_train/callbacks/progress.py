@@ -70,10 +70,8 @@ class ProgressBar(_Progress):
         super().on_fit_start(trainer, total_samples)
         self._pending = None
         self._rounds_are_epochs = trainer.configuration["fit"].get("merge_unit") == "epochs"
-        workers = f"{trainer.num_workers} worker{'s' * (trainer.num_workers > 1)}"
-        self._bar = tqdm(
-            total=total_samples, desc=f"starting {workers}", unit=" samples", unit_scale=True, file=self._file
-        )
+        text = f"starting {_workers(trainer)}"
+        self._bar = tqdm(total=total_samples, desc=text, unit=" samples", unit_scale=True, file=self._file)
         self._mover = _Mover(self._bar, trainer.trained_samples)
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
@@ -157,7 +155,13 @@ class _Mover(Closable):
 
 
 class RoundLines(_Progress):
-    """Prints a line per round, by default on standard error; suited to log files."""
+    """Prints a line per round, by default on standard error, and first that workers start; suited to log files."""
+
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+        """Print that workers are starting, which may take seconds."""
+        super().on_fit_start(trainer, total_samples)
+        if total_samples != 0:
+            self._print(f"starting {_workers(trainer)}")
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Print the line."""
@@ -181,6 +185,10 @@ def _shows_bars() -> bool:
     with suppress(OSError):  # pseudo-terminals of tests and editors
         return os.get_terminal_size(sys.stderr.fileno()).columns > 0
     return True
+
+
+def _workers(trainer: TrainerProtocol) -> str:
+    return f"{trainer.num_workers} worker{'s' * (trainer.num_workers > 1)}"
 
 
 def _line(record: dict[str, Any]) -> str:

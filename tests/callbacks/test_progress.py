@@ -96,7 +96,8 @@ def test_after_ctrl_c_one_line_says_which_round_is_left(monkeypatch):
 
 def test_other_streams_show_a_line_per_round(monkeypatch):
     trainer, text = shown(monkeypatch, io.StringIO())
-    lines = text.splitlines()
+    first, *lines = text.splitlines()
+    assert first == "starting 3 workers"
     assert len(lines) == 3
     for number, (line, record) in enumerate(zip(lines, trainer.history, strict=True)):
         assert line.startswith(f"round {number}, epoch {number + 1}, loss {record['loss']:.4f}, accuracy ")
@@ -141,7 +142,8 @@ def test_a_resumed_fit_shows_the_remaining_samples(monkeypatch, tmp_path):
     assert text.startswith(f"{message}\n")
     assert "114/114" in text.split("\r")[-1]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path)
-    assert [line.split(",")[0] for line in lines.splitlines()] == [message, "round 1", "round 2"]
+    begins = [line.split(",")[0] for line in lines.splitlines()]
+    assert begins == [message, "starting 3 workers", "round 1", "round 2"]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path, num_epochs=1)
     assert lines == f"{message}; nothing is left to train, raise num_epochs to train on\n"
 
