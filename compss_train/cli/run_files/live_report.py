@@ -13,7 +13,7 @@ from compss_train.exceptions import BadFileError
 from compss_train.reports.history import History
 from compss_train.reports.html.page import page_parts, title_of_run, whole_page
 
-MAX_SHARE = 0.02
+MAX_SHARE = 0.01
 """Largest share of the time for making reports, as the run may be on the same machine."""
 
 

@@ -54,7 +54,7 @@ def test_a_run_that_starts_again_is_followed(folder):
     assert live.changes(0)[1] == page_parts(ROUNDS[:2], CONFIGURATION, RUNNING)
 
 
-def test_files_are_read_again_after_fifty_times_the_seconds_that_it_took(folder, monkeypatch):
+def test_files_are_read_again_after_many_times_the_seconds_that_it_took(folder, monkeypatch):
     monkeypatch.setattr("compss_train.cli.run_files.live_report.MAX_SHARE", 1e-9)
     live = LiveReport(folder.path)
     write_rounds(folder, 1)
