@@ -107,7 +107,8 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert told["versions"]["torch"] == torch.__version__
     trainer.build(mlp(), SGD, nn.CrossEntropyLoss(), "accuracy", transform=torch.relu)
     built = strict(trainer.configuration)["build"]
-    assert {each.name for each in (*fields(TrainingSpec), *fields(StepOptions))} - {"step_options"} <= built.keys()
+    given = {each.name for each in (*fields(TrainingSpec), *fields(StepOptions)) if each.repr}
+    assert given - {"step_options"} <= built.keys()
     assert built["net"] == str(mlp())
     assert built["parameters"] == 16 * 6 + 16 + 3 * 16 + 3
     assert built["optimizer"] == {"torch_class": "torch.optim.sgd.SGD", "arguments": {"lr": 0.05, "momentum": 0.9}}
