@@ -153,7 +153,7 @@ def loss(output, target):
         ({"optimizer": lambda _: None}, TypeError, "returned a NoneType"),
         ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "uses other parameters than those"),
         ({"metric": "f1"}, ValueError, "unknown metric 'f1'; choose one of"),
-        ({"precision": "fp16"}, ValueError, "precision='fp16': choose one of 'fp32', 'bf16'"),
+        ({"precision": "fp8"}, ValueError, "precision='fp8': choose one of 'fp32', 'bf16', 'fp16'"),
         ({"memory_format": "nhwc"}, ValueError, "choose one of 'contiguous', 'channels_last'"),
         ({"num_gpu": -1}, ValueError, "num_gpu=-1"),
         ({"clip_norm": 0}, ValueError, "clip_norm=0: give a number above 0, or None"),
@@ -234,13 +234,6 @@ def test_validation_data_that_are_no_pair_are_refused(trainer, value):
 def test_callbacks_that_are_no_list_are_refused(trainer, value):
     with pytest.raises(TypeError, match=r"callbacks=.*: give a list of callbacks"):
         trainer.fit(X, Y, **GOOD, callbacks=value)
-
-
-@pytest.mark.parametrize("kind", [TensorDataset, lambda *parts: DataLoader(TensorDataset(*parts))])
-def test_torchs_own_data_are_told_what_to_give(trainer, kind):
-    data = kind(torch.as_tensor(X), torch.as_tensor(Y))
-    with pytest.raises(TypeError, match=r"a \w+ cannot be cut into blocks; give its arrays or tensors as x and y"):
-        trainer.fit(data, **GOOD)
 
 
 @pytest.mark.parametrize(

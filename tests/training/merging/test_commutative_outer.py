@@ -117,7 +117,7 @@ def test_nothing_is_left_in_the_engine(shared_local):
     [
         ({"outer_optimizer": {"optimizer": "adam", "lr": 0.1}}, 'outer_optimizer=.*take merge="synchronous"'),
         ({"outer_optimizer": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}}, 'add "nesterov": True'),
-        ({"outer_optimizer": {"optimizer": "sgd", "lr": -1.0}}, "Invalid learning rate: -1.0"),
+        ({"outer_optimizer": {"optimizer": "sgd", "lr": -1.0}}, "lr=-1.0: give a number of at least 0"),
         ({"outer_optimizer": {"optimizer": "sgd"}}, "needs a learning rate"),
         ({"outer_optimizer": NESTEROV, "rule": "halving"}, "rule='halving' has no outer optimizer"),
     ],
