@@ -42,7 +42,11 @@ def step(model, batch, context):
     return {"loss": context.loss(output, y), "number": context.number, "output": output}
 
 
-@pytest.mark.parametrize("options", [{}, {"training_step": step}, {"precision": "bf16", "accumulate": 2}], ids=lambda options: ", ".join(options) or "plain")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"training_step": step}, {"precision": "bf16", "accumulate": 2}],
+    ids=lambda options: ", ".join(options) or "plain",
+)
 def test_a_compiled_fit_is_the_plain_one(options):
     """Two rounds, three workers, seven blocks, with dropout and BatchNorm; also evaluated and predicted."""
     plain, compiled = (trainer_of(compile=value, **options) for value in (False, EAGER))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, NotBuiltError, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
