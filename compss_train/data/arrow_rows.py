@@ -95,6 +95,8 @@ def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | No
     """Return a reader of a data set; ``None`` if that has to make the samples: images, texts, transforms."""
     if dataset.format["type"] == "custom":
         return None
+    if dataset._indices is not None and any(column.null_count for column in dataset.data.table.columns):
+        dataset = dataset.flatten_indices()  # rows that were left out may lack values
     rows, schema = ArrowRows(dataset, roles, floats), dataset.data.table.schema
     return rows if all(_is_numeric(schema.field(name).type) for name in rows.names) else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -225,7 +226,10 @@ class FileDataset:
         """Return a data set of the same files with another reader, or other numbers of samples."""
         paths = {name: self._blocks[name].path for name in self.files}
         if files_len is not None:
-            files_len = {path: files_len[name] for name, path in paths.items() if name in files_len}
+            lengths: Counter[str] = Counter()  # blocks of one file have one path
+            for name in files_len.keys() & paths.keys():
+                lengths[paths[name]] += files_len[name]
+            files_len = lengths
         options: dict[str, Any] = {"keys": self.keys, "on_bad_file": self.on_bad_file, "threads": self.threads}
         if reader is None:
             options["classes"] = self.classes or None

@@ -91,7 +91,7 @@ class FilePart:
     """The files that the next task needs first, which are read ahead into the cache."""
 
     def cache_entry(self, file: int) -> CacheEntry | None:
-        """Return the place of a file in the cache; ``None`` without one, or if the file is larger than it.
+        """Return the place of a file in the cache; ``None`` without one, or if the file cannot be kept in it.
 
         Raises ``BadFileError`` if there is no such file.
         """
@@ -101,6 +101,8 @@ class FilePart:
         start, _ = self.within.get(file, (0, rows))
         with bad_file_errors(path):
             stamp = self.reader.stamp(path, start, start + rows)
+        if not stamp:  # the store of the file has nothing that changes with it
+            return None
         name = f"{path}#{start}" if file in self.within else path
         return self.cache.entry(name, stamp, self.reader_id, rows, self.layout)
 

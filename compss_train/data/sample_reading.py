@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Subset
 
 from compss_train.data.block_passes import Place
 from compss_train.data.collation import Roles, collate_pairs, stacked
@@ -92,7 +93,17 @@ class MapReader(SampleReader):
 
     def read_first(self) -> ReadBatch:
         """Return a batch of the first sample, read by a copy: data sets may open files that cannot be pickled."""
-        return SampleReader.read_first(MapReader(copy.copy(self._dataset), self._roles, self._collate))
+        return SampleReader.read_first(MapReader(_own(self._dataset), self._roles, self._collate))
+
+
+def _own(dataset: Any) -> Any:
+    """Return a shallow copy of a data set, and of those that it consists of."""
+    own = copy.copy(dataset)
+    if isinstance(own, Subset):
+        own.dataset = _own(own.dataset)
+    elif isinstance(own, ConcatDataset):
+        own.datasets = [_own(part) for part in own.datasets]
+    return own
 
 
 def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None) -> tuple[Any, Any]:

@@ -25,6 +25,7 @@ class _Iteration:
     """One pass over a shard."""
 
     seed: int
+    epoch: int
     worker: torch_worker.WorkerInfo
     position: int = 0
     """Number of samples that have been read."""
@@ -35,6 +36,10 @@ class _Iteration:
         if initialize is not None:
             initialize(self.worker.id)
         self.iterator = iter(self.worker.dataset)
+
+    def continues_at(self, seed: int, position: int) -> bool:
+        """Return whether the next samples of a pass are those at a position: after the end there are none."""
+        return self.seed == seed and (position == self.position or (self.ended and position > self.position))
 
 
 class StreamReader(SampleReader):
@@ -87,19 +92,21 @@ class StreamReader(SampleReader):
             return ReadBatch(None, None, 0)
         return ReadBatch(*batch_of(samples, self._roles, self._collate, collate), len(samples))
 
-    def has_ended(self, shard: int) -> bool:
-        """Return whether the shard's last pass has come to its end."""
-        return shard in self._iterations and self._iterations[shard].ended
+    def has_ended(self, shard: int, epoch: int) -> bool:
+        """Return whether the shard's pass of an epoch has come to its end."""
+        iteration = self._iterations.get(shard)
+        return iteration is not None and iteration.epoch == epoch and iteration.ended
 
     @contextmanager
     def _at(self, shard: int, place: Place, reseed: Reseed) -> Iterator[_Iteration]:
         """Provide the iteration over a shard, at a place; the data set sees which worker it is."""
         seed, iteration = reseed(0), self._iterations.get(shard)
-        if iteration is None or (iteration.seed, iteration.position) != (seed, place.position):
-            iteration = self._iterations[shard] = _Iteration(seed, self._worker(shard, seed, place.epoch))
+        if iteration is None or not iteration.continues_at(seed, place.position):
+            worker = self._worker(shard, seed, place.epoch)
+            iteration = self._iterations[shard] = _Iteration(seed, place.epoch, worker)
         before, torch_worker._worker_info = torch_worker._worker_info, iteration.worker
         try:
-            if not iteration.position:
+            if not (iteration.position or iteration.ended):
                 iteration.begin(self._initialize)
                 for _ in _samples(iteration, place.position, reseed):
                     pass
@@ -121,7 +128,7 @@ class StreamReader(SampleReader):
 
 def _samples(iteration: _Iteration, stop: int, reseed: Reseed) -> Iterator[Any]:
     """Iterate over the samples up to a position, or the end."""
-    while iteration.position < stop:
+    while iteration.position < stop and not iteration.ended:
         if iteration.position:
             reseed(iteration.position)
         sample = next(iteration.iterator, _END)

@@ -135,3 +135,11 @@ def test_fingerprints_see_other_rows(table):
 
     assert of(table) == of(table.with_format("numpy"))
     assert of(table) != of(table.shuffle(seed=1))
+
+
+def test_rows_that_were_left_out_may_lack_values():
+    dataset = datasets.Dataset.from_dict({"x": [1.0, None, 3.0], "y": [0, 1, 2]})
+    complete = dataset.filter(lambda row: row["x"] is not None)
+    assert rows_of(complete, [1, 0], x="x", y="y").x.tolist() == [3.0, 1.0]
+    with pytest.raises(ValueError, match=r"lacks a value in 'x'"):
+        rows_of(dataset, [0], x="x", y="y")

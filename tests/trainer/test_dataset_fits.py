@@ -1,12 +1,15 @@
 """Fits on data sets that are objects: the numbers are those of the same samples in arrays, on every engine."""
 
 import random
+from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -198,6 +201,24 @@ def test_streams_have_as_many_samples_as_they_have(engine):
     assert trainer.evaluate(Stream())["loss"] == pytest.approx(trainer.evaluate(X, Y)["loss"], rel=1e-5)
 
 
+class Counted(Stream):
+    """Counts how often it is iterated over."""
+
+    begun: ClassVar[list[int]] = []
+
+    def __iter__(self):
+        self.begun.append(get_worker_info().id)
+        return super().__iter__()
+
+
+def test_a_shard_that_has_ended_is_not_read_again(monkeypatch):
+    monkeypatch.setattr(Counted, "begun", [])
+    trainer = trainer_of()
+    fit(trainer, data=(Samples(Counted(X[:12], Y[:12]), size=300),), num_epochs=2, batch_size=4)
+    assert [record["samples"] for record in trainer.history] == [12, 12]
+    assert Counter(Counted.begun)[1] == Counter(Counted.begun)[2] == 2  # an epoch each
+
+
 def test_a_stream_of_a_loader_is_prepared_by_its_worker_init_fn():
     class Range(IterableDataset):
         first, last = 0, 57
@@ -256,6 +277,10 @@ class Lazy(Pairs):
 def test_what_is_opened_on_first_use_does_not_travel(shared_local):
     assert_same_bits(
         after((Samples(Lazy(), blocks=7),), shared_local).get_parameters(), after(None).get_parameters()
+    )
+    joined = ConcatDataset([Subset(Lazy(), range(40)), Subset(Lazy(), range(40, 57))])
+    assert_same_bits(
+        after((Samples(joined, blocks=7),), shared_local).get_parameters(), after(None).get_parameters()
     )
     with pytest.raises(TypeError, match=r"dataset\._dataset\.open .*cannot be pickled"):
         after((Unpicklable(),), shared_local)

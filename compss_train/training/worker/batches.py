@@ -145,7 +145,7 @@ def _until_the_end(shard: Shard, source: Source, stream: StreamReader) -> Iterat
         for block_pass, (number,) in zip(shard.assignment, filter(None, columns_of_passes), strict=True):
             batch = Batch(number.expand(shard.options.batch_size or 1).contiguous())
             position = 0
-            while not (position and stream.has_ended(int(number))):
+            while not (position and stream.has_ended(int(number), block_pass.epoch)):
                 yield Place(block_pass.epoch, block_pass.block, position), batch
                 position += batch.samples
 
