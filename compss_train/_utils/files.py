@@ -98,6 +98,8 @@ def check_writable(path: Path) -> None:
 
 MINIMUM_AGE = 60.0
 """Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked yet."""
+MINIMUM_AGE_OF_SEMAPHORES = 7 * 86400.0
+"""Seconds; nobody changes their time while they are used, and processes of other containers seem to have ended."""
 
 LOCK_FILE = ".lock"
 
@@ -216,9 +218,9 @@ def remove_abandoned_semaphores(parent: Path = SHARED_MEMORY) -> None:
     Only after a while: processes of other containers that share this memory look as if they had ended.
     """
     for path in parent.glob("sem.loky-[0-9]*-*"):
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             status = path.stat()
-            is_old = time.time() - status.st_mtime >= MINIMUM_AGE
+            is_old = time.time() - status.st_mtime >= MINIMUM_AGE_OF_SEMAPHORES
             if status.st_uid == os.getuid() and is_old and not is_running(int(path.name.split("-")[1])):
                 path.unlink()
 

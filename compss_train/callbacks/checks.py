@@ -32,7 +32,8 @@ def callback_list(
     warn_of_other_hooks(checked)
     check_choice("progress", progress, (True, False))
     in_workers = [callback for callback in checked if isinstance(callback, WorkerCallback)]
-    check_picklable(**{type(callback).__name__: callback for callback in in_workers})
+    for callback in in_workers:
+        check_picklable(**{type(callback).__name__: callback})
     if in_workers and records.get("online"):
         raise ValueError(f"{type(in_workers[0]).__name__} runs in workers of fit; fit_online has no such callbacks")
     own = [callback for callback in checked if isinstance(callback, Callback)]

@@ -26,7 +26,7 @@ from compss_train.reports.records import Record, best_value, flatten, measured_n
 MISSING = "-"
 """What tables show of a setting that a run does not have."""
 SEED = "trainer.seed"
-_OF_EACH_RUN = ("fit.started", "fit.callbacks", "machine.host")
+_OF_EACH_RUN = ("fit.started", "fit.callbacks", "fit.profile", "machine.host")
 """Settings that differ without a reason."""
 
 

@@ -28,6 +28,7 @@ def parent(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path / "shm")
     monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(files, "MINIMUM_AGE", -1.0)
+    monkeypatch.setattr(files, "MINIMUM_AGE_OF_SEMAPHORES", -1.0)
     return tmp_path
 
 
