@@ -72,7 +72,8 @@ class ArrowRows(SampleReader):
     @cached_property
     def _columns(self) -> dict[str, _Arrays | _Sequences]:
         try:
-            return {name: _column(name, self._dataset.data.table.column(name), self._floats) for name in self.names}
+            table = self._dataset.data.table
+            return {name: _column(name, table.column(name), self._indices, self._floats) for name in self.names}
         except FileContentError as error:
             raise ValueError(f"the data set {error}") from None
 
@@ -116,8 +117,11 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _column(name: str, column: Any, floats: str | None) -> _Arrays | _Sequences:
-    """Return a column of Arrow as numbers, without a copy where Arrow has them as numpy has."""
+def _column(name: str, column: Any, used: NDArray[np.int64] | None, floats: str | None) -> _Arrays | _Sequences:
+    """Return a column of Arrow as numbers, without a copy where Arrow has them as numpy has.
+
+    Only the lists in the rows that are ``used``, all by default, decide whether their lengths differ.
+    """
     if column.null_count:
         check_complete(name, np.asarray(column.is_null()))
     blocks, lengths = zip(*(_opened(name, chunk) for chunk in column.chunks if len(chunk)), strict=True)
@@ -127,7 +131,9 @@ def _column(name: str, column: Any, floats: str | None) -> _Arrays | _Sequences:
         raise FileContentError(f"holds lists of different lengths within those of {name!r}: pad them")
     shape = [int(each[0]) for each in inner]
     if levels and len(np.unique(levels[0])) > 1:
-        return _Sequences([block.reshape(-1, *shape) for block in blocks], [each[0] for each in lengths], floats)
+        alike = used is not None and len(np.unique(levels[0][used])) <= 1
+        items = [block.reshape(-1, *shape) for block in blocks]
+        return _Sequences(items, [each[0] for each in lengths], floats, alike)
     rows = [int(levels[0][0]), *shape] if levels else []
     return _Arrays([block.reshape(-1, *rows) for block in blocks], floats)
 
@@ -161,18 +167,25 @@ class _Arrays:
 
 
 class _Sequences:
-    """A column of lists of different lengths, in consecutive blocks of the lists' items."""
+    """A column of lists of different lengths, in consecutive blocks of the lists' items.
 
-    def __init__(self, blocks: Sequence[NDArray[Any]], lengths: Sequence[NDArray[Any]], floats: str | None) -> None:
-        self._blocks = blocks
+    The lists that are read may yet be ``alike`` in length.
+    """
+
+    def __init__(
+        self, blocks: Sequence[NDArray[Any]], lengths: Sequence[NDArray[Any]], floats: str | None, alike: bool
+    ) -> None:
+        self._blocks, self._alike = blocks, alike
         self._starts = np.cumsum([0, *map(len, lengths[:-1])])
         self._ends = [np.cumsum([0, *each]) for each in lengths]
         self.dtype = blocks[0].dtype
         self.becomes = float_dtype(self.dtype, floats)
 
-    def rows(self, rows: NDArray[np.int64]) -> Ragged:
+    def rows(self, rows: NDArray[np.int64]) -> Ragged | torch.Tensor:
         """Return rows by number."""
         lists = [self._row(row) for row in rows.tolist()]
+        if self._alike:
+            return torch.from_numpy(np.stack(lists).astype(self.becomes, copy=False))
         offsets = np.cumsum([0, *map(len, lists)])
         values = np.concatenate(lists).astype(self.becomes, copy=False)
         return Ragged.of(torch.from_numpy(values), torch.from_numpy(offsets))

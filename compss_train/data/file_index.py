@@ -62,7 +62,7 @@ class FileIndex:
             with bad_file_errors(file):
                 stamp = reader.stamp(file, 0, 0)
                 entry = self._entries.get(file)
-                if entry is not None and entry["stamp"] == [identity, *stamp]:
+                if entry is not None and stamp and entry["stamp"] == [identity, *stamp]:
                     return _description(entry)
                 description = reader.describe(file, keys)
                 if identity and stamp:

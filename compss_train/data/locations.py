@@ -6,12 +6,19 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 from typing import Any, BinaryIO, TypeAlias
 
 FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 """The extras that reach stores, by the first part of a name."""
+
+_VERSIONS = {
+    *("etag", "lastmodified", "modified", "mtime", "created", "updated", "generation"),
+    *("version", "versionid", "blobid", "md5", "md5hash", "contentmd5", "crc32c", "sha256"),
+}
+"""What the stores call the version of a file, in lower case."""
 
 
 def is_remote(name: str) -> bool:
@@ -22,6 +29,11 @@ def is_remote(name: str) -> bool:
 def absolute(name: str) -> str:
     """Return an absolute path; names with ``://``, which are not local files, are returned unchanged."""
     return name if is_remote(name) else os.path.abspath(name)
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a name in lower case, with the dot; that of an address is before its query."""
+    return PurePath(name.partition("?")[0] if is_remote(name) else name).suffix.lower()
 
 
 def file_names(files: FileNames) -> list[str]:
@@ -43,6 +55,8 @@ def _matches(pattern: str) -> list[str]:
         if not glob.has_magic(pattern.partition("?")[0] if pattern.startswith("http") else pattern):
             return [pattern]
         system, path = _file_system(pattern)
+        if not pattern.startswith("http") and system.exists(path):  # brackets may be part of a name
+            return [pattern]
         return sorted(system.unstrip_protocol(found) for found in system.glob(path))
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
@@ -81,18 +95,23 @@ def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
     return system.open(name, "rb")
 
 
-def file_stamp(file: str) -> list[int]:
-    """Return the size and modification time of a file, or what its store has of the latter."""
+def file_stamp(file: str) -> list[int] | None:
+    """Return the size and version of a file, of a local one the modification time.
+
+    ``None`` if its store has neither a version, a checksum nor a time.
+    """
     if not is_remote(file):
         status = os.stat(file)
         return [status.st_size, status.st_mtime_ns]
     system, name = _file_system(file)
     info = system.info(name)
-    versions = {
-        key: str(info[key]) for key in ("ETag", "LastModified", "mtime", "created", "updated") if key in info
-    }
-    digest = hashlib.sha256(json.dumps(versions, sort_keys=True).encode()).hexdigest()
-    return [int(info.get("size") or 0), int(digest[:15], 16)] if versions else []
+    versions = {key: str(info[key]) for key in sorted(info) if _plain(key) in _VERSIONS and info[key] is not None}
+    digest = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
+    return [int(info.get("size") or 0), int(digest[:15], 16)] if versions else None
+
+
+def _plain(key: str) -> str:
+    return key.lower().replace("_", "").replace("-", "")
 
 
 def _file_system(path: str) -> tuple[Any, str]:

@@ -3,6 +3,10 @@
 import errno
 import glob
 import os
+import pickle
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +21,7 @@ from compss_train.data.layout import (
     field_of,
     is_supported,
 )
+from compss_train.data.locations import is_remote
 from compss_train.data.readers import Arrays, Reader
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
@@ -27,13 +32,19 @@ _TRANSIENT = {
 }
 """Errors of the machine, the network or the file system, for which a file must not be skipped."""
 
+_CONTENT_ERRORS = (
+    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError, OSError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, pickle.PickleError),
+)
+"""What a parser raises; the packages that reach stores have classes of their own, or errors with a number."""
+
 
 @contextmanager
 def bad_file_errors(file: str) -> Iterator[None]:
     """Convert exceptions into a ``BadFileError`` that names the file.
 
-    A lack of memory or of file descriptors, and a file system or network that does not respond, are raised
-    unchanged.
+    A lack of memory or of file descriptors, and a file system, network or store that does not respond, are raised
+    unchanged: the file may be good.
     """
     try:
         yield
@@ -44,10 +55,21 @@ def bad_file_errors(file: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, BadFileError) and error.file == file:
             raise
-        if isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _TRANSIENT):
+        if _is_transient(file, error):
             error.add_note(f"while reading {file}")
             raise
         raise BadFileError(file, _reason(file, error)) from error
+
+
+def _is_transient(file: str, error: Exception) -> bool:
+    """Return whether the machine, the network or the store of a remote file failed, rather than the file."""
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT:
+        return True
+    if not is_remote(file) or isinstance(error, FileNotFoundError):
+        return False
+    return not isinstance(error, _CONTENT_ERRORS) or (isinstance(error, OSError) and error.errno is not None)
 
 
 def _reason(file: str, error: Exception) -> str:
@@ -101,7 +123,7 @@ class FilePart:
         start, _ = self.within.get(file, (0, rows))
         with bad_file_errors(path):
             stamp = self.reader.stamp(path, start, start + rows)
-        if not stamp:  # the store of the file has nothing that changes with it
+        if stamp is None:  # nobody could see that the file has changed
             return None
         name = f"{path}#{start}" if file in self.within else path
         return self.cache.entry(name, stamp, self.reader_id, rows, self.layout)

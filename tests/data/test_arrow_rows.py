@@ -85,6 +85,11 @@ def test_lists_that_differ_in_length_are_sequences(table, order):
     assert [each.tolist() for each in batch.x] == [dataset.with_format(None)[n]["tokens"] for n in numbers]
 
 
+def test_lists_in_rows_that_are_not_used_may_have_another_length():
+    dataset = datasets.Dataset.from_dict({"x": [[1, 2], [3, 4, 5], [6, 7]], "label": [0, 1, 0]}).select([2, 0])
+    assert rows_of(dataset, [0, 1, 1]).x.tolist() == [[6, 7], [1, 2], [1, 2]]
+
+
 def test_the_names_of_columns_say_what_x_and_y_are(table):
     batch = rows_of(table.remove_columns(["name", "tokens"]), [1, 2])
     assert list(batch.x) == ["number", "fixed", "image", "lists", "flag"]

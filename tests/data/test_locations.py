@@ -2,6 +2,8 @@
 
 import io
 import uuid
+import zipfile
+import zlib
 
 import fsspec
 import h5py
@@ -11,7 +13,8 @@ import torch
 from torch import nn
 
 from compss_train import BadFileError, DistributedTrainer, FileDataset
-from compss_train.data.locations import file_stamp
+from compss_train.data.locations import file_stamp, suffix_of
+from compss_train.data.reading import bad_file_errors
 from tests.data.readers.checks import filled, names, same
 from tests.data.readers.table_files import TABLES, columns, pa, parquet
 from tests.data.readers.test_table import read_all
@@ -100,6 +103,74 @@ def test_a_stamp_changes_with_the_file(memory):
     assert before == file_stamp(name)
     put(name, FILES[".npz"])
     assert before != file_stamp(name)
+
+
+def with_info(monkeypatch, **info):
+    """Let files in memory have this information only."""
+    system = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(system), "info", lambda self, path, **_: {"name": path, "type": "file", **info})
+
+
+@pytest.mark.parametrize("key", ["ETag", "last_modified", "Last-Modified", "content_md5", "blob_id", "generation"])
+def test_each_store_has_its_word_for_a_version(monkeypatch, key):
+    with_info(monkeypatch, size=5, **{key: "one"})
+    before = file_stamp("memory://f.npz")
+    with_info(monkeypatch, size=5, **{key: "two"})
+    assert before[0] == 5
+    assert before != file_stamp("memory://f.npz")
+
+
+@pytest.mark.parametrize("info", [{"size": 5}, {"size": 5, "ETag": None, "islink": False}])
+def test_files_without_a_version_have_no_stamp(monkeypatch, info):
+    with_info(monkeypatch, **info)
+    assert file_stamp("memory://f.npz") is None
+
+
+class ClientError(Exception):
+    """What a package that reaches a store may raise."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(ClientError("503"), PermissionError(13, "expired"), OSError(16, "slow down"), ConnectionError("lost")),
+        TimeoutError("no answer"),
+    ],
+)
+def test_errors_of_a_store_are_not_those_of_a_file(error):
+    with pytest.raises(type(error)) as caught, bad_file_errors("s3://bucket/f.npz"):
+        raise error
+    assert caught.value is error
+    assert "while reading s3://bucket/f.npz" in error.__notes__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(ValueError("no table"), OSError("not an image"), zipfile.BadZipFile("cut"), FileNotFoundError(2, "gone")),
+        zlib.error("cut"),
+    ],
+)
+def test_errors_of_what_a_remote_file_holds_are_those_of_the_file(error):
+    with names("s3://bucket/f.npz"), bad_file_errors("s3://bucket/f.npz"):
+        raise error
+
+
+def test_a_remote_name_may_have_brackets(memory):
+    for number in range(2):
+        put(f"{memory}/part[{number}].npz", FILES[".npz"])
+    assert FileDataset(f"{memory}/part[1].npz").files == [f"{memory}/part[1].npz"]
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        *(("http://host/f.NPZ?signature=a.b", ".npz"), ("s3://bucket/f.tsv", ".tsv"), ("what?.npz", ".npz")),
+        ("http://host/f?x", ""),
+    ],
+)
+def test_the_suffix_of_an_address_is_before_its_query(name, suffix):
+    assert suffix_of(name) == suffix
 
 
 def test_a_missing_remote_file_is_an_error(memory):

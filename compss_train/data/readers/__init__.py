@@ -1,10 +1,9 @@
 """Readers: one for each file format, selected by the file names' suffix, and one for functions of the user."""
 
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
 from typing import Any
 
-from compss_train.data.locations import is_folder
+from compss_train.data.locations import is_folder, suffix_of
 from compss_train.data.readers.arrow import ArrowReader, CsvReader, ParquetReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
 from compss_train.data.readers.hdf5 import Hdf5Reader
@@ -61,7 +60,7 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
         if not callable(reader):
             raise TypeError(f"reader={reader!r}: give a function reader(filename, get_data=False), or None")
         return CustomReader(reader)
-    suffixes = sorted({PurePath(file).suffix.lower() for file in files})
+    suffixes = sorted({suffix_of(file) for file in files})
     if files and not READERS.keys() & suffixes and all(map(is_folder, files)):
         return ImageFolderReader()
     unknown = [suffix for suffix in suffixes if suffix not in READERS]

@@ -3,13 +3,12 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, pairwise
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from compss_train.data.layout import FileContentError, quote_names
-from compss_train.data.locations import is_remote, open_binary
+from compss_train.data.locations import is_remote, open_binary, suffix_of
 from compss_train.data.readers.table import Table, TableReader, import_pyarrow, rows_of
 from compss_train.data.tables import float_dtype
 
@@ -150,7 +149,7 @@ class CsvReader(TableReader):
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Read a file, of which other columns are not converted."""
         csv = import_pyarrow("pyarrow.csv")
-        delimiter = self.delimiter or ("\t" if PurePath(path).suffix.lower() == ".tsv" else ",")
+        delimiter = self.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
         types = {name: import_pyarrow().from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()}
         options = {
             "read_options": csv.ReadOptions(use_threads=False, column_names=self.names),

@@ -41,8 +41,11 @@ class Reader(ABC):
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows ``start`` to ``stop`` of these arrays, all by default, and the file's number of rows."""
 
-    def stamp(self, path: str, start: int, stop: int) -> list[int]:
-        """Return the size and modification time of the file with these rows; empty if they are not known."""
+    def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
+        """Return the size and version of the file with these rows; ``None`` if its store does not have them.
+
+        A file without a stamp is not kept in a cache.
+        """
         return file_stamp(path)
 
     def with_columns(
@@ -131,8 +134,11 @@ class CustomReader(Reader):
             raise FileContentError(f"holds no samples: the reader returned {rows}")
         return Description(int(rows), None)
 
-    def stamp(self, path: str, start: int, stop: int) -> list[int]:
-        """Return the size and modification time of the file; empty for names that only the function understands."""
+    def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
+        """Return the size and version of the file; empty for names that only the function understands.
+
+        They are taken to mean the same as long as a cache is there.
+        """
         return [] if is_remote(path) else file_stamp(path)
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
@@ -186,6 +192,6 @@ def code_stamp(reader: Reader) -> list[int]:
     if str(getattr(code, "__module__", None)).partition(".")[0] in ("__main__", "compss_train"):
         return []
     try:
-        return file_stamp(inspect.getfile(code))
+        return file_stamp(inspect.getfile(code)) or []
     except (TypeError, OSError):  # built in, or of a notebook
         return []

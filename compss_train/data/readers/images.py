@@ -112,15 +112,20 @@ class ImageFolderReader(Reader):
             arrays[key] = self._pixels(path, names) if key == "x" else self._codes(path, names)
         return arrays, number
 
-    def stamp(self, path: str, start: int, stop: int) -> list[int]:
-        """Return a checksum of the sizes and modification times of the images in these rows; empty for none."""
-        if start == stop:  # the folder itself does not show what changes below it
-            return []
+    def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
+        """Return a checksum of the sizes and versions of the images in these rows; ``None`` for no rows.
+
+        The folder itself does not show what changes below it.
+        """
+        if start == stop:
+            return None
         number, images = self._listing(path)
         files = [f"{path}/{images[row]}" for row in range(start, min(stop, number))]
         with ThreadPoolExecutor(_STAMP_THREADS) as threads:
-            stamps = list(zip(files, threads.map(file_stamp, files), strict=True))
-        return [int(hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:15], 16)]
+            stamps = dict(zip(files, threads.map(file_stamp, files), strict=True))
+        if None in stamps.values():
+            return None
+        return [int(hashlib.sha256(json.dumps([*stamps.items()]).encode()).hexdigest()[:15], 16)]
 
     def _listing(self, path: str) -> tuple[int, Mapping[int, str]]:
         if path in self._listed:
