@@ -56,14 +56,15 @@ class ComparedRun:
 
 @dataclass(frozen=True, eq=False)
 class SeedGroup:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ in nothing but their seed, or not at all."""
 
     runs: list[ComparedRun]
 
     @property
     def name(self) -> str:
-        """The name of the first run, with the number of seeds if there are several."""
-        return self.runs[0].name + (f" ({len(self.runs)} seeds)" if len(self.runs) > 1 else "")
+        """The name of the first run, and how many there are: seeds, or runs if some have the same one."""
+        several = "seeds" if len({run.settings.get(SEED) for run in self.runs}) == len(self.runs) else "runs"
+        return self.runs[0].name + (f" ({len(self.runs)} {several})" if len(self.runs) > 1 else "")
 
 
 def differing(runs: Sequence[ComparedRun]) -> list[str]:

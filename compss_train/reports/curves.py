@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, Literal, Self, get_args
 
@@ -18,6 +18,8 @@ Axis = Literal["round", "epoch", "samples", "seconds"]
 
 LEARNING_RATE = "lr"
 SPEED = "samples_per_second"
+LARGEST = 1e150
+"""Values of at least this magnitude are not drawn, as the arithmetic of axes overflows beyond it."""
 FARTHEST = 4
 """A learning curve is extended to this factor of the epochs that it was measured for."""
 _OTHER_PANELS = {
@@ -44,10 +46,18 @@ class Curve:
     band: tuple[list[float], list[float]] | None = None
     """The lowest and highest values of the curves that this one summarizes, if it does."""
 
+    def drawable(self) -> Self:
+        """Return the curve with NaN, also in its band, at points with a value that is not below ``LARGEST``."""
+        lines = (self.ys, *(self.band or ()))
+        shown = [all(abs(value) < LARGEST for value in values) for values in zip(*lines, strict=True)]
+        ys, *band = ([y if show else math.nan for y, show in zip(line, shown, strict=True)] for line in lines)
+        return replace(self, ys=ys, band=(band[0], band[1]) if band else None)
+
     @property
     def drawn(self) -> list[float]:
-        """All its values, those of the band included."""
-        return [*self.ys, *chain.from_iterable(self.band or ())]
+        """All values that are drawn, those of the band included."""
+        curve = self.drawable()
+        return [value for line in (curve.ys, *(curve.band or ())) for value in line if not math.isnan(value)]
 
 
 def summary(name: str, xs: list[float], values: Sequence[Sequence[float]]) -> Curve:
@@ -68,7 +78,7 @@ class Panel:
     @property
     def spans_decades(self) -> bool:
         """Whether all values are positive and the largest is at least 100 times the smallest."""
-        values = [y for curve in self.curves for y in curve.drawn if math.isfinite(y)]
+        values = [y for curve in self.curves for y in curve.drawn]
         return not self.from_zero and bool(values) and min(values) > 0 and max(values) >= 100 * min(values)
 
 

@@ -78,7 +78,7 @@ def _grid(number: int) -> tuple[Figure, list[Axes]]:
 
 
 def _draw_panel(ax: Axes, panel: Panel, against: Axis, colors: Mapping[str, str] | None = None) -> None:
-    for curve in panel.curves:
+    for curve in (each.drawable() for each in panel.curves):
         points = sum(map(math.isfinite, curve.ys))
         color = None if colors is None else colors[curve.name]
         marker = "." if points <= MAX_DOTS else None

@@ -1,11 +1,16 @@
 """Comparisons of runs: what differs, which runs are one with several seeds, and their curves."""
 
+import io
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compss_train.reports.comparison import ComparedRun, comparison_panels, comparison_table, differing, grouped
 from compss_train.reports.html import comparison_page
+from compss_train.reports.html.page import page
+from tests.reports.html.page_reader import PageReader
 
 
 def record(number, **measured):
@@ -49,6 +54,7 @@ def test_runs_that_differ_in_their_seed_are_a_group():
         ("a (2 seeds)", ["a", "c"]),
         ("b", ["b"]),
     ]
+    assert grouped([run("a", [1.0]), run("b", [1.0])])[0].name == "a (2 runs)"
     unknown = [ComparedRun(name=name, history=[], configuration={}) for name in "ab"]
     assert [group.name for group in grouped(unknown)] == ["a", "b"]
 
@@ -91,3 +97,49 @@ def test_figures_draw_groups_as_bands():
     assert (len(loss.lines), len(loss.collections)) == (2, 1)
     assert all(ax.get_legend() is None for ax in figure.axes)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (2 seeds)", "c"]
+
+
+def test_pages_and_figures_have_a_curve_for_each_group_whatever_the_runs_are_called():
+    """Names with a common first word are those of different runs, however many these are."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    from compss_train.reports.plots import draw_comparison
+
+    runs = [run(f"net lr[{lr}] {seed}", [lr + seed, 1.0], lr, seed) for lr in range(1, 13) for seed in range(2)]
+    names = [f"net lr[{lr}] 0 (2 seeds)" for lr in range(1, 13)]
+    drawn = [chart["curves"] for chart in PageReader(comparison_page(runs)).values]
+    figure = draw_comparison(runs)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    for curves, ax in zip(drawn, figure.axes, strict=True):
+        assert [curve["name"] for curve in curves] == [line.get_label() for line in ax.lines] == names
+        assert [curve["y"] for curve in curves] == [list(line.get_ydata()) for line in ax.lines]
+
+
+LARGE = 1e300
+EXTREME = st.sampled_from([LARGE, -1.7e308, 1e-320, math.inf, math.nan, 9e149, -9e149, 0.0, 1.0, 200.0])
+
+
+@given(st.lists(st.lists(EXTREME, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_pages_leave_gaps_for_losses_that_cannot_be_drawn(losses):
+    """Wherever they are: in a curve, in its band or in one edge of it, in all values."""
+    pytest.importorskip("jinja2")
+    seeds = [run("a", values, seed=seed) for seed, values in enumerate(losses)]
+    assert "<svg" in comparison_page([*seeds, run("b", [1.0], lr=1)])
+    assert "<svg" in page(seeds[0].history, {})
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [[LARGE, 1.0, 2.0], [1.0, math.inf, -math.inf]],
+        [[9e149, 1e-320, 5.0], [math.nan, 1.0, 5.0]],
+        [[LARGE, -LARGE], [math.nan] * 2],
+    ],
+)
+def test_figures_leave_gaps_for_losses_that_cannot_be_drawn(losses):
+    pytest.importorskip("matplotlib")
+    from compss_train.reports.plots import draw, draw_comparison
+
+    seeds = [run("a", values, seed=seed) for seed, values in enumerate(losses)]
+    for figure in (draw(seeds[0].history), draw_comparison(seeds)):
+        figure.savefig(io.BytesIO(), format="svg")

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from compss_train.reports.curves import Axis, Curve, Panel
 from compss_train.reports.formatting import number, tick
-from compss_train.reports.html.downsampling import downsample, limit_curves
-from compss_train.reports.html.scales import LARGEST, Scale, exact_scale, padded_scale
+from compss_train.reports.html.downsampling import downsample
+from compss_train.reports.html.scales import Scale, exact_scale, padded_scale
 
 WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 8, 24
@@ -64,7 +64,6 @@ class Chart:
 
 def line_chart(panel: Panel, breaks: Sequence[float] = (), against: Axis = "round") -> Chart:
     """Return a chart with the curves of ``panel``; ``breaks`` are the x values at which another fit begins."""
-    panel = limit_curves(panel)
     curves = [downsample(curve) for curve in panel.curves]
     x, y = _scales(panel, curves)
     colors = [f"c{number % COLORS}" for number in range(len(curves))]
@@ -137,11 +136,12 @@ def _rounded(values: Iterable[float]) -> list[float | None]:
 
 
 def _line(curve: Curve, color: str, x: Scale, y: Scale) -> Line:
-    """Return the paths of a curve, which NaN interrupts."""
-    pixels = _segments(curve.xs, curve.ys, x, y)
+    """Return the paths of a curve, which values that cannot be drawn interrupt."""
+    drawn = curve.drawable()
+    pixels = _segments(drawn.xs, drawn.ys, x, y)
     few = sum(map(len, pixels)) <= MAX_DOTS
     last = next((value for value in reversed(curve.ys) if not math.isnan(value)), math.nan)
-    edges = [] if curve.band is None else [_segments(curve.xs, ys, x, y) for ys in curve.band]
+    edges = [] if drawn.band is None else [_segments(drawn.xs, ys, x, y) for ys in drawn.band]
     return Line(
         css_class=f"curve {color}",
         title=f"{curve.name}, at last {number(last)}",
@@ -152,9 +152,9 @@ def _line(curve: Curve, color: str, x: Scale, y: Scale) -> Line:
 
 
 def _segments(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> list[list[str]]:
-    """Return the pixels of each run of points that can be drawn."""
-    runs = groupby(zip(xs, ys, strict=True), key=lambda point: abs(point[1]) < LARGEST)
-    return [[f"{_pixel(x(at))} {_pixel(y(value))}" for at, value in run] for drawn, run in runs if drawn]
+    """Return the pixels of each run of points between NaN."""
+    runs = groupby(zip(xs, ys, strict=True), key=lambda point: math.isnan(point[1]))
+    return [[f"{_pixel(x(at))} {_pixel(y(value))}" for at, value in run] for missing, run in runs if not missing]
 
 
 def _sum(seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -36,7 +36,10 @@ def _extremes(ys: Sequence[float], start: int, size: int) -> list[int]:
 
 
 def limit_curves(panel: Panel) -> Panel:
-    """Return the panel with at most ``MAX_CURVES`` curves of each kind, larger numbers of them as one summary."""
+    """Return a panel of one run with at most ``MAX_CURVES`` curves of each kind, more of them as one summary.
+
+    A kind is the field that curves are of, such as ``recall`` for ``recall[0]``, or that they are workers.
+    """
     kinds: dict[str, list[Curve]] = defaultdict(list)
     for curve in panel.curves:
         kinds[curve.name.partition("[")[0].partition(" ")[0]].append(curve)

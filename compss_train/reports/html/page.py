@@ -11,6 +11,7 @@ from compss_train.reports.comparison import MISSING, ComparedRun, comparison_pan
 from compss_train.reports.curves import Axis, panels, positions
 from compss_train.reports.formatting import percent, timestamp
 from compss_train.reports.html import charts
+from compss_train.reports.html.downsampling import limit_curves
 from compss_train.reports.html.tables import Table, activity_shares, key_figures, rounds_table, workers_table
 from compss_train.reports.html.timeline_chart import is_binned, timeline_chart
 from compss_train.reports.records import Record
@@ -161,7 +162,7 @@ def _charts(history: Sequence[Record], intervals: list[Interval]) -> Iterator[ch
     fits = [record.get("fit_started") for record in history]
     breaks = [x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other]
     for panel in panels(history):
-        yield charts.line_chart(panel, breaks)
+        yield charts.line_chart(limit_curves(panel), breaks)
     if intervals:
         seconds = round_totals(intervals)
         none: dict[str, float] = dict.fromkeys(KINDS, 0.0)

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from compss_train.reports.curves import LARGEST
 from compss_train.reports.records import Record
 from compss_train.reports.timeline import Interval
 
-LARGEST, SMALLEST = 1e300, 1e-250
-"""Limits of magnitudes, as arithmetic overflows beyond them: larger values are not drawn, smaller ones are 0."""
+SMALLEST = 1e-250
+"""Smaller magnitudes are drawn as 0, as arithmetic loses them."""
 
 
 @dataclass(frozen=True, kw_only=True)
