@@ -45,15 +45,14 @@ class Measures:
         """Return the values over all samples of these parts, by name; NaN for no samples.
 
         A part is the sums of a ``MetricAccumulator``: ``samples``, the sum of their ``loss``, the states of
-        ``metrics``, and of what a training step ``measured`` the sums and the numbers of samples.
+        ``metrics``, and of what training steps and callbacks ``measured`` the sums and the numbers of samples, or
+        the mean and 0 if it was not measured on any. Means of no samples only count where no part has samples.
         """
         samples = sum(part["samples"] for part in parts)
         result: dict[str, Value] = {f"{prefix}loss": mean([part["loss"] for part in parts], samples)}
         for name in dict.fromkeys(name for part in parts for name in part.get("measured", ())):
-            sums, counts = zip(
-                *(part["measured"][name] for part in parts if name in part.get("measured", ())), strict=True
-            )
-            result[prefix + name] = mean(sums, sum(counts))
+            own = [part["measured"][name] for part in parts if name in part.get("measured", ())]
+            result[prefix + name] = _mean_of_numbers(own)
         for name, metric in self.metrics.items():
             with _annotate_errors(name):
                 result[prefix + name] = metric.value([part["metrics"][name] for part in parts], samples)
@@ -63,6 +62,12 @@ class Measures:
         """Iterate over the modules that metrics are or are made of."""
         for metric in self.metrics.values():
             yield from (part for part in vars(metric).values() if isinstance(part, nn.Module))
+
+
+def _mean_of_numbers(measured: Sequence[tuple[float, int]]) -> float:
+    counted = [(total, samples) for total, samples in measured if samples]
+    sums, counts = zip(*counted or [(value, 1) for value, _ in measured], strict=True)
+    return mean(sums, sum(counts))
 
 
 class RunningMetrics:
@@ -94,6 +99,7 @@ class MetricAccumulator:
         self._skipped = 0
         self._loss = WeightedSum()
         self._measured: dict[str, tuple[WeightedSum, list[int]]] = {}
+        self._of_no_samples: dict[str, list[float]] = {}
         self._metrics = measures.start()
 
     def add(
@@ -110,8 +116,11 @@ class MetricAccumulator:
                 self._metrics.update(detached, target, samples)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
-        """Add numbers that are means over so many samples."""
+        """Add numbers that are means over so many samples; those of none count if there are no others."""
         for name, value in numbers.items():
+            if not samples:
+                self._of_no_samples.setdefault(name, []).append(float(value))
+                continue
             values, counts = self._measured.setdefault(name, (WeightedSum(), []))
             values.add(value, samples)
             counts.append(samples)
@@ -119,6 +128,11 @@ class MetricAccumulator:
     def skip(self) -> None:
         """Count a batch that was not trained on."""
         self._skipped += 1
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of all batches that were trained on."""
+        return self._samples
 
     @property
     def loss(self) -> float:
@@ -130,7 +144,8 @@ class MetricAccumulator:
         counts = {"samples": self._samples, "batches": self._batches}
         if self._skipped:
             counts["skipped_batches"] = self._skipped
-        measured = {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
+        measured = {name: (mean(values, len(values)), 0) for name, values in self._of_no_samples.items()}
+        measured |= {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
         own = {"measured": measured} if measured else {}
         return {**counts, "loss": self.loss, "metrics": self._metrics.states(), **own}
 

@@ -23,13 +23,15 @@ class CallbackRunner:
     ) -> None:
         self._callbacks = dict(_named(copy.deepcopy(callbacks)))
         self._context, self._accumulator = context, accumulator
+        self._at_start: dict[str, Any] = {}
         for name, callback in self._callbacks.items():
             if states is not None and name in states:
                 callback.load_state_dict(copy.deepcopy(states[name]))
 
-    def round_start(self, samples: int) -> None:
-        """Call ``on_round_start``; what it logs counts for so many samples."""
-        self._call("on_round_start", samples)
+    def round_start(self) -> None:
+        """Call ``on_round_start``; what it logs is measured by ``round_end``, as streams have unknown lengths."""
+        self._call("on_round_start")
+        self._at_start, self._context.logged = self._context.logged, {}
 
     def batch_start(self, batch: Batch, epoch: int, number: int) -> None:
         """Call ``on_batch_start``."""
@@ -37,7 +39,8 @@ class CallbackRunner:
             return
         context = self._context
         context.epoch, context.number, context.x, context.y = epoch, number, batch.x, batch.y
-        self._call("on_batch_start", batch.samples)
+        self._call("on_batch_start")
+        self._measure(batch.samples)
 
     def batch_end(self, batch: Batch, result: StepResult | None) -> None:
         """Call ``on_batch_end``; a batch that was skipped has no result."""
@@ -46,19 +49,23 @@ class CallbackRunner:
         context = self._context
         if result is not None:
             context.loss, context.output = result.loss.detach(), result.output
-        self._call("on_batch_end", batch.samples)
+        self._call("on_batch_end")
+        self._measure(batch.samples)
         context.x = context.y = context.loss = context.output = None
 
-    def round_end(self, samples: int) -> None:
-        """Call ``on_round_end``; what it logs counts for so many samples."""
-        self._call("on_round_end", samples)
+    def round_end(self) -> None:
+        """Call ``on_round_end``; logs of a round count by the samples that the worker has trained on."""
+        self._call("on_round_end")
+        samples = self._accumulator.samples
+        self._accumulator.measure(self._at_start, samples)
+        self._measure(samples)
 
     def states(self) -> dict[str, Any] | None:
         """Return the states that are not empty, by the names of the callbacks; ``None`` if all are."""
         states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
         return {name: state for name, state in states.items() if state} or None
 
-    def _call(self, hook: str, samples: int) -> None:
+    def _call(self, hook: str) -> None:
         context = self._context
         for callback in self._callbacks.values():
             try:
@@ -67,9 +74,11 @@ class CallbackRunner:
                 place = f"in round {context.round} on worker {context.worker}"
                 error.add_note(f"Raised by the callback {type(callback).__name__}, by its {hook}, {place}.")
                 raise
-        if context.logged:
-            self._accumulator.measure(context.logged, samples)
-            context.logged = {}
+
+    def _measure(self, samples: int) -> None:
+        if self._context.logged:
+            self._accumulator.measure(self._context.logged, samples)
+            self._context.logged = {}
 
 
 def _named(callbacks: Sequence[WorkerCallback]) -> Iterator[tuple[str, WorkerCallback]]:

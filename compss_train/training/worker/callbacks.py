@@ -37,7 +37,7 @@ class WorkerContext:
     """What ``log`` was called with in the present hooks."""
 
     def log(self, name: str, value: Any) -> None:
-        """Measure a number: records have its mean over the samples of the batches, or of the round.
+        """Measure a number: records have its mean over samples, those of the batch or of the round.
 
         Raises ``ValueError`` for the name of another field, and ``TypeError`` unless it is a single number.
         """
@@ -54,6 +54,10 @@ class WorkerCallback:
     ``torch.no_grad()``), gradients and options of the optimizer. For the same bits on every engine and after a
     retry they must depend on nothing else: not on time, files or other processes. Random numbers are those of the
     worker. They must keep no tensor of the batch. An exception ends the fit, and names callback, round and worker.
+
+    What is logged around a batch counts by its samples. What is logged at the start and end of a round counts by
+    the samples that the worker has trained on in it, ``samples`` of the worker in the record, whatever was planned:
+    workers that have trained on none do not count, unless there are no others; then it is the plain mean of them.
     """
 
     def on_round_start(self, context: WorkerContext) -> None:

@@ -139,13 +139,13 @@ class _WorkerRound:
         shard, replica = self._shard, self._replica
         source = source_of(shard, xs, others)
         placed = placed_batches(shard, source, replica.columns_device, self._buffer, self._spec.samples)
-        self._callbacks.round_start(shard.samples)
+        self._callbacks.round_start()
         with (
             Tracer(self._device, wanted=shard.traced) as tracer,
             prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches,
         ):
             drawn = self._learn(batches, tracer)
-        self._callbacks.round_end(drawn)
+        self._callbacks.round_end()
         sums = {
             **self._accumulator.sums(),
             **source.measured(),

@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ from torchmetrics.classification import BinaryAUROC, BinaryROC, MulticlassF1Scor
 from torchmetrics.regression import MeanSquaredError, R2Score
 
 from compss_train import DistributedTrainer, NotBuiltError
-from compss_train.model.metrics import resolve_metrics
+from compss_train.model.metrics import Measures, MetricAccumulator, resolve_metrics
 from tests.helpers.models import SGD, mlp, named
 
 
@@ -80,6 +81,19 @@ def test_measures_of_a_trainer_are_the_names_in_its_records():
     assert trainer.measures == ("loss", "accuracy", "binary_auroc")
     trainer.build(mlp(), SGD, "cross_entropy")
     assert trainer.measures == ("loss",)
+
+
+def test_numbers_of_no_samples_count_only_where_there_are_no_others():
+    def part(*numbers):
+        accumulator = MetricAccumulator(Measures())
+        for value, samples in numbers:
+            accumulator.measure({"own": value}, samples)
+        return accumulator.sums()
+
+    none, nothing = part((2.0, 0), (4.0, 0)), part((float("nan"), 0))
+    assert Measures().values([none, part((5.0, 0))])["own"] == 4.0
+    assert Measures().values([none, nothing, part((1.0, 3), (7.0, 0)), part((5.0, 1))])["own"] == 2.0
+    assert math.isnan(Measures().values([nothing])["own"])
 
 
 def test_torchmetrics_is_imported_only_if_it_is_used():

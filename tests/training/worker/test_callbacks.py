@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, WorkerCallback
@@ -168,3 +169,44 @@ def test_mistakes_are_found():
     with pytest.raises(TypeError, match="not a Callback"):
         fit(trainer_of(), Numbers)
     assert not issubclass(WorkerCallback, Callback)
+
+
+class Uneven(IterableDataset):
+    """Shards of different lengths, which nothing announces."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __iter__(self):
+        for number in range(self.lengths[get_worker_info().id]):
+            yield X[number], Y[number]
+
+
+class LogsOfRounds(WorkerCallback):
+    """Logs the worker's number, and NaN on workers that have trained on nothing."""
+
+    def __init__(self):
+        self.samples = 0
+
+    def on_round_start(self, context):
+        context.log("at_start", torch.tensor(float(context.worker)))
+
+    def on_batch_end(self, context):
+        self.samples += len(context.x)
+
+    def on_round_end(self, context):
+        context.log("at_end", context.worker)
+        context.log("mean_batch", self.samples if self.samples else float("nan"))
+
+
+@pytest.mark.parametrize("lengths", [(3, 9, 14), (5, 0, 20), (0, 0, 4)])
+def test_logs_of_a_round_count_by_the_samples_that_workers_trained_on(lengths):
+    trainer = trainer_of(workers=3)
+    fit(trainer, LogsOfRounds(), data=(Uneven(lengths),), num_epochs=1)
+    (record,) = trainer.history
+    trained = {own["worker"]: own["samples"] for own in record["workers"]}
+    assert sorted(trained.values()) == sorted(lengths)
+    mean = sum(worker * samples for worker, samples in trained.items()) / sum(lengths)
+    assert record["at_start"] == record["at_end"] == mean
+    assert record["mean_batch"] == sum(samples**2 for samples in lengths) / sum(lengths)
+    assert all(own["at_start"] == own["at_end"] == own["worker"] for own in record["workers"])
