@@ -8,7 +8,7 @@ attribute, as the older ``torch.nn.utils.weight_norm`` does, are copied without 
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,17 +30,20 @@ def copy_network(net: nn.Module) -> nn.Module:
     return own
 
 
-def unset_entries(net: nn.Module, device: str) -> dict[int, torch.Tensor]:
-    """Return new tensors for the entries of the state_dict, by the ``id`` of each entry, as a memo of deepcopy.
-
-    Their values are not set; on the device ``"meta"`` they have no memory. Left out are entries that share memory
-    with others or have attributes, which deepcopy keeps.
-    """
-    state = net.state_dict(keep_vars=True)
-    stored = {id(tensor) for tensor in state.values()}
+def own_entries(net: nn.Module) -> list[torch.Tensor]:
+    """Return the tensors of the state_dict that share no memory with others and have no attributes."""
+    stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
     own = [tensor for tensor in (*net.parameters(), *net.buffers()) if id(tensor) in stored and _is_plain(tensor)]
     users = Counter(tensor.untyped_storage().data_ptr() for tensor in own)
-    return {id(tensor): _unset(tensor, device) for tensor in own if tensor.is_meta or _owns_memory(tensor, users)}
+    return [tensor for tensor in own if tensor.is_meta or _owns_memory(tensor, users)]
+
+
+def unset_copies(entries: Iterable[torch.Tensor], device: str) -> dict[int, torch.Tensor]:
+    """Return new tensors without values by the ``id`` of the originals, as deepcopy takes them as a memo.
+
+    On the device ``"meta"`` they have no memory.
+    """
+    return {id(tensor): _unset(tensor, device) for tensor in entries}
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

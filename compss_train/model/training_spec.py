@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -15,10 +15,11 @@ from compss_train._utils.nested import leaves, map_leaves
 from compss_train._utils.validation import check_choice, check_count, check_positive
 from compss_train.model import parameters as params
 from compss_train.model.compilation import Compilation, has_forward
+from compss_train.model.copy_template import CopyTemplate
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import Measures
-from compss_train.model.network_copies import unset_entries
+from compss_train.model.network_copies import own_entries, unset_copies
 from compss_train.model.parameters import Parameters
 from compss_train.model.several_optimizers import NetOptimizer
 from compss_train.model.train_transform import TrainTransform
@@ -90,7 +91,7 @@ class TensorNames:
         return tuple(name for name in self.weights if name not in self.aliases)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
     """A network and how it is trained and evaluated."""
 
@@ -149,18 +150,30 @@ class TrainingSpec:
                 "trainer.model()['name'], or build with a module whose forward uses them"
             )
 
-    @property
+    @cached_property
     def names(self) -> TensorNames:
         """The names of the network's tensors."""
         return TensorNames.of(self.net)
 
+    @cached_property
+    def _template(self) -> CopyTemplate[TrainingSpec]:
+        return CopyTemplate(self)
+
+    @cached_property
+    def _entries(self) -> list[torch.Tensor]:
+        return own_entries(self.net)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields only: not what has been computed from them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     def without_weights(self) -> TrainingSpec:
         """Return a copy for tasks, which receive the parameters beside it: its network has no values."""
-        return copy.deepcopy(self, dict(unset_entries(self.net, "meta")))
+        return self._template.copy(unset_copies(self._entries, "meta"))
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
         """Return a copy of the model with these parameters, which shares nothing with this object."""
-        own = copy.deepcopy(self, dict(unset_entries(self.net, "cpu")))
+        own = self._template.copy(unset_copies(self._entries, "cpu"))
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -286,16 +286,22 @@ def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.o
     optimizer = make_optimizer(replica.training_spec.optimizer, replica.training_spec.net)
     if state is not None:
         # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
-        optimizer.load_state_dict(copy.deepcopy(state))
+        optimizer.load_state_dict(_with_tensors(torch.Tensor.clone, state))
     return optimizer
 
 
-def to_cpu(value: Any) -> Any:
+def to_cpu(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state_dict with its tensors on the CPU."""
+    on_cpu: dict[str, Any] = _with_tensors(torch.Tensor.cpu, state)
+    return on_cpu
+
+
+def _with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return a state_dict with results of the function in the place of its tensors; the rest is copied."""
     if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: to_cpu(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(to_cpu, value))
-    return value
+        return function(value)
+    if type(value) is dict:
+        return {key: _with_tensors(function, item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(function, item) for item in value)
+    return value if value is None or isinstance(value, bool | int | float | str) else copy.deepcopy(value)
