@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from compss_train.cli.commands.base import Command
+from compss_train.cli.commands.base import Command, comma_separated
 
 if TYPE_CHECKING:
+    from compss_train.data.files import FileDataset
     from compss_train.samplers import PartialShuffleSampler
 
 FORMATS = ("npz", "npz-compressed", "npy", "pt", "h5")
@@ -20,10 +22,13 @@ TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
 
 
 def _add_shard_arguments(parser: argparse.ArgumentParser) -> None:
-    inputs = "files of one kind (.npz, .npy, .pt, .h5) or quoted patterns, or NAME=FILE.npy for each array"
+    kinds = ".npz, .npy, .pt, .h5, .parquet, .arrow, .csv"
+    inputs = f"files of one kind ({kinds}) or quoted patterns, or NAME=FILE.npy for each array"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=inputs)
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the new files")
     parser.add_argument("--rows", type=int, required=True, help="samples per file")
+    keys = "arrays or columns to write (default: all); strings become the numbers of their classes"
+    parser.add_argument("--keys", type=comma_separated, metavar="NAME,...", help=keys)
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="format of the files (default: npz)")
     buffer = "shuffle the samples, in two buffers of this size (default: keep their order)"
     parser.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=buffer)
@@ -31,19 +36,22 @@ def _add_shard_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_shard(options: argparse.Namespace) -> int:
-    """Write the files and print their number."""
-    files = write_shards(options)
+    """Write the files, and print their number and the classes of strings."""
+    files, classes = write_shards(options)
     print(f"{len(files)} files in {options.output.absolute()}")
+    for name, values in classes.items():
+        print(f"classes of {name}: {', '.join(f'{number} is {value}' for number, value in enumerate(values))}")
     return 0
 
 
-def write_shards(options: argparse.Namespace) -> list[str]:
-    """Write the samples of the inputs as files of ``rows`` samples each, and return their names.
+def write_shards(options: argparse.Namespace) -> tuple[list[str], Mapping[str, Sequence[Any]]]:
+    """Write the samples of the inputs as files of ``rows`` samples each; return names, and classes of strings.
 
     The inputs are files of one kind, or ``NAME=FILE.npy`` for each array. Files are read in turn, a few at a time;
     with a ``shuffle_buffer`` their samples are shuffled in two pools of that size.
 
-    Raises ``ValueError`` for inputs of both forms, ``BadFileError`` for files that cannot be read.
+    Raises ``ValueError`` for inputs of both forms, and columns without numbers that ``keys`` do not name,
+    ``BadFileError`` for files that cannot be read.
     """
     from compss_train._utils.validation import check_count
     from compss_train.data.blocked import BlockedTensor
@@ -54,22 +62,39 @@ def write_shards(options: argparse.Namespace) -> list[str]:
     named = [text.partition("=")[::2] for text in inputs if "=" in text and not Path(text).exists()]
     if not named:
         files = [name for text in inputs for name in file_names(text)]
-        return write_parts(options.output, _read_parts(files, options), format=format)
-    if len(named) != len(inputs) or options.shuffle_buffer is not None:
-        raise ValueError(f"{named[0][0]}=FILE names an array: give all inputs this way, and no shuffle buffer")
+        dataset = _open(files, options.keys)
+        return write_parts(options.output, _read_parts(dataset, options), format=format), dataset.classes
+    if len(named) != len(inputs) or options.shuffle_buffer is not None or options.keys is not None:
+        raise ValueError(
+            f"{named[0][0]}=FILE names an array: give all inputs this way, and neither --shuffle-buffer nor --keys"
+        )
     names = [name for name, _ in named]
     if not all(names) or len(set(names)) < len(names):
         raise ValueError(f"{' '.join(inputs)}: give each array a different name, NAME=FILE.npy")
     arrays = {name: BlockedTensor.from_files([path]) for name, path in named}
-    return write_files(options.output, arrays, rows=rows, format=format)
+    return write_files(options.output, arrays, rows=rows, format=format), {}
 
 
-def _read_parts(files: list[str], options: argparse.Namespace) -> PartialShuffleSampler:
+def _open(files: list[str], keys: list[str] | None) -> FileDataset:
     from compss_train.data.files import FileDataset
+    from compss_train.data.layout import is_supported, quote_names
+    from compss_train.data.readers.table import TableReader
+
+    dataset = FileDataset(files, keys=keys)
+    others = [name for name, field in (dataset.layout or {}).items() if not is_supported(field)]
+    if others and isinstance(dataset.reader, TableReader):
+        raise ValueError(
+            f"{files[0]} holds no numbers in {quote_names(others)}: name the columns to write with "
+            "--keys NAME,...; those of strings become the numbers of their classes"
+        )
+    return dataset
+
+
+def _read_parts(dataset: FileDataset, options: argparse.Namespace) -> PartialShuffleSampler:
     from compss_train.samplers import PartialShuffleSampler
 
     return PartialShuffleSampler(
-        FileDataset(files),
+        dataset,
         shuffle=options.shuffle_buffer is not None,
         shuffle_buffer=options.shuffle_buffer,
         batch_size=options.rows,
@@ -112,7 +137,8 @@ SHARD = Command(
     run=_run_shard,
     examples="""\
   compss-train shard x=images.npy y=labels.npy --rows 5000 --output train
-  compss-train shard "train/*.npz" --rows 20000 --format h5 --shuffle-buffer 50000 --output mixed""",
+  compss-train shard "train/*.npz" --rows 20000 --format h5 --shuffle-buffer 50000 --output mixed
+  compss-train shard "plants/*.csv" --keys height,width,kind --rows 5000 --output plants""",
 )
 SEND = Command(
     name="send",

@@ -55,6 +55,36 @@ def test_shard_shuffles_samples(arrays, tmp_path):
     assert sorted(orders[0]) == list(range(30))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, capsys, suffix):
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    kinds = ["oak", "elm", "oak", "ash", "oak"]
+    write = {"csv": pa.csv.write_csv, "parquet": pa.parquet.write_table}[suffix]
+    for number, names in enumerate((kinds[:3], kinds[3:])):
+        columns = {"x": [float(len(name)) for name in names], "y": names, "note": names, "day": range(len(names))}
+        write(pa.table(columns), tmp_path / f"{number}.{suffix}")
+    command = ["shard", f"{tmp_path}/*.{suffix}", "--rows", "4", "--output", str(tmp_path / "out")]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert f"0.{suffix} holds no numbers in 'note': name the columns to write with --keys NAME,..." in error
+    assert not list(tmp_path.glob("out/*"))
+    assert main([*command, "--keys", "y,note"]) == 0
+    lines = [
+        f"2 files in {tmp_path}/out",
+        *(f"classes of {name}: 0 is ash, 1 is elm, 2 is oak" for name in ("y", "note")),
+    ]
+    assert capsys.readouterr().out.splitlines() == lines
+    (batch,) = PartialShuffleSampler(FileDataset(f"{tmp_path}/out/*.npz"), shuffle=False, batch_size=5)
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        "y": [2, 1, 2, 0, 2],
+        "note": [2, 1, 2, 0, 2],
+    }
+
+
 def test_shard_prints_errors_in_one_line(arrays, tmp_path, capsys, monkeypatch):
     def error_of(*arguments):
         assert main(["shard", *map(str, arguments)]) == 2
