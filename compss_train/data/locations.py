@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import io
 import json
 import os
 from collections import Counter
@@ -19,6 +20,9 @@ _VERSIONS = {
     *("version", "versionid", "blobid", "md5", "md5hash", "contentmd5", "crc32c", "sha256"),
 }
 """What the stores call the version of a file, in lower case."""
+
+_TAIL = 2**16
+"""Bytes at the end of a file that tell whether a server sends ranges."""
 
 
 def is_remote(name: str) -> bool:
@@ -87,12 +91,28 @@ def files_below(folder: str) -> Iterator[str]:
 def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
     """Open a local file, with this ``buffering``, or a remote one for reading.
 
-    Raises ``ModuleNotFoundError`` where the package for the store is not installed, which says how to do it.
+    What a server of HTTP has without ranges is read whole. Raises ``ModuleNotFoundError`` where the package for the
+    store is not installed, which says how to do it.
     """
     if not is_remote(path):
         return open(path, "rb", buffering=buffering)
     system, name = _file_system(path)
-    return system.open(name, "rb")
+    opened = system.open(name, "rb")
+    if not path.startswith("http") or _has_ranges(opened):
+        return opened
+    opened.close()
+    return io.BytesIO(system.cat_file(name))
+
+
+def _has_ranges(opened: Any) -> bool:
+    """Return whether any part of a file can be read: its end, which formats with an index begin with, is cached."""
+    try:
+        opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL))
+        opened.read()
+        opened.seek(0)
+    except ValueError:  # which fsspec raises for both a missing length and an answer that is no range
+        return False
+    return True
 
 
 def file_stamp(file: str) -> list[int] | None:

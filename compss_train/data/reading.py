@@ -67,9 +67,18 @@ def _is_transient(file: str, error: Exception) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT:
         return True
-    if not is_remote(file) or isinstance(error, FileNotFoundError):
+    if not is_remote(file):
         return False
+    if isinstance(error, FileNotFoundError):
+        return _has_not_been_asked_for(error.__cause__)
     return not isinstance(error, _CONTENT_ERRORS) or (isinstance(error, OSError) and error.errno is not None)
+
+
+def _has_not_been_asked_for(cause: BaseException | None) -> bool:
+    """Return whether a file is missing because no server answered, or answered something else: fsspec's HTTP."""
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        return True
+    return getattr(cause, "status", 404) not in (404, 410)
 
 
 def _reason(file: str, error: Exception) -> str:

@@ -1,9 +1,12 @@
 """Remote files, by fsspec: its memory and local file systems, and a server of S3 on this machine."""
 
+import http.server
 import io
+import threading
 import uuid
 import zipfile
 import zlib
+from functools import partial
 
 import fsspec
 import h5py
@@ -13,6 +16,7 @@ import torch
 from torch import nn
 
 from compss_train import BadFileError, DistributedTrainer, FileDataset
+from compss_train.data import locations
 from compss_train.data.locations import file_stamp, suffix_of
 from compss_train.data.reading import bad_file_errors
 from tests.data.readers.checks import filled, names, same
@@ -188,6 +192,50 @@ def test_a_store_whose_package_is_missing_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(ModuleNotFoundError, match=r"gs:// need another package: pip install 'compss_train\[gcs\]'"):
         FileDataset("gs://bucket/f.npz")
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    """Serves files, without ranges; those below ``chunked`` without a length, ``busy`` not at all."""
+
+    def log_message(self, *_):
+        pass
+
+    def send_head(self):
+        if self.path.startswith("/busy"):
+            return self.send_error(503)
+        return super().send_head()
+
+    def send_header(self, keyword, value):
+        if not (self.path.startswith("/chunked") and keyword == "Content-Length"):
+            super().send_header(keyword, value)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Serve a folder by HTTP, and return its address."""
+    pytest.importorskip("aiohttp")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("suffix", FILES)
+@pytest.mark.parametrize("folder", ["plain", "chunked"])
+def test_arrays_of_a_server_without_ranges_are_read(site, tmp_path, folder, suffix):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / f"f{suffix}").write_bytes(FILES[suffix] + 2 * locations._TAIL * b"\0" * (suffix == ".h5"))
+    dataset = FileDataset([f"{site}/{folder}/f{suffix}?signature=a.b"])
+    same(read_all(dataset)["x"], X)
+
+
+def test_a_file_that_a_server_lacks_is_missing_and_a_server_that_fails_is_not(site):
+    with names(f"{site}/f.npz", "does not exist"):
+        FileDataset([f"{site}/f.npz"])
+    for address in (f"{site}/busy.npz", "http://127.0.0.1:9/f.npz"):
+        with pytest.raises(FileNotFoundError) as caught:
+            FileDataset([address], on_bad_file="skip")
+        assert f"while reading {address}" in caught.value.__notes__
 
 
 @pytest.fixture
