@@ -15,7 +15,7 @@ from compss_train.training.fit_options import FitOptions
 from compss_train.training.merging.agreement import agreement
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import CommutativeMerge
-from compss_train.training.merging.server import ServerMerge
+from compss_train.training.merging.server import GlobalParameters, ServerMerge
 from compss_train.training.merging.synchronous import SynchronousMerge
 from compss_train.training.training_state import MergeState
 from compss_train.training.worker import MergeRule
@@ -39,9 +39,8 @@ def make_merge(
     if options.merge == "synchronous":
         return SynchronousMerge(engine, initial, _rule(options, names), state)
     if options.merge == "parameter_server":
-        return ServerMerge(
-            engine, initial, num_workers, names=names, optimizer=options.outer_optimizer, state=state
-        )
+        shared = GlobalParameters(engine, initial, num_workers, names=names, optimizer=options.outer_optimizer)
+        return ServerMerge(engine, initial, shared, state)
     return CommutativeMerge(
         engine,
         initial,

@@ -74,26 +74,20 @@ class ServerMerge(Merge):
     rounds_ahead = ROUNDS_AHEAD
 
     def __init__(
-        self,
-        engine: Engine,
-        initial: Parameters,
-        num_workers: int,
-        *,
-        names: TensorNames,
-        optimizer: OptimizerSpec | None = None,
-        state: MergeState = NOTHING_KEPT,
+        self, engine: Engine, initial: Parameters, shared: GlobalParameters, state: MergeState = NOTHING_KEPT
     ) -> None:
+        """``shared`` serves the same ``initial`` parameters; ``stop`` closes it, and so does an error here."""
         self._engine = engine
         self.state = state
         self._moments = state.moments
-        self._global = GlobalParameters(engine, initial, num_workers, names=names, optimizer=optimizer)
+        self._global = shared
         try:
             self._address = engine.publish(self._global.server_address)
             self.parameters = self._initial = engine.publish(initial)
         except BaseException:
             self.stop()
             raise
-        self._bases = [self._initial] * num_workers
+        self._bases: dict[int, Ref] = {}
 
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Train each worker from its own base and exchange parameters, then read the server's."""
@@ -102,7 +96,7 @@ class ServerMerge(Merge):
         measured: dict[int, Ref] = {}
         for worker, count in enumerate(counts):
             if count:
-                base = self._bases[worker]
+                base = self._bases.get(worker, self._initial)
                 more = train_and_exchange, self._address, total
                 self._bases[worker], measured[worker] = workers.train_alone(
                     worker, round_, base, self._moments, *more
@@ -140,7 +134,7 @@ class ServerMerge(Merge):
 
     def close(self) -> None:
         """Free the parameters that were read last, and the bases of the workers."""
-        self._free({*self._bases, self.parameters})
+        self._free({*self._bases.values(), self.parameters})
         self._engine.delete([self._initial, self._address])
 
     def _free(self, refs: Iterable[Ref]) -> None:

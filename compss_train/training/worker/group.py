@@ -14,6 +14,7 @@ from compss_train.data.block import Block
 from compss_train.data.block_passes import Draws, WorkerAssignment, blocks_of
 from compss_train.data.columns import ColumnStructure
 from compss_train.data.reading import FilePart
+from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution
 from compss_train.model.lr_schedules import TimedHyperparameters
 from compss_train.model.parameters import Parameters
@@ -131,7 +132,8 @@ def train_group(
     """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
 
     ``states`` are those of the groups that were joined to this one, and ``values`` the blocks of all workers.
-    Returns the sum of what they trained, with their measurements, and the new states of the group.
+    Returns the sum of what they trained, with their measurements, and the new states of the group. Measured is also
+    the ``change`` of each worker, the squared norm of the change of its weights: the merge compares them.
     """
     sums: list[PartialSum] = []
     after = [*chain.from_iterable(states)]
@@ -140,6 +142,7 @@ def train_group(
         trained, after[member.position], own = train(
             training_spec, parameters, after[member.position], xs, others, shard, member.device, moments
         )
+        own["change"] = params.squared_distance(parameters, trained, training_spec.names.distinct_weights)
         count = own["given"] if work.settings.may_skip else shard.samples
         single = PartialSum.of_worker(trained, count, member.worker, own)
         sums = _with_complete_nodes([*sums, single], member.worker)

@@ -89,9 +89,9 @@ def train(
     of a ``FileDataset``. ``moments`` is the optimizer state of a worker that has none of its own. Returns the new
     parameters (with the moments, if these are averaged too) or their compressed changes, the new state, and the
     measurements: ``samples`` and ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a
-    sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, ``change`` (the squared norm
-    of the change of the weights), counts of file reads, ``weightless`` samples (those of batches whose weights are
-    all 0) if any, warnings that are due, and the ``trace`` if one was wanted.
+    sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, counts of file reads,
+    ``weightless`` samples (those of batches whose weights are all 0) if any, warnings that are due, and the
+    ``trace`` if one was wanted.
     """
     heartbeat.describe(f"{shard.name}, which compiles its network," if training_spec.compile else shard.name)
     started, began = time.time(), time.perf_counter()
@@ -135,7 +135,7 @@ class _WorkerRound:
         self._buffer = CarriedBuffer(state.buffer)
 
     def train(self, xs: Sequence[Block] | FilePart, others: Sequence[Block]) -> dict[str, Any]:
-        """Train on the batches, and return the measurements but the change."""
+        """Train on the batches, and return the measurements."""
         shard, replica = self._shard, self._replica
         source = source_of(shard, xs, others)
         placed = placed_batches(shard, source, replica.columns_device, self._buffer, self._spec.samples)
@@ -185,14 +185,13 @@ class _WorkerRound:
         return {"given": _given(shard, drawn, left_out)}
 
     def result(self, sums: dict[str, Any]) -> tuple[Contribution, WorkerState]:
-        """Return what goes to the merge, and the new state; add the ``change`` to the measurements."""
+        """Return what goes to the merge, and the new state."""
         trained = params.from_module(self._net)
         _check_finite(sums, trained, self._shard.name, self._spec.step_options.on_nan)
         _check_scale(self._stepper.scaler.get_scale(), self._shard.name)
         averaged = self._shard.options.optimizer_state == "average"
         whole = {**trained, **moments_of(self._optimizer)} if averaged else trained
         sent, error = _compressed(self._spec, self._shard, self._before, whole, self._state, sums)
-        sums["change"] = params.squared_distance(self._before, sent, self._spec.names.distinct_weights)
         return sent, WorkerState(
             optimizer=None if averaged else to_cpu(self._optimizer.state_dict()),
             random=RandomState.capture(self._device),

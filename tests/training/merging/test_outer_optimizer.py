@@ -11,6 +11,7 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
 from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import partial_sum
@@ -339,6 +340,20 @@ def test_records_have_the_agreement_of_the_changes():
     for outer in (None, NESTEROV):
         one, _ = rounds_of(workers=1, num_epochs=1, outer_optimizer=outer)
         assert "worker_agreement" not in one.history[0]
+
+
+@pytest.mark.parametrize(("workers", "merge"), [(1, "synchronous"), (2, "commutative")])
+def test_changes_are_not_measured_where_nothing_compares_them(monkeypatch, workers, merge):
+    """It takes a pass over all weights in each task of training."""
+
+    def unexpected(*_):
+        raise AssertionError
+
+    x, y = classification(samples=60)
+    options = {"num_epochs": 2, "batch_size": 6, "merge": merge, **STILL}
+    expected = fitted("serial", workers, *blocked(x, y, 2), **options)
+    monkeypatch.setattr(params, "squared_distance", unexpected)
+    assert_same_bits(fitted("serial", workers, *blocked(x, y, 2), **options), expected)
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
