@@ -18,6 +18,13 @@ TRAINER_TESTS = (
     "test_a_callback_that_raises_ends_the_fit_and_keeps_the_last_complete_round",
     "test_callbacks_see_the_parameters_of_their_round",
 )
+DATASETS = ROOT / "tests/trainer/test_dataset_fits.py"
+DATASET_TESTS = (
+    "test_samples_by_number_are_arrays",
+    "test_data_sets_are_evaluated_and_predicted_with",
+    "test_a_stream_is_sharded_by_worker",
+    "test_data_sets_of_hugging_face_are_arrays",
+)
 
 
 def passed(done):
@@ -31,7 +38,12 @@ def test_the_tests_for_every_engine_pass(run):
     assert passed(run("run_tests.py", *tests, seconds=180)) > 50
 
 
-def test_the_tests_that_are_run_inside_exist():
-    defined = re.findall(r"^def (test_\w+)", TRAINER.read_text(), re.MULTILINE)
-    assert set(TRAINER_TESTS) <= set(defined)
+@pytest.mark.timeout(200)
+def test_data_sets_are_trained_on_as_arrays(run):
+    assert passed(run("run_tests.py", *(f"{DATASETS}::{name}" for name in DATASET_TESTS), seconds=180)) >= 6
+
+
+@pytest.mark.parametrize(("file", "names"), [(TRAINER, TRAINER_TESTS), (DATASETS, DATASET_TESTS)])
+def test_the_tests_that_are_run_inside_exist(file, names):
+    assert set(names) <= set(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE))
     assert CONFORMANCE.exists()
