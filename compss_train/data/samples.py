@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
+from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -122,6 +123,18 @@ class Samples:
             return None
         tensors = self.dataset.tensors
         return (tensors[0], tensors[1] if len(tensors) == 2 else None) if len(tensors) <= 2 else None
+
+    def select(self, numbers: Sequence[int]) -> Samples:
+        """Return these samples only, by number; raise ``TypeError`` for those of an ``IterableDataset``."""
+        if self.is_stream:
+            raise TypeError(
+                f"the samples of a {type(self.dataset).__name__}, which is an IterableDataset, have no numbers to "
+                "select them by; make a data set of them"
+            )
+        selected = copy(self)
+        own = is_hugging_face(self.dataset)
+        selected.dataset = self.dataset.select(numbers) if own else Subset(self.dataset, numbers)
+        return selected
 
     def __repr__(self) -> str:
         number = self.size if self.is_stream else len(self.dataset)

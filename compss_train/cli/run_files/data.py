@@ -16,6 +16,7 @@ from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
 from compss_train.data.files import read_arrays
 from compss_train.data.readers import as_reader
+from compss_train.data.samples import Samples, as_samples
 from compss_train.training.data_source import as_data_source
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
@@ -188,6 +189,8 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     if isinstance(x, FileDataset):
         validation, training = _draw(len(x.files), fraction, seed, "files")
         return Dataset(_select_files(x, training)), Dataset(_select_files(x, validation))
+    if (samples := as_samples(x)) is not None:
+        return _split_samples(samples, dataset.weight, fraction, seed)
     arrays = Dataset(*(None if part is None else _as_array(part) for part in dataset))
     _check_lengths(arrays)
     validation, training = _draw(len(arrays.x), fraction, seed, "samples")
@@ -195,6 +198,16 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     if isinstance(x, BlockedTensor):
         training_data = _in_grid(training_data, x.shape)
     return training_data, _select_rows(arrays, validation)
+
+
+def _split_samples(samples: Samples, weight: Any, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    if samples.is_stream:
+        raise InvalidValueError("an IterableDataset has no samples by number to take a fraction of; name others")
+    validation, training = (
+        Dataset(samples.select(rows.tolist()), weight=None if weight is None else _as_array(weight)[rows])
+        for rows in _draw(len(samples.dataset), fraction, seed, "samples")
+    )
+    return training, validation
 
 
 def _draw(number: int, fraction: float, seed: int, unit: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

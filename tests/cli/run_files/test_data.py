@@ -5,10 +5,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from compss_train import BlockedTensor, DistributedTrainer, FileDataset, write_files
+from compss_train import BlockedTensor, DistributedTrainer, FileDataset, Samples, write_files
 from compss_train.cli.run_files.data import Dataset, read_section, split_validation
 from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, RunFileError
+from compss_train.data.block_passes import Place
 from compss_train.training.data_source import as_data_source
 from tests.helpers.models import SGD, mlp
 
@@ -188,6 +190,46 @@ def test_a_split_of_files_keeps_them_whole_with_their_options(tmp_path):
             trainer.fit(dataset, num_epochs=1, batch_size=2, progress=False)
             outputs.append(trainer.predict(validation))
     assert np.array_equal(*outputs)
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, number):
+        return np.float32(number), number % 2
+
+
+def hugging_face():
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict({"x": [float(n) for n in range(10)], "label": [n % 2 for n in range(10)]})
+
+
+@pytest.mark.parametrize(
+    "make", [Pairs, lambda: Samples(Pairs(), blocks=2), lambda: DataLoader(Pairs(), batch_size=3), hugging_face]
+)
+def test_a_split_of_a_data_set_keeps_every_sample_with_its_weight(make):
+    dataset = Dataset(make(), weight=np.arange(10) / 4)
+    training, validation = split_validation(dataset, 0.3, 0)
+    found = []
+    for part, size in ((training, 7), (validation, 3)):
+        reader = part.x.reader(1, "float32")
+        read = reader.read(np.arange(size), Place(0, 0, 0), lambda _: 0, None)
+        assert read.y.tolist() == [n % 2 for n in read.x.tolist()]
+        assert part.weight.tolist() == [n / 4 for n in read.x.tolist()]
+        found += read.x.tolist()
+    assert sorted(found) == list(range(10))
+
+
+def test_a_stream_has_no_fraction():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(InvalidValueError, match="no samples by number to take a fraction of"):
+        split_validation(Dataset(Stream()), 0.3, 0)
+    with pytest.raises(TypeError, match="have no numbers to select them by"):
+        Samples(Stream()).select([0])
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.5, 2, True, "half"])
