@@ -11,14 +11,17 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from loky.backend.process import LokyProcess
 
 from compss_train import LocalEngine, WorkerLostError
+from compss_train._utils import files
 from compss_train.engines import Resources
 from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local import scheduler
 from compss_train.engines.local.store import StoreFolders, store
 from compss_train.exceptions import EngineClosedError, WorkerTraceback
 from tests.engines import tasks
+from tests.helpers.processes import children, leftovers
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def local():
         yield engine
 
 
-def files(engine: LocalEngine) -> set[str]:
+def stored(engine: LocalEngine) -> set[str]:
     """Return the names of its files, without those of heartbeats, which processes write when they start."""
     names = {name for folder in engine._folders.paths for name in os.listdir(folder)}
     return {name for name in names if "heartbeat" not in name}
@@ -53,19 +56,19 @@ def wait_until(condition, seconds: float = 20) -> None:
 
 
 def test_large_values_are_files_and_small_ones_inline(local):
-    before = files(local)
+    before = stored(local)
     big = local.publish(np.ones(100_000))
     local.publish(np.ones(3))
-    assert len(files(local) - before) == 1
+    assert len(stored(local) - before) == 1
     refs = [local.submit(tasks.total, [big, big]) for _ in range(4)]
     local.fetch(refs)
-    assert len(files(local) - before) == 5
+    assert len(stored(local) - before) == 5
     local.delete([big, *refs])
-    wait_until(lambda: not files(local) - before)
+    wait_until(lambda: not stored(local) - before)
 
 
 def test_a_failure_does_not_wait_for_other_inputs(local, tmp_path):
-    before, gate = files(local), tmp_path / "gate"
+    before, gate = stored(local), tmp_path / "gate"
     slow = local.submit(tasks.wait_for, gate, np.ones(100_000))
     failed = local.submit(tasks.fail, "mine")
     both = [local.submit(tasks.total, inputs) for inputs in ([slow, failed], [failed, slow, slow])]
@@ -76,24 +79,24 @@ def test_a_failure_does_not_wait_for_other_inputs(local, tmp_path):
     gate.touch()
     assert len(local.fetch([slow])[0]) == 100_000
     local.delete([slow, failed])
-    wait_until(lambda: not files(local) - before)
+    wait_until(lambda: not stored(local) - before)
 
 
 def test_commutative_updates_leave_no_files(local):
-    before = files(local)
+    before = stored(local)
     target = local.publish(np.zeros(10_000))
     made = [local.commute(target, tasks.plus, n) for n in range(6)]
     assert local.fetch([target])[0][0] == 15
     local.delete([target, *made])
-    wait_until(lambda: not files(local) - before)
+    wait_until(lambda: not stored(local) - before)
 
 
 def test_a_memory_mapped_array_is_sent_as_a_path(local, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(200_000).reshape(1000, 200))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    before = files(local)
+    before = stored(local)
     part = local.publish(mapped[100:110])
-    assert files(local) == before
+    assert stored(local) == before
     np.testing.assert_array_equal(local.fetch([local.submit(tasks.total, [part])])[0], mapped[100:110])
 
 
@@ -347,11 +350,42 @@ def test_workers_leave_ctrl_c_to_the_coordinator(local):
         assert blocked_or_ignored >> (signal.SIGINT - 1) & 1
 
 
+def interrupt() -> None:
+    """Do what Python does in the main thread after another thread has received Ctrl-C."""
+    signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
+
+
+class Interrupting:
+    def __del__(self):
+        interrupt()
+
+
+def test_ctrl_c_in_the_middle_of_a_start_is_neither_lost_nor_leaves_a_process(monkeypatch):
+    start_process, before = LokyProcess.start, (children(), leftovers(os.getpid()))
+
+    def start_and_interrupt(process):
+        start_process(process)
+        interrupt()
+
+    # In a finalizer Python prints an exception and goes on; a process that loky does not know yet stays.
+    for owner, name, replacement in (
+        (files, "remove_abandoned", lambda _: Interrupting()),
+        (LokyProcess, "start", start_and_interrupt),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, replacement)
+            with pytest.raises(KeyboardInterrupt):
+                LocalEngine(1)
+        assert (children(), leftovers(os.getpid())) == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_stored_results_of_a_failed_task_are_removed(local):
-    before = files(local)
+    before = stored(local)
     with pytest.raises(TypeError, match="pickle"):
         local.fetch(local.submit(tasks.good_and_bad, returns=2))
-    assert files(local) == before
+    assert stored(local) == before
 
 
 def test_an_interrupted_shutdown_can_be_repeated(monkeypatch):

@@ -14,7 +14,7 @@ from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.store import StoreFolders, store
 from compss_train.engines.local.task_graph import Value
-from compss_train.engines.local.worker_process import WorkerPool
+from compss_train.engines.local.worker_process import WorkerPool, interrupts_deferred
 from compss_train.engines.machine import LOOPBACK, cores
 from compss_train.exceptions import EngineClosedError
 
@@ -48,18 +48,19 @@ class LocalEngine(GraphEngine):
         self._widest = 1
         """The most CPUs that a task has asked for."""
         self._numbers = itertools.count()
-        with contextlib.ExitStack() as undo:  # if the start is interrupted
-            self._folders = StoreFolders()
-            undo.callback(self._folders.remove)
-            self._folders.create()
-            self._pool = WorkerPool(threads, self._folders.paths, preload)
-            self._scheduler = Scheduler(self._folders.paths)
-            self._graph = self._scheduler.graph
-            self._close = weakref.finalize(
-                self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
-            )
-            undo.callback(self._close)
-            self._grow(processes, processes * threads)
+        with contextlib.ExitStack() as undo:  # if the start fails, or was interrupted
+            with interrupts_deferred():
+                self._folders = StoreFolders()
+                undo.callback(self._folders.remove)
+                self._folders.create()
+                self._pool = WorkerPool(threads, self._folders.paths, preload)
+                self._scheduler = Scheduler(self._folders.paths)
+                self._graph = self._scheduler.graph
+                self._close = weakref.finalize(
+                    self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
+                )
+                undo.callback(self._close)
+                self._grow(processes, processes * threads)
             undo.pop_all()
 
     @classmethod

@@ -53,9 +53,9 @@ class WorkerProcess:
         """Start the process, without waiting for its imports."""
         # Loky starts the resource tracker with each process, which would unblock the signal.
         resource_tracker.ensure_running()
-        with interrupts_blocked():
+        with interrupts_deferred():
             self.ready = self._executor.submit(os.getpid)
-        self._manager = self._executor._executor_manager_thread
+            self._manager = self._executor._executor_manager_thread
 
     def restart(self) -> None:
         """Replace a process that died."""
@@ -121,13 +121,33 @@ class WorkerProcess:
 
 
 @contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """Make processes that are started meanwhile ignore Ctrl-C; the coordinator ends them without tracebacks."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def interrupts_deferred() -> Iterator[None]:
+    """Raise ``KeyboardInterrupt`` only after the block; processes that are started in it ignore Ctrl-C.
+
+    Blocking the signal is not enough: another thread of the program receives it, and Python raises in the main
+    thread all the same. In the middle of a start that leaves a process that nobody ends; in a finalizer, such as
+    that of a file lock, Python only prints the exception and goes on.
+    """
+    deferred = False
+
+    def defer(*_: object) -> None:
+        nonlocal deferred
+        deferred = True
+
+    # Only the main thread handles signals. A handler that is not Python's is None, and could not be put back.
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main else None
+    if handler is not None:
+        signal.signal(signal.SIGINT, defer)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes have the mask of this thread
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if deferred:
+            signal.raise_signal(signal.SIGINT)
 
 
 class WorkerPool:
