@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 ENGINES = ("serial", "local")
 
-# Examples take as long as they take: other tests run at the same time.
-settings.register_profile("unhurried", deadline=None)
+# Examples take as long as they take: other tests run at the same time. They are drawn anew in every run.
+settings.register_profile("unhurried", deadline=None, max_examples=50)
 settings.load_profile("unhurried")
 
 # Its assertions are checked even by python -O, with which COMPSs runs programs.
@@ -38,11 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Heed Ctrl-C, and look for no garbage while tests are imported.
+    """Heed Ctrl-C, let threads that wait sleep, and look for no garbage while tests are imported.
 
-    A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C. Looking for
-    garbage takes a quarter of the time of imports, and what these make stays.
+    A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C. Threads of
+    torch wait in a loop otherwise, and take the cores that other tests need: fits with two threads then take ten
+    times as long. Looking for garbage takes a quarter of the time of imports, and what these make stays.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()

@@ -257,6 +257,7 @@ def _meeting(engine, place: Path, size: int, resources=ONE_CPU):
     return [engine.submit(tasks.meet, place, n, size, resources=resources) for n in range(size)]
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_reserved_tasks_run_at_the_same_time(tmp_path):
     with LocalEngine(processes=1) as engine:
         gate = tmp_path / "gate"

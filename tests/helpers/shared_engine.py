@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from multiprocessing import spawn
+from multiprocessing import forkserver, spawn
 
 import pytest
 from loky import ProcessPoolExecutor
@@ -53,6 +53,7 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
     Nothing else differs from what users have; tests of how processes start do without this.
     """
     multiprocessing.set_forkserver_preload(IMPORTED)
+    forkserver.ensure_running()  # it stays: tests that count processes do so from now on
     patch.setattr(engine, "WorkerPool", ForkedPool)
 
 

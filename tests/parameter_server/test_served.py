@@ -36,20 +36,9 @@ with connect(*sys.argv[1:3]) as client:
 
 @pytest.fixture(params=[None, LOOPBACK], ids=["private", "tcp"])
 def serving(request):
+    """Servers for this machine only, too."""
     with serve(request.param) as serving:
         yield serving
-
-
-@pytest.fixture
-def tcp_serving():
-    with serve(LOOPBACK) as serving:
-        yield serving
-
-
-@pytest.fixture
-def client(serving):
-    with connect(serving.address, serving.token) as client:
-        yield client
 
 
 def pusher(serving, *arguments, **options):

@@ -14,23 +14,11 @@ import pytest
 import zmq
 
 from compss_train.parameter_server import connect, serve, sockets
+from compss_train.parameter_server.sockets import LOOPBACK
 
-LOOPBACK = "tcp://127.0.0.1:*"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
 """The first 64 bytes of a ZeroMQ client without authentication."""
 READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
-
-
-@pytest.fixture
-def serving():
-    with serve(LOOPBACK) as serving:
-        yield serving
-
-
-@pytest.fixture
-def client(serving):
-    with connect(serving.address, serving.token) as client:
-        yield client
 
 
 def bare(serving):

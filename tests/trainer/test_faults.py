@@ -123,6 +123,7 @@ class Explosive(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_an_exception_in_the_model_reaches_the_caller_once_and_ends_everything():
     x, y = classification(samples=120)
     x[62] = 666  # the second worker's third batch; alone, the first would go on for a minute

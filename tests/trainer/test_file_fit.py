@@ -148,7 +148,7 @@ def test_a_task_knows_the_files_that_its_worker_needs_next(files, tmp_path, monk
         return whole(self, row_ranges, upcoming)
 
     monkeypatch.setattr(FileLoader, "open", recorded)
-    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy")
     dataset = FileDataset(files.files, cache=tmp_path)
     trainer.fit(dataset, num_epochs=2, batch_size=5, progress=False, **shuffle, **options)

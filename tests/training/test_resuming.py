@@ -30,13 +30,13 @@ def files(tmp_path_factory):
     return FileDataset(f"{folder}/*.npz")
 
 
-def every_round_resumed(folder, build, *, engine="serial", data=None, **options):
-    """Train without a break, then from each of its checkpoints to the end; all are alike. Returns the first one."""
+def every_round_resumed(folder, build, *, engine="serial", data=None, step=1, **options):
+    """Train without a break, then from every ``step``-th checkpoint on; all are alike. Returns the first one."""
     whole = build(engine)
     fit(whole, Checkpoint(folder, keep=99), data=data, **options)
     saved = list_checkpoints(folder)
     assert list(saved) == list(range(len(whole.history)))
-    for path in saved.values():
+    for path in list(saved.values())[::step]:
         again = build(engine)
         fit(again, data=data, resume=path, **options)
         assert_alike(again, whole)
@@ -115,7 +115,7 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_whatever_is_trained_and_how(tmp_path, name):
     build, options = VARIANTS[name]
-    every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), **options)
+    every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), step=2, **options)
 
 
 @pytest.mark.parametrize(

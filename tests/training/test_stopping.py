@@ -294,6 +294,7 @@ def test_a_slow_fit_stops_in_time_and_goes_on(tmp_path):
     assert_alike(trainer, whole)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_processes_that_have_no_time_left_are_ended():
     before = children()
     with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:

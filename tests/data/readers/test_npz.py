@@ -48,7 +48,7 @@ def flipped(tmp_path_factory):
 
 
 @pytest.mark.parametrize("content", [STORED, COMPRESSED], ids=["stored", "compressed"])
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
 def test_a_byte_of_an_npz_that_flips_is_an_error_or_changes_nothing(flipped, content, place, change):
     changed = bytearray(content)
@@ -57,7 +57,7 @@ def test_a_byte_of_an_npz_that_flips_is_an_error_or_changes_nothing(flipped, con
 
 
 @pytest.mark.parametrize("content", [STORED, COMPRESSED], ids=["stored", "compressed"])
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.floats(0, 1, exclude_max=True), noise=st.binary(min_size=1, max_size=64))
 def test_noise_in_an_npz_is_an_error_or_changes_nothing(flipped, content, start, noise):
     at = int(start * len(content))

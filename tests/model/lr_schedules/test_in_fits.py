@@ -27,7 +27,7 @@ from tests.helpers.models import (
 from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting, fall
 
 X, Y = classification(samples=62)
-IN_ORDER = {"shuffle": None, "shuffle_block_data": False, "num_batches_per_worker": 3}
+IN_ORDER = {"shuffle": None, "shuffle_block_data": False, "num_batches_per_worker": 2}
 PLAIN = {
     "sgd": (SGD, partial(torch.optim.SGD, lr=0.05, momentum=0.9)),
     "adam": (ADAM, partial(torch.optim.Adam, lr=0.01)),
@@ -44,7 +44,7 @@ def plain_loop(make_optimizer, make_scheduler, epochs):
         for _ in range(epochs):
             lrs.append(optimizer.param_groups[0]["lr"])
             for x, y in zip(np.array_split(X, 4), np.array_split(Y, 4), strict=True):
-                for bx, by in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
+                for bx, by in zip(np.array_split(x, 2), np.array_split(y, 2), strict=True):
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(net(torch.from_numpy(bx).clone()), torch.from_numpy(by)).backward()
                     optimizer.step()

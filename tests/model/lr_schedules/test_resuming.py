@@ -36,7 +36,7 @@ def built(engine, schedule, **options):
 
 
 def fitted(trainer, **options):
-    return trainer.fit(*blocked(X, Y, 6), num_epochs=EPOCHS, batch_size=5, **options)
+    return trainer.fit(*blocked(X, Y, 6), num_epochs=EPOCHS, batch_size=8, **options)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -46,7 +46,7 @@ def test_a_resumed_fit_has_the_bits_of_an_uninterrupted_one(name, mode, tmp_path
     whole = built("serial", SCHEDULES[name], **options)
     expected = fitted(whole, **mode)
     rounds = len(whole.history)
-    for stopped in range(0, rounds - 1, max(2, rounds // 4)):
+    for stopped in range(0, rounds - 1, max(2, 2 * rounds // 5)):
         folder = tmp_path / str(stopped)
         fitted(built("serial", SCHEDULES[name], **options), callbacks=[Checkpoint(folder), Stop(stopped)], **mode)
         resumed = built("serial", SCHEDULES[name], **options)

@@ -53,18 +53,18 @@ def comparable(trainer):
         {},
         {"shuffle": "total"},
         {"merge_unit": "batches", "merge_every": 2, "optimizer_state": "average", "outer_optimizer": OUTER},
-        {"buffer": BufferSpec("FIRO", 16), "weight_averaging": "ema"},
+        {"buffer": BufferSpec("FIRO", 8), "weight_averaging": "ema"},
     ],
     ids=["plain", "pieces", "outer", "buffer"],
 )
 def test_any_groups_give_the_same_bits(options):
-    x, y = classification(samples=260)
+    x, y = classification(samples=156)
     alone = trainer_with(Places(0))  # an engine that does not know its places
-    expected = alone.fit(x, y, num_epochs=2, batch_size=5, **options)
+    expected = alone.fit(x, y, num_epochs=2, batch_size=4, **options)
     for places in (1, 2):
         engine = Places(places)
         grouped = trainer_with(engine)
-        assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=5, **options), expected)
+        assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=4, **options), expected)
         assert comparable(grouped) == comparable(alone)
         tasks = sum(function is train_group for function, _ in engine.submitted)
         assert tasks < WORKERS * len(grouped.history)
