@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "merge_every": {"epochs": 1, "then": 75},
         "merge_unit": "batches",
     },
+    "every batch at first": {"preset": "post_local", "optimizer_state": "average"},
     "outer steps": {
         "batch_size": 100,
         "merge_every": 75,
@@ -155,8 +156,9 @@ def time_cases(options: argparse.Namespace) -> Iterator[Case]:
         base = replace(one, engine="local", marks=MARKS, schedule=options.schedule)
         for batch, rate in product(options.batch_sizes, options.learning_rates):
             tried = replace(base, optimizer={**base.optimizer, "lr": rate})
-            ours = with_setting(tried, "auto", 2)
-            yield replace(ours, options={**ours.options, "batch_size": batch})
+            for setting in ("auto", "every batch at first"):
+                ours = with_setting(tried, setting, 2)
+                yield replace(ours, options={**ours.options, "batch_size": batch})
             yield replace(tried, contestant=DDP, setting="DDP", workers=2, options={"batch_size": batch})
 
 

@@ -177,7 +177,8 @@ def report_time(rows: Sequence[Row]) -> None:
 
 
 def _tried(case: Case) -> str:
-    return f"{case.contestant}, {case.options['batch_size']}, {case.optimizer['lr']:g}"
+    who = case.contestant if case.contestant != OURS else f"ours {case.setting}"
+    return f"{who}, {case.options['batch_size']}, {case.optimizer['lr']:g}"
 
 
 def _seconds(results: dict[int, Result], target: float) -> list[float]:
