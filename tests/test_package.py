@@ -27,9 +27,11 @@ assert compss_train.cli.main.main(["doctor"]) == 1
     )
 
 
-def test_names_and_submodules_are_there_when_asked_for():
+def test_names_are_there_when_asked_for_and_without_scikit_learn_all_but_those_of_estimators():
     run(
         """
+import sys
+sys.modules["sklearn"] = None
 import compss_train
 assert "DistributedTrainer" not in vars(compss_train)
 assert compss_train.engines.LocalEngine is compss_train.LocalEngine
@@ -39,6 +41,29 @@ assert vars(compss_train)["LocalEngine"] is compss_train.LocalEngine
 from compss_train import *
 assert DistributedTrainer is compss_train.trainer.DistributedTrainer
 assert shuffle is compss_train.data.shuffle and callable(shuffle)
+assert BlockedTensor and "DistributedClassifier" in dir(compss_train)
+try:
+    compss_train.DistributedClassifier
+except ModuleNotFoundError as error:
+    assert "pip install 'compss_train[sklearn]'" in str(error) and error.name == "sklearn"
+else:
+    raise SystemExit("an estimator without scikit-learn")
+"""
+    )
+
+
+def test_a_fit_imports_neither_torchmetrics_nor_zeromq_unless_it_uses_them():
+    run(
+        """
+import sys
+import numpy as np
+from torch import nn
+import compss_train.training.worker.server_exchange
+from compss_train import DistributedTrainer
+with DistributedTrainer(1, engine="serial") as trainer:
+    trainer.build(nn.Linear(2, 2), {"optimizer": "sgd", "lr": 0.1}, "ce", ["accuracy", "mae"][:1])
+    trainer.fit(np.ones((4, 2), "f"), np.ones(4, int), num_epochs=1, batch_size=2, progress=False)
+assert not {"torchmetrics", "zmq"} & set(sys.modules)
 """
     )
 
@@ -51,24 +76,6 @@ def test_every_public_name_can_be_had():
         homes["integrations.sklearn"]
     )
     assert all(getattr(compss_train, name).__name__ == name for name in homes["integrations.sklearn"])
-
-
-def test_without_scikit_learn_all_but_the_estimators_is_there():
-    run(
-        """
-import sys
-sys.modules["sklearn"] = None
-from compss_train import *
-import compss_train
-assert BlockedTensor and "DistributedClassifier" in dir(compss_train)
-try:
-    compss_train.DistributedClassifier
-except ModuleNotFoundError as error:
-    assert "pip install 'compss_train[sklearn]'" in str(error) and error.name == "sklearn"
-else:
-    raise SystemExit("an estimator without scikit-learn")
-"""
-    )
 
 
 def test_other_names_are_no_attributes():

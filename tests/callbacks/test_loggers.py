@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from compss_train.reports.history import History
 from compss_train.reports.records import flatten
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, blocked, classification, mlp
+from tests.helpers.shared_engine import other_process
 
 FILES = [JsonLines, Csv]
 
@@ -278,6 +278,14 @@ def test_special_files_are_not_replaced(trainer, kind, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
+def begin(connection, kind, path):
+    """Begin a fit that writes to a file, and report why that is not possible."""
+    try:
+        kind(path).on_fit_start(SimpleNamespace(history=[], resumed_from=None), None)
+    except BlockingIOError as error:
+        connection.send(str(error))
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_that_another_fit_writes_to_is_locked(kind, tmp_path):
     """Whichever program it is of: rounds of the two would alternate, and a resumed one would remove the other's."""
@@ -286,15 +294,10 @@ def test_a_file_that_another_fit_writes_to_is_locked(kind, tmp_path):
     trainer = SimpleNamespace(history=[], resumed_from=None)
     first.on_fit_start(trainer, None)
     before = path.read_bytes()
-    program = f"""
-from pathlib import Path
-from types import SimpleNamespace
-from compss_train.callbacks import {kind.__name__}
-{kind.__name__}({str(path)!r}).on_fit_start(SimpleNamespace(history=[], resumed_from=None), None)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert f"BlockingIOError: [Errno 11] process {os.getpid()} on " in done.stderr
-    assert "is writing to this file; wait until it ends, or choose another" in done.stderr
+    with other_process(begin, kind, path) as (_, connection):
+        error = connection.recv()
+    assert f"[Errno 11] process {os.getpid()} on " in error
+    assert "is writing to this file; wait until it ends, or choose another" in error
     with pytest.raises(BlockingIOError, match="is writing to this file"):
         second.on_fit_start(trainer, None)
     assert path.read_bytes() == before

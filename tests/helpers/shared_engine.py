@@ -1,8 +1,12 @@
-"""Local engines whose processes start within a moment, and the one that tests share."""
+"""Processes and local engines that start within a moment, and the engine that tests share."""
 
 import multiprocessing
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, spawn
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import pytest
 from loky import ProcessPoolExecutor
@@ -55,6 +59,29 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
     multiprocessing.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()  # it stays: tests that count processes do so from now on
     patch.setattr(engine, "WorkerPool", ForkedPool)
+
+
+@contextmanager
+def other_process(function: Callable[..., None], *args: object) -> Iterator[tuple[BaseProcess, Connection]]:
+    """Call ``function(connection, *args)`` in another process, which ends with the block at the latest.
+
+    Yields the process, and the other end of its connection.
+    """
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=function, args=(theirs, *args))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spawn, "get_preparation_data", without_main)
+        process.start()
+    theirs.close()
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        ours.close()
 
 
 class SharedEngine(LocalEngine):

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 
 import pytest
 from torch import nn
@@ -94,18 +92,3 @@ def test_numbers_of_no_samples_count_only_where_there_are_no_others():
     assert Measures().values([none, part((5.0, 0))])["own"] == 4.0
     assert Measures().values([none, nothing, part((1.0, 3), (7.0, 0)), part((5.0, 1))])["own"] == 2.0
     assert math.isnan(Measures().values([nothing])["own"])
-
-
-def test_torchmetrics_is_imported_only_if_it_is_used():
-    program = """
-import re, sys
-from compss_train import DistributedTrainer
-from torch import nn
-import numpy as np
-with DistributedTrainer(1, engine="serial") as trainer:
-    trainer.build(nn.Linear(2, 2), {"optimizer": "sgd", "lr": 0.1}, "ce", ["accuracy", "mae"][:1])
-    trainer.fit(np.ones((4, 2), "f"), np.ones(4, int), num_epochs=1, batch_size=2, progress=False)
-print(sorted(name for name in sys.modules if re.match("torchmetrics", name)))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr
