@@ -2,10 +2,9 @@
 
 import contextlib
 import json
+import multiprocessing
 import pickle
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,20 +17,16 @@ import zmq
 from compss_train.parameter_server import connect, serve
 from compss_train.parameter_server.messages import MessageError, pack, unpack
 from compss_train.parameter_server.sockets import LOOPBACK, client_socket
+from tests.helpers.shared_engine import other_process
 
-PUSHER = """
-import sys
-import numpy as np
-from compss_train.parameter_server.client import connect
 
-with connect(*sys.argv[1:3]) as client:
-    delta = np.full(5, float(sys.argv[3]))
-    for number in range(int(sys.argv[4])):
-        client.push("w", [delta])
-    print(client.pull("w")[0][0].item(), flush=True)
-    if sys.argv[5:]:
-        sys.stdin.readline()
-"""
+def push(connection, address, token, delta, pushes):
+    """Push so often, report the sum that there is then, and stay."""
+    with connect(address, token) as client:
+        for _ in range(pushes):
+            client.push("w", [np.full(5, delta)])
+        connection.send(client.pull("w")[0][0].item())
+        connection.recv()
 
 
 @pytest.fixture(params=[None, LOOPBACK], ids=["private", "tcp"])
@@ -41,19 +36,18 @@ def serving(request):
         yield serving
 
 
-def pusher(serving, *arguments, **options):
-    command = [sys.executable, "-c", PUSHER, serving.address, serving.token, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, **options)
-
-
 def test_pushes_of_other_processes_survive_a_killed_process(serving, client):
     client.init("w", [np.zeros(5)])
-    with pusher(serving, 0.5, 300, "stay") as killed, pusher(serving, 2, 300) as other:
-        assert float(killed.stdout.readline()) >= 150
-        killed.send_signal(signal.SIGKILL)
+    server = (serving.address, serving.token)
+    with (
+        other_process(push, *server, 0.5, 300) as (killed, first),
+        other_process(push, *server, 2.0, 300) as (_, second),
+    ):
+        assert first.recv() >= 150
+        killed.kill()
         for _ in range(100):
             client.push("w", [np.ones(5)])
-        assert float(other.communicate(timeout=60)[0]) >= 600
+        assert second.recv() >= 600
     assert client.pull("w")[0].tolist() == [150.0 + 600.0 + 100.0] * 5
 
 
@@ -222,22 +216,16 @@ def test_a_message_is_read_as_it_was_written(array):
         unpack(pack({}, [array, array])[:2])
 
 
-NAMED = """
-import sys
-import numpy as np
-from compss_train.parameter_server.client import connect
-
-address, token, name, pushes = sys.argv[1:]
-with connect(address, token, name=name) as client:
-    try:
-        client.init("own", [np.zeros(3)])
-    except ValueError:
-        print("there", flush=True)
-    for number in range(int(pushes)):
-        client.push("w" if number % 3 else "own", [np.full(3, 2.0 ** -(number % 40))], priority=number % 5)
-        if number == 100:
-            print(client.pull("w")[0][0].item(), flush=True)
-"""
+def push_named(connection, address, token, name, pushes):
+    """Push to two keys, of which one is its own, and report a sum of the other on the way."""
+    with connect(address, token, name=name) as client:
+        with contextlib.suppress(ValueError):  # it is there
+            client.init("own", [np.zeros(3)])
+        for number in range(pushes):
+            key = "w" if number % 3 else "own"
+            client.push(key, [np.full(3, 2.0 ** -(number % 40))], priority=number % 5)
+            if number == 100:
+                connection.send(client.pull("w")[0][0].item())
 
 
 def sums(pushes):
@@ -245,17 +233,18 @@ def sums(pushes):
     return [sum(value for other, value in values if other == wanted) for wanted in (True, False)]
 
 
-def test_a_task_that_is_killed_and_run_again_under_its_name_counts_once(serving, client, monkeypatch, capsys):
+def test_a_task_that_is_killed_and_run_again_under_its_name_counts_once(serving, client):
     client.init("w", [np.zeros(3)])
-    arguments = [serving.address, serving.token, "task 1", "3000"]
-    with subprocess.Popen([sys.executable, "-c", NAMED, *arguments], stdout=subprocess.PIPE, text=True) as first:
-        assert float(first.stdout.readline()) > 0
-        first.send_signal(signal.SIGKILL)
-    for _ in range(2):  # it goes on where the first one ended; once more after success changes nothing
-        monkeypatch.setattr(sys, "argv", ["-c", *arguments])
-        exec(NAMED, {})
-        assert float(capsys.readouterr().out) > 0
-        assert [client.pull(key)[0].tolist() for key in ("w", "own")] == [[s] * 3 for s in sums(3000)]
+    arguments = (serving.address, serving.token, "task 1", 3000)
+    with other_process(push_named, *arguments) as (process, connection):
+        assert connection.recv() > 0
+        process.kill()
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        for _ in range(2):  # it goes on where the first one ended; once more after success changes nothing
+            push_named(theirs, *arguments)
+            assert ours.recv() > 0
+            assert [client.pull(key)[0].tolist() for key in ("w", "own")] == [[s] * 3 for s in sums(3000)]
 
 
 def test_repeated_calls_of_a_named_client_count_once(serving, client):
