@@ -2,17 +2,19 @@
 
 import os
 import time
+from contextlib import suppress
 
 import psutil
 
 
 def children() -> list[psutil.Process]:
     """Processes of this one that do work: loky's resource tracker stays as long as Python does."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "resource_tracker" not in " ".join(process.cmdline())
-    ]
+    working = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended, perhaps without anybody having waited for it yet
+            if "resource_tracker" not in " ".join(process.cmdline()):
+                working.append(process)
+    return working
 
 
 def leftovers(pid: int) -> list[str]:
