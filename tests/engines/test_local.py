@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import multiprocessing
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from joblib.externals.loky.backend.context import LokyContext as JoblibContext
 from loky.backend.process import LokyProcess
 
 from compss_train import LocalEngine, WorkerLostError
@@ -349,6 +351,13 @@ def test_workers_leave_ctrl_c_to_the_coordinator(local):
         lines = dict(line.split(":\t") for line in status.splitlines() if "Sig" in line)
         blocked_or_ignored = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16)
         assert blocked_or_ignored >> (signal.SIGINT - 1) & 1
+
+
+def test_processes_are_lokys_own_after_joblib_has_registered_its_copy(monkeypatch):
+    monkeypatch.setitem(multiprocessing.context._concrete_contexts, "loky", JoblibContext())
+    with LocalEngine(1) as engine:
+        (process,) = engine._pool.processes[0]._executor._processes.values()
+        assert type(process) is LokyProcess
 
 
 def interrupt() -> None:

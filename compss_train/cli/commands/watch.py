@@ -29,9 +29,14 @@ def _run(options: argparse.Namespace) -> int:
     from compss_train.cli.run_files.report_server import ReportServer
 
     with ReportServer(LiveReport(options.run), options.port) as server, suppress(KeyboardInterrupt):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        _print_start(server, options.run)
-        _print_states(server, options.run)
+        thread = threading.Thread(target=server.serve_forever, args=[0.1], daemon=True)
+        thread.start()
+        try:
+            _print_start(server, options.run)
+            _print_states(server, options.run)
+        finally:
+            server.shutdown()  # the thread would go on to poll the number of a closed socket
+            thread.join()
     return 0
 
 

@@ -12,6 +12,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 from loky import ProcessPoolExecutor
+from loky.backend.context import LokyContext
 
 from compss_train.engines.base import Failure
 from compss_train.engines.heartbeat import Heartbeat
@@ -47,7 +48,10 @@ class WorkerProcess:
     def _new_executor(self) -> ProcessPoolExecutor:
         environment = {name: str(self._threads) for name in _THREAD_VARIABLES}
         arguments = (os.getpid(), self._preload, self.heartbeat.path)
-        return ProcessPoolExecutor(1, initializer=worker_main.start, initargs=arguments, env=environment)
+        # The default context is the one imported last: joblib's copy of loky registers its own under the same name.
+        return ProcessPoolExecutor(
+            1, context=LokyContext(), initializer=worker_main.start, initargs=arguments, env=environment
+        )
 
     def start(self) -> None:
         """Start the process, without waiting for its imports."""

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 from urllib.request import urlopen
 
 from compss_train.cli.commands import watch
@@ -24,7 +25,9 @@ def test_a_run_is_shown_until_ctrl_c_also_when_it_has_ended(fitted, command, mon
             raise KeyboardInterrupt
 
     monkeypatch.setattr(watch.time, "sleep", turn)
+    threads = set(threading.enumerate())
     assert command("watch", fitted).err == ""
+    assert not any("serve_forever" in thread.name for thread in set(threading.enumerate()) - threads)
     start, *later = printed
     assert start.startswith(f"{fitted} (running, 3 rounds) is shown at")
     port = re.search(r"http://127\.0\.0\.1:(\d+)/", start)[1]
