@@ -7,7 +7,7 @@ import io
 import pickle
 import weakref
 from collections.abc import Mapping
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import nn
 
 T = TypeVar("T")
 
-_SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, weakref.ref)
+_SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref)
 """What deepcopy does not copy, either."""
 
 
@@ -61,6 +61,10 @@ class _Pickler(pickle.Pickler):
             self._numbers[id(obj)] = len(self._kept)
             self._kept.append(obj)
         return self._numbers[id(obj)]
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Pickle a method as its function and object: by default its name is looked up, which may find another."""
+        return (MethodType, (obj.__func__, obj.__self__)) if isinstance(obj, MethodType) else NotImplemented
 
 
 def _is_kept(obj: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -156,8 +157,8 @@ class TrainingSpec:
         return TensorNames.of(self.net)
 
     @cached_property
-    def _template(self) -> CopyTemplate[TrainingSpec]:
-        return CopyTemplate(self)
+    def _template(self) -> CopyTemplate[dict[str, Any]]:
+        return CopyTemplate(self.__getstate__())  # not of this object: a cycle would keep its memory
 
     @cached_property
     def _entries(self) -> list[torch.Tensor]:
@@ -169,11 +170,11 @@ class TrainingSpec:
 
     def without_weights(self) -> TrainingSpec:
         """Return a copy for tasks, which receive the parameters beside it: its network has no values."""
-        return self._template.copy(unset_copies(self._entries, "meta"))
+        return copy.deepcopy(self, dict(unset_copies(self._entries, "meta")))
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
         """Return a copy of the model with these parameters, which shares nothing with this object."""
-        own = self._template.copy(unset_copies(self._entries, "cpu"))
+        own = TrainingSpec(**self._template.copy(unset_copies(self._entries, "cpu")))
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):

@@ -5,6 +5,7 @@ import io
 import threading
 import weakref
 from functools import partial
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -109,6 +110,41 @@ def test_tensors_are_replaced_under_each_name():
     assert own.first.weight is own.head.weight is new
 
 
+def forward(self, x):
+    return self.first(x) + 1
+
+
+class Hooked(nn.Module):
+    """A network with methods that are not found under their names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.patched = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.patched.first = self.first
+        self.patched.forward = MethodType(forward, self.patched)
+        self.plain = super().__repr__
+        self.register_forward_hook(self.__add)
+
+    def __add(self, module, inputs, output):
+        return output + self.patched.bias
+
+    def __repr__(self):
+        return "own"
+
+    def forward(self, x):
+        return self.patched(x)
+
+
+def test_methods_are_those_of_the_copy():
+    net = Hooked()
+    own = CopyTemplate(net).copy({})
+    assert own.patched.forward.__self__ is own.patched
+    assert (repr(own), own.plain()) == ("own", net.plain())
+    with torch.no_grad():
+        own.first.bias.zero_(), own.patched.bias.fill_(5)
+        assert torch.equal(own(batch()), batch() @ net.first.weight.T + 1 + 5)
+
+
 class Copied:
     """Something that says how it is copied."""
 
@@ -117,7 +153,7 @@ class Copied:
 
 
 @pytest.mark.parametrize(
-    "value", [Copied(), torch.Generator(), io.BytesIO(b"x"), torch.device("cpu"), torch.float16]
+    "value", [Copied(), torch.Generator(), io.BytesIO(b"x"), b"encoded", torch.device("cpu"), torch.float16]
 )
 def test_what_deepcopy_copies_is_copied(value):
     own, deep = CopyTemplate([value, value]).copy({}), copy.deepcopy([value, value])
