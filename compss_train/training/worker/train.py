@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from compss_train._utils.nested import leaves
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
 from compss_train.engines import heartbeat
@@ -285,22 +286,31 @@ def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.o
     optimizer = make_optimizer(replica.training_spec.optimizer, replica.training_spec.net)
     if state is not None:
         # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
-        optimizer.load_state_dict(_with_tensors(torch.Tensor.clone, state))
+        optimizer.load_state_dict(_with_tensors(torch.Tensor.clone, state, {}))
     return optimizer
 
 
 def to_cpu(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state_dict with its tensors on the CPU."""
-    on_cpu: dict[str, Any] = _with_tensors(torch.Tensor.cpu, state)
+    on_cpu: dict[str, Any] = _with_tensors(torch.Tensor.cpu, state, {})
     return on_cpu
 
 
-def _with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return a state_dict with results of the function in the place of its tensors; the rest is copied."""
+def _with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of a state_dict with results of the function as tensors, which go to the ``memo`` of deepcopy.
+
+    Deepcopy would take several times as long for dicts, lists and numbers.
+    """
     if isinstance(value, torch.Tensor):
-        return function(value)
+        if id(value) not in memo:
+            memo[id(value)] = function(value)
+        return memo[id(value)]
     if type(value) is dict:
-        return {key: _with_tensors(function, item) for key, item in value.items()}
+        return {key: _with_tensors(function, item, memo) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_with_tensors(function, item) for item in value)
-    return value if value is None or isinstance(value, bool | int | float | str) else copy.deepcopy(value)
+        return type(value)(_with_tensors(function, item, memo) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    for tensor in filter(torch.is_tensor, leaves(value)):
+        _with_tensors(function, tensor, memo)
+    return copy.deepcopy(value, memo)

@@ -1,6 +1,8 @@
 """Law 1: one worker without shuffles is the plain PyTorch loop, bit for bit."""
 
 import copy
+from collections import OrderedDict
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.engines.machine import cores
+from compss_train.training.worker.train import to_cpu
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -110,3 +113,39 @@ def test_a_new_optimizer_every_round_on_request(engine):
     net.load_state_dict({name: torch.from_numpy(array) for name, array in one.items()})
     assert_same_bits(results["reset"], plain_loop(net, OPTIMIZERS[0][1], x, y, 1, 3, 1, seed=3))
     assert_same_bits(results["keep"], plain_loop(mlp(), OPTIMIZERS[0][1], x, y, 1, 3, 2, seed=3))
+
+
+class SharedSteps(torch.optim.Optimizer):
+    """Divides by the number of updates of all parameters, a tensor that is in the state of each."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        parameters = self.param_groups[0]["params"]
+        steps = self.state[parameters[0]].get("steps", torch.zeros(1))
+        for parameter in parameters:
+            self.state[parameter]["steps"] = self.state[parameter].get("steps", steps).add_(1)
+            parameter -= 0.1 / self.state[parameter]["steps"] * parameter.grad
+
+
+def test_states_of_an_optimizer_share_the_tensors_that_they_shared():
+    x, y = classification()
+    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
+    trainer.build(mlp(), SharedSteps, "cross_entropy")
+    ours = trainer.fit(x, y, num_epochs=3, batch_size=20, shuffle=None, shuffle_block_data=False)
+    assert_same_bits(ours, plain_loop(mlp(), SharedSteps, x, y, 1, 3, 3, seed=3))
+
+
+class Moments(NamedTuple):
+    first: torch.Tensor
+
+
+@pytest.mark.parametrize("container", [dict, OrderedDict, lambda moments: Moments(**moments)])
+def test_tensors_in_any_dict_or_tuple_of_a_state_go_to_the_cpu(container):
+    held = container({"first": torch.zeros(2)})
+    own = to_cpu({"state": {0: held}, "param_groups": [{"lr": 0.1}]})
+    assert (type(own["state"][0]), own["param_groups"]) == (type(held), [{"lr": 0.1}])
+    with pytest.raises(NotImplementedError):  # a tensor without values cannot be moved
+        to_cpu({"state": {0: container({"first": torch.zeros(2, device="meta")})}})
