@@ -188,9 +188,9 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     x = dataset.x
     if isinstance(x, FileDataset):
         validation, training = _draw(len(x.files), fraction, seed, "files")
-        return Dataset(_select_files(x, training)), Dataset(_select_files(x, validation))
+        return dataset._replace(x=_select_files(x, training)), dataset._replace(x=_select_files(x, validation))
     if (samples := as_samples(x)) is not None:
-        return _split_samples(samples, dataset.weight, fraction, seed)
+        return _split_samples(samples, dataset, fraction, seed)
     arrays = Dataset(*(None if part is None else _as_array(part) for part in dataset))
     _check_lengths(arrays)
     validation, training = _draw(len(arrays.x), fraction, seed, "samples")
@@ -200,11 +200,13 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     return training_data, _select_rows(arrays, validation)
 
 
-def _split_samples(samples: Samples, weight: Any, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+def _split_samples(samples: Samples, dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     if samples.is_stream:
         raise InvalidValueError("an IterableDataset has no samples by number to take a fraction of; name others")
+    weight = None if dataset.weight is None else _as_array(dataset.weight)
+    _check_lengths(Dataset(samples.dataset, weight=weight))
     validation, training = (
-        Dataset(samples.select(rows.tolist()), weight=None if weight is None else _as_array(weight)[rows])
+        Dataset(samples.select(rows.tolist()), dataset.y, None if weight is None else weight[rows])
         for rows in _draw(len(samples.dataset), fraction, seed, "samples")
     )
     return training, validation

@@ -178,7 +178,9 @@ def test_a_split_of_files_keeps_them_whole_with_their_options(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3
     write_files(tmp_path / "parts", {"a": x, "b": y}, rows=2)
     files = FileDataset(f"{tmp_path}/parts/*.npz", x="a", y="b")
-    training, validation = (part.x for part in split_validation(Dataset(files), 0.3, 0))
+    both = split_validation(Dataset(files, weight=x), 0.3, 0)
+    assert all(part.weight is x for part in both)  # which is an error of fit, with or without a fraction
+    training, validation = (part.x for part in both)
     assert (len(training.files), len(validation.files), len(files.files)) == (7, 3, 10)
     assert sorted([*training.files, *validation.files]) == files.files
     assert (validation.x, validation.y, validation.number_samples) == ("a", "b", 6)
@@ -219,6 +221,15 @@ def test_a_split_of_a_data_set_keeps_every_sample_with_its_weight(make):
         assert part.weight.tolist() == [n / 4 for n in read.x.tolist()]
         found += read.x.tolist()
     assert sorted(found) == list(range(10))
+
+
+def test_a_split_of_a_data_set_drops_neither_targets_nor_weights():
+    training, validation = split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0)
+    for part in (training, validation):
+        with pytest.raises(TypeError, match="whose samples have targets in them"):
+            as_data_source(part.x, part.y, num_workers=1)
+    with pytest.raises(InvalidValueError, match="different lengths: x 10, weight 11"):
+        split_validation(Dataset(Pairs(), weight=np.arange(11)), 0.3, 0)
 
 
 def test_a_stream_has_no_fraction():
