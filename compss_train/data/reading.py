@@ -33,10 +33,10 @@ _TRANSIENT = {
 """Errors of the machine, the network or the file system, for which a file must not be skipped."""
 
 _CONTENT_ERRORS = (
-    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError, OSError),
+    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error, pickle.PickleError),
 )
-"""What a parser raises; the packages that reach stores have classes of their own, or errors with a number."""
+"""What a parser raises, beside ``OSError``; the packages that reach stores have classes of their own."""
 
 
 @contextmanager
@@ -71,14 +71,18 @@ def _is_transient(file: str, error: Exception) -> bool:
         return False
     if isinstance(error, FileNotFoundError):
         return _has_not_been_asked_for(error.__cause__)
-    return not isinstance(error, _CONTENT_ERRORS) or (isinstance(error, OSError) and error.errno is not None)
+    if isinstance(error, OSError):  # of HTTP clients, such as Hugging Face's, with the response but no number
+        return error.errno is not None or hasattr(error, "response")
+    return not isinstance(error, _CONTENT_ERRORS)
 
 
 def _has_not_been_asked_for(cause: BaseException | None) -> bool:
     """Return whether a file is missing because no server answered, or answered something else: fsspec's HTTP."""
-    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-        return True
-    return getattr(cause, "status", 404) not in (404, 410)
+    answer = getattr(cause, "response", cause)
+    status = getattr(answer, "status_code", getattr(answer, "status", None))
+    if status is not None:
+        return status not in (404, 410)
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _reason(file: str, error: Exception) -> str:

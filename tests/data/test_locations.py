@@ -7,6 +7,7 @@ import uuid
 import zipfile
 import zlib
 from functools import partial
+from types import SimpleNamespace
 
 import fsspec
 import h5py
@@ -134,11 +135,19 @@ class ClientError(Exception):
     """What a package that reaches a store may raise."""
 
 
+class AnswerError(OSError):
+    """What a client of HTTP raises for an answer."""
+
+    def __init__(self, status):
+        super().__init__(str(status))
+        self.response = SimpleNamespace(status_code=status)
+
+
 @pytest.mark.parametrize(
     "error",
     [
         *(ClientError("503"), PermissionError(13, "expired"), OSError(16, "slow down"), ConnectionError("lost")),
-        TimeoutError("no answer"),
+        *(TimeoutError("no answer"), AnswerError(429)),
     ],
 )
 def test_errors_of_a_store_are_not_those_of_a_file(error):
@@ -158,6 +167,12 @@ def test_errors_of_a_store_are_not_those_of_a_file(error):
 def test_errors_of_what_a_remote_file_holds_are_those_of_the_file(error):
     with names("s3://bucket/f.npz"), bad_file_errors("s3://bucket/f.npz"):
         raise error
+
+
+def test_a_file_is_missing_where_the_store_said_so():
+    for status, expected in ((404, BadFileError), (503, FileNotFoundError)):
+        with pytest.raises(expected), bad_file_errors("hf://datasets/owner/name/f.npz"):
+            raise FileNotFoundError("f.npz") from AnswerError(status)
 
 
 def test_a_remote_name_may_have_brackets(memory):
