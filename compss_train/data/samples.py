@@ -125,7 +125,10 @@ class Samples:
         return (tensors[0], tensors[1] if len(tensors) == 2 else None) if len(tensors) <= 2 else None
 
     def select(self, numbers: Sequence[int]) -> Samples:
-        """Return these samples only, by number; raise ``TypeError`` for those of an ``IterableDataset``."""
+        """Return these samples only, by number.
+
+        Raises ``TypeError`` for those of an ``IterableDataset``, ``ValueError`` for no numbers.
+        """
         if self.is_stream:
             raise TypeError(
                 f"the samples of a {type(self.dataset).__name__}, which is an IterableDataset, have no numbers to "
@@ -134,6 +137,7 @@ class Samples:
         selected = copy(self)
         own = is_hugging_face(self.dataset)
         selected.dataset = self.dataset.select(numbers) if own else Subset(self.dataset, numbers)
+        _check_dataset(selected.dataset)
         return selected
 
     def __repr__(self) -> str:

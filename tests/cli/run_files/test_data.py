@@ -241,6 +241,8 @@ def test_a_stream_has_no_fraction():
         split_validation(Dataset(Stream()), 0.3, 0)
     with pytest.raises(TypeError, match="have no numbers to select them by"):
         Samples(Stream()).select([0])
+    with pytest.raises(ValueError, match="has no samples"):
+        Samples(Pairs()).select([])
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.5, 2, True, "half"])
