@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
@@ -24,20 +24,21 @@ class CopyTemplate(Generic[T]):
     """Copies what an object holds now, as ``copy.deepcopy`` does, which walks through all of it in Python.
 
     The structure is a pickle, which is loaded for each copy. Beside it are kept, and copied by deepcopy, tensors,
-    arrays and what has a ``__deepcopy__`` of its own. Where a module has one, or something cannot be pickled,
-    deepcopy copies the whole object.
+    arrays and what has a ``__deepcopy__`` of its own. Where a module has one, where one would copy what is in the
+    pickle, too, or something cannot be pickled, deepcopy copies the whole object.
     """
 
     def __init__(self, value: T) -> None:
         self._value = value
         self._kept: list[Any] = []
         stream = io.BytesIO()
+        pickler = _Pickler(stream, self._kept)
         try:
-            _Pickler(stream, self._kept).dump(value)
+            pickler.dump(value)
+            whole = _copies_any(pickler.memo.copy().keys(), self._kept)
         except Exception:
-            self._pickle: bytes | None = None
-        else:
-            self._pickle = stream.getvalue()
+            whole = True
+        self._pickle = None if whole else stream.getvalue()
 
     def copy(self, replaced: Mapping[int, torch.Tensor]) -> T:
         """Return a copy; ``replaced`` has tensors to take instead of copies, by the ``id`` of the original."""
@@ -65,6 +66,15 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Pickle a method as its function and object: by default its name is looked up, which may find another."""
         return (MethodType, (obj.__func__, obj.__self__)) if isinstance(obj, MethodType) else NotImplemented
+
+
+def _copies_any(pickled: Set[int], kept: Sequence[Any]) -> bool:
+    """Return whether copies of what is kept have copies of pickled objects, by their ``id``, in them."""
+    memo: dict[int, Any] = {id(each): each for each in kept if isinstance(each, (torch.Tensor, np.ndarray))}
+    for each in kept:
+        if not isinstance(each, _SHARED):
+            copy.deepcopy(each, memo)
+    return not pickled.isdisjoint(memo)
 
 
 def _is_kept(obj: Any) -> bool:

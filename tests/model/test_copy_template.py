@@ -152,6 +152,23 @@ class Copied:
         return Copied()
 
 
+class Holder:
+    """Something that copies what others may hold, too."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __deepcopy__(self, memo):
+        return Holder(copy.deepcopy(self.held, memo))
+
+
+def test_what_is_held_twice_is_copied_once():
+    layer = nn.Linear(2, 2)
+    for first, second in (CopyTemplate(pair).copy({}) for pair in ([layer, Holder(layer)], [Holder(layer), layer])):
+        shared = (first, second.held) if isinstance(second, Holder) else (first.held, second)
+        assert shared[0] is shared[1] is not layer
+
+
 @pytest.mark.parametrize(
     "value", [Copied(), torch.Generator(), io.BytesIO(b"x"), b"encoded", torch.device("cpu"), torch.float16]
 )
