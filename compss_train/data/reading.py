@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import lzma
 import os
 import pickle
 import struct
@@ -33,8 +34,8 @@ _TRANSIENT = {
 """Errors of the machine, the network or the file system, for which a file must not be skipped."""
 
 _CONTENT_ERRORS = (
-    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, struct.error, pickle.PickleError),
+    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError, AssertionError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, pickle.PickleError),
 )
 """What a parser raises, beside ``OSError``; the packages that reach stores have classes of their own."""
 

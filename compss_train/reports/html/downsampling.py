@@ -17,11 +17,12 @@ MAX_CURVES = 8
 
 
 def downsample(curve: Curve) -> Curve:
-    """Return a curve of at most ``MAX_POINTS`` points, which keeps the extremes of each segment."""
+    """Return a curve of at most ``MAX_POINTS`` points, which keeps the drawable extremes of each segment."""
     if len(curve.xs) <= MAX_POINTS:
         return curve
     size = -(-2 * len(curve.xs) // MAX_POINTS)
-    kept = [index for start in range(0, len(curve.xs), size) for index in _extremes(curve.ys, start, size)]
+    drawn = curve.drawable().ys
+    kept = [index for start in range(0, len(curve.xs), size) for index in _extremes(drawn, start, size)]
     xs, ys, *band = ([values[index] for index in kept] for values in (curve.xs, curve.ys, *(curve.band or ())))
     return Curve(curve.name, xs, ys, (band[0], band[1]) if band else None)
 
