@@ -32,6 +32,11 @@ def test_seed_50243():
     simulate(50243, [Fault("mute", "task", 3, 0.0), Fault("die", "message", 68, 0.0)])
 
 
+def test_seed_3004619():
+    # 200000 events have happened, and a thread still waits
+    simulate(3004619, [Fault("double", "message", 13, 0.0)])
+
+
 @pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])
 def test_a_process_that_dies_of_two_faults_at_once(kind, deadly):
     runs = []
