@@ -209,6 +209,7 @@ def test_pseudo_epochs_train_each_sample_so_often_when_all_have_arrived(local):
     assert trainer.history[-1]["repetitions"] == [0, 0, 0, 61]
 
 
+@pytest.mark.filterwarnings("ignore:simulation 0 of input")  # where its failure is known before the worker's
 def test_more_samples_than_pseudo_epochs_have_room_for_end_the_fit(local):
     trainer = build_trainer(local, 1, CountingNet(61), COUNTING_SGD, sum_loss)
     buffer = BufferSpec("FIRO", 20, pseudo_epochs=2)
