@@ -11,6 +11,7 @@ from typing import TypeAlias
 from compss_train import DistributedTrainer
 from compss_train.callbacks import JsonLines
 from compss_train.engines.simulated import Events, Fault, FaultPlan
+from compss_train.engines.simulated.processes import Runner, run_always
 from tests.simulation import online
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error, reference
@@ -47,22 +48,24 @@ class Outcome:
     """Faults that happened."""
 
 
-def simulate(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
+def simulate(seed: int, faults: Sequence[Fault] | None = None, run: Runner = run_always) -> Outcome:
     """Run the fit that a seed stands for, with its faults or these, until it is complete.
+
+    ``run`` runs the tasks of fits without messages.
 
     Raises ``Violation`` if something went wrong that must not, and what the harness itself raises.
     """
-    return _simulate(seed, faults_of(seed) if faults is None else faults)[0]
+    return _simulate(seed, faults_of(seed) if faults is None else faults, run)[0]
 
 
-def _simulate(seed: int, faults: Sequence[Fault]) -> tuple[Outcome, FaultPlan]:
+def _simulate(seed: int, faults: Sequence[Fault], run: Runner = run_always) -> tuple[Outcome, FaultPlan]:
     if is_online(seed):
         plan, fits, seconds = simulate_online(seed, faults)
         return Outcome(fits, seconds, len(plan.fired)), plan
     number = number_of(seed)
     reference(number)  # in a world of its own
-    events = FiberEvents if scenario_of(number).served else Events
-    with World(seed, faults, events) as world, warnings.catch_warnings():
+    events, run = (FiberEvents, run_always) if scenario_of(number).served else (Events, run)
+    with World(seed, faults, events, run) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _run_until_complete(world, number, most=3 + 2 * len(faults))
         return Outcome(fits, world.events.clock(), len(world.plan.fired)), world.plan

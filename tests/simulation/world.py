@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
 from compss_train._utils.files import SHARED_MEMORY
 from compss_train.callbacks import Checkpoint
@@ -19,6 +20,7 @@ from compss_train.engines.simulated import (
     ProcessDied,
     SimulatedEngine,
 )
+from compss_train.engines.simulated.processes import Runner, run_always
 from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.fibers import FiberEvents
@@ -34,13 +36,22 @@ NO_PROCESS = 2**22
 class World:
     """Everything that outlives the programs of a simulation."""
 
-    def __init__(self, seed: int, faults: Iterable[Fault], kind: type[Events] = Events) -> None:
+    def __init__(
+        self,
+        seed: int,
+        faults: Iterable[Fault],
+        kind: type[Events] = Events,
+        run: Runner = run_always,
+    ) -> None:
         self.plan = FaultPlan(faults)
         self.events = kind(seed, self.plan) if issubclass(kind, FiberEvents) else kind(seed)
+        self._run = run
         self._patches = ExitStack()
         self.root = Path(
             tempfile.mkdtemp(prefix="simulation", dir=SHARED_MEMORY if SHARED_MEMORY.exists() else None)
         )
+        self.temporary = self.root / "tmp"
+        self.temporary.mkdir()
         self.folder = self.root / "run" / "checkpoints"
         self.log = self.root / "log.jsonl"
         self._dead = 0
@@ -48,16 +59,21 @@ class World:
 
     def __enter__(self) -> Self:
         self._patches.enter_context(virtual_time(self.events))
+        self._patches.enter_context(patch.object(tempfile, "tempdir", str(self.temporary)))
         if isinstance(self.events, FiberEvents):
             self._patches.enter_context(simulated_modules(self.events, self.plan))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._patches.close()
         shutil.rmtree(self.root)
+        if kind is None and isinstance(self.events, FiberEvents) and self.events.errors:
+            raise ExceptionGroup("threads ended with errors", self.events.errors)
 
     def engine(self, processes: int = 1, *, shares_memory: bool = True) -> SimulatedEngine:
-        return SimulatedEngine(processes, events=self.events, faults=self.plan, shares_memory=shares_memory)
+        return SimulatedEngine(
+            processes, events=self.events, faults=self.plan, shares_memory=shares_memory, run=self._run
+        )
 
     def checkpoint(self, **options: Any) -> Checkpoint:
         checkpoint = Checkpoint(self.folder, **options)

@@ -13,8 +13,8 @@ from compss_train.engines.local.task_graph import Task, TaskGraph, Value
 from compss_train.engines.machine import LOOPBACK
 from compss_train.engines.simulated.events import Events
 from compss_train.engines.simulated.faults import FaultPlan
-from compss_train.engines.simulated.processes import Processes
-from compss_train.engines.simulated.values import Values
+from compss_train.engines.simulated.processes import Processes, Runner, run_always
+from compss_train.engines.simulated.values import Values, encoded
 from compss_train.exceptions import EngineClosedError
 
 SLOW_SECONDS, SLOW_SHARE = 30.0, 0.3
@@ -29,7 +29,7 @@ class SimulatedEngine(GraphEngine):
     ``events`` and ``faults``: the programs of one simulation. With ``shares_memory=False`` tasks are said to copy
     what they read. Tasks never run at the same time as others that they wait for.
 
-    ``values`` has what has been stored and not been freed.
+    ``values`` has what has been stored and not been freed. ``run`` runs the tasks; it may know what some come to.
     """
 
     name: ClassVar[str] = "simulated"
@@ -41,13 +41,14 @@ class SimulatedEngine(GraphEngine):
         events: Events | None = None,
         faults: FaultPlan | None = None,
         shares_memory: bool = True,
+        run: Runner = run_always,
     ) -> None:
         self.events = events or Events()
         self.faults = faults or FaultPlan()
         self.shared_memory = shares_memory  # type: ignore[misc]  # of the class in real engines
         self.values = Values()
         self._graph = TaskGraph(self.values.free)
-        self._processes = Processes(processes, self._graph, self.values, self.events, self.faults)
+        self._processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
         self._numbers = itertools.count()
         self._open = True
 
@@ -60,7 +61,7 @@ class SimulatedEngine(GraphEngine):
         """Store the value; no process holds it alone."""
         self._check_open()
         published = Value()
-        stored = self.values.store(value, "published value")
+        stored = self.values.store(encoded(value), "published value")
         published.future.set_result(stored)
         self._graph.hold(published, stored)
         return GraphRef(published)

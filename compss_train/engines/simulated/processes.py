@@ -6,15 +6,18 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from compss_train.engines.base import Failure
+from compss_train.engines.codec import Bytes
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.task_graph import Task, TaskGraph
 from compss_train.engines.machine import intra_op_threads
 from compss_train.engines.simulated.events import Events
 from compss_train.engines.simulated.faults import CoordinatorKilled, FaultPlan, ProcessDied
-from compss_train.engines.simulated.values import HeldValue, Values
+from compss_train.engines.simulated.values import HeldValue, Values, encoded
 from compss_train.exceptions import WorkerLostError
 
 Answer: TypeAlias = list[HeldValue] | Failure
+Runner: TypeAlias = Callable[[Task, Sequence[Any], Callable[[], list[Bytes]]], list[Bytes]]
+"""Returns the encoded results of a task with these inputs; the last argument runs it."""
 
 MAX_RUNS = 4
 """How often a task is run if its process dies each time, as in the local engine."""
@@ -32,8 +35,16 @@ _ANY_CPUS = 10**9
 class Processes:
     """``count`` processes that run the tasks of a graph, each when it ends, in the thread that lets time pass."""
 
-    def __init__(self, count: int, graph: TaskGraph, values: Values, events: Events, faults: FaultPlan) -> None:
-        self.count = count
+    def __init__(
+        self,
+        count: int,
+        graph: TaskGraph,
+        values: Values,
+        events: Events,
+        faults: FaultPlan,
+        run: Runner,
+    ) -> None:
+        self.count, self._run_task = count, run
         self._graph, self._values, self._events, self._faults = graph, values, events, faults
         self._idle = list(range(count))
         self._open = True
@@ -98,20 +109,14 @@ class Processes:
         self.start_ready()
 
     def _run(self, task: Task, stored: Sequence[Any], process: int) -> Answer:
-        """Run a task on new copies of its arguments, those of its start, and store its results."""
-        results: list[HeldValue] = []
+        """Return the results of a task with the arguments of its start, stored in the process."""
         try:
-            with intra_op_threads(task.cpus):
-                result = task.function(*map(_load, stored))
-            items = (result,) if len(task.outputs) == 1 else result
-            for item, _ in zip(items, task.outputs, strict=True):
-                results.append(self._values.store(item, f"result of {_name(task)}", process))
-            return results
+            results = self._run_task(task, stored, partial(_results, task, stored))
         except (CoordinatorKilled, ProcessDied):
             raise
         except BaseException as error:
-            self._values.forget(results)
             return Failure.of(error)
+        return [self._values.store(result, f"result of {_name(task)}", process) for result in results]
 
     def _die(self, task: Task, run: Callable[[], Answer], process: int, kind: str) -> None:
         """End a task's process, and with ``vanish`` what it has made, and run the task again."""
@@ -132,6 +137,19 @@ class Processes:
     def _restart(self, process: int) -> None:
         self._idle.append(process)
         self.start_ready()
+
+
+def run_always(task: Task, inputs: Sequence[Any], run: Callable[[], list[Bytes]]) -> list[Bytes]:
+    """Run the task."""
+    return run()
+
+
+def _results(task: Task, stored: Sequence[Any]) -> list[Bytes]:
+    """Run a task on new copies of its arguments, and encode its results."""
+    with intra_op_threads(task.cpus):
+        result = task.function(*map(_load, stored))
+    items = (result,) if len(task.outputs) == 1 else result
+    return [encoded(item) for item, _ in zip(items, task.outputs, strict=True)]
 
 
 def _name(task: Task) -> str:

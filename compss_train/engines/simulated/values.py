@@ -23,11 +23,20 @@ class HeldValue(StoredValue):
 
     def load(self) -> Any:
         """Return a new copy of the value; raise ``WorkerLostError`` if its process has vanished."""
+        return decode(self.encoded().copy())
+
+    def encoded(self) -> Bytes:
+        """Return the encoded value; raise ``WorkerLostError`` if its process has vanished."""
         name = str(self.path)
         encoded = self.held[name]  # a KeyError would be a value that is used after it was freed
         if encoded is None:
             raise WorkerLostError(f"{name} was held by a process that died, and cannot be made again")
-        return decode(encoded.copy())
+        return encoded
+
+
+def encoded(value: object) -> Bytes:
+    """Return the value as bytes, which do not change with it."""
+    return np.frombuffer(b"".join(encode(value)), np.uint8)
 
 
 class Values:
@@ -39,11 +48,11 @@ class Values:
         self._stored = 0
         self._holders: dict[str, int] = {}
 
-    def store(self, value: object, source: str, process: int | None = None) -> HeldValue:
-        """Store a value in the memory of a process, or where none can lose it."""
+    def store(self, encoded: Bytes, source: str, process: int | None = None) -> HeldValue:
+        """Store an encoded value in the memory of a process, or where none can lose it."""
         name = f"{source} {self._stored}"
         self._stored += 1
-        self.held[name] = np.frombuffer(b"".join(encode(value)), np.uint8)
+        self.held[name] = encoded
         if process is not None:
             self._holders[name] = process
         return HeldValue(name, self.held)
