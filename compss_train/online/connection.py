@@ -68,6 +68,18 @@ class Address:
             raise
         return connection
 
+    def greet(self, handshake: Header) -> tuple[Connection, Header, list[torch.Tensor]]:
+        """Connect, and return the connection and the answer to the handshake.
+
+        Raises what ``connect`` and ``Connection.receive`` raise; the connection is closed then.
+        """
+        connection = self.connect(handshake)
+        try:
+            return connection, *connection.receive()
+        except BaseException:
+            connection.close()  # or the listener would take this client for connected
+            raise
+
 
 class Connection(Closable):
     """Sends messages from any thread, and receives them in one thread; both ends have been authenticated."""

@@ -60,15 +60,11 @@ class Stream(Closable):
 
     def __init__(self, address: Address, handshake: Header) -> None:
         self._address = address
-        self._control = address.connect(handshake)
-        try:
-            reply = self._control.receive()[0]
-            if "error" in reply:
-                kind = NameInUseError if reply.get("busy") else PermissionError
-                raise kind(f"{address.host}:{address.port}: {reply['error']}")
-        except BaseException:
+        self._control, reply, _ = address.greet(handshake)
+        if "error" in reply:
             self._control.close()
-            raise
+            kind = NameInUseError if reply.get("busy") else PermissionError
+            raise kind(f"{address.host}:{address.port}: {reply['error']}")
         self.accepted = bool(reply.get("accepted"))
         """Whether training still needs samples of this stream."""
         self.number: int = reply.get("stream", 0)

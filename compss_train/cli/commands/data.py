@@ -82,10 +82,12 @@ def _open(files: list[str], keys: list[str] | None) -> FileDataset:
 
     dataset = FileDataset(files, keys=keys)
     others = [name for name, field in (dataset.layout or {}).items() if not is_supported(field)]
-    if others and isinstance(dataset.reader, TableReader):
+    if others:
+        table = isinstance(dataset.reader, TableReader)
+        hint = "the columns to write with --keys NAME,...; those of strings become the numbers of their classes"
         raise ValueError(
-            f"{files[0]} holds no numbers in {quote_names(others)}: name the columns to write with "
-            "--keys NAME,...; those of strings become the numbers of their classes"
+            f"{files[0]} holds no numbers in {quote_names(others)}: name "
+            + (hint if table else "other arrays with --keys NAME,..., or convert these")
         )
     return dataset
 

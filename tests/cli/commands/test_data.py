@@ -55,6 +55,16 @@ def test_shard_shuffles_samples(arrays, tmp_path):
     assert sorted(orders[0]) == list(range(30))
 
 
+@pytest.mark.parametrize("more", [[], ["--keys", "x,note"]])
+def test_shard_names_its_own_option_for_arrays_of_strings(tmp_path, capsys, more):
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), note=np.array(["a", "b"]))
+    command = ["shard", f"{tmp_path}/a.npz", "--rows", "4", "--output", str(tmp_path / "out")]
+    assert main([*command, *more]) == 2
+    error = capsys.readouterr().err
+    assert "a.npz holds no numbers in 'note': name other arrays with --keys NAME,..." in error
+    assert main([*command, "--keys", "x"]) == 0
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, capsys, suffix):
     pytest.importorskip("pyarrow")
@@ -101,7 +111,7 @@ def test_shard_prints_errors_in_one_line(arrays, tmp_path, capsys, monkeypatch):
     assert "occurs more than once" in error_of(tmp_path / "labels.npy", f"{tmp_path}/label*.npy", *o)
     np.save(tmp_path / "words.npy", np.array(["a", "b"]))
     assert "torch cannot hold" in error_of(f"x={tmp_path / 'words.npy'}", *o)
-    assert "which torch cannot hold" in error_of(tmp_path / "words.npy", *o)
+    assert "holds no numbers" in error_of(tmp_path / "words.npy", *o)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "h5py", None)
         assert "pip install 'compss_train[hdf5]'" in error_of(*arrays, *o, "--format", "h5")
