@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.synchronize import Barrier
@@ -32,6 +33,15 @@ def run_ranks(function: Callable[[Any], Any], ranks: Sequence[Any], threads: int
 def _set_barrier(barrier: Barrier) -> None:
     global _barrier
     _barrier = barrier
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A rank that waits for others would outlive a benchmark that was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def meet() -> None:

@@ -96,10 +96,20 @@ def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | No
     """Return a reader of a data set; ``None`` if that has to make the samples: images, texts, transforms."""
     if dataset.format["type"] == "custom":
         return None
-    if dataset._indices is not None and any(column.null_count for column in dataset.data.table.columns):
-        dataset = dataset.flatten_indices()  # rows that were left out may lack values
-    rows, schema = ArrowRows(dataset, roles, floats), dataset.data.table.schema
-    return rows if all(_is_numeric(schema.field(name).type) for name in rows.names) else None
+    rows, table = ArrowRows(dataset, roles, floats), dataset.data.table
+    if not all(_is_numeric(table.schema.field(name).type) for name in rows.names):
+        return None
+    if dataset._indices is not None and not all(_is_readable(name, table.column(name)) for name in rows.names):
+        return ArrowRows(dataset.flatten_indices(), roles, floats)  # what cannot be read may be in rows left out
+    return rows
+
+
+def _is_readable(name: str, column: Any) -> bool:
+    try:
+        _column(name, column, None, None)
+    except FileContentError:
+        return False
+    return True
 
 
 def _is_numeric(kind: Any) -> bool:

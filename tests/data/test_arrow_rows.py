@@ -90,6 +90,15 @@ def test_lists_in_rows_that_are_not_used_may_have_another_length():
     assert rows_of(dataset, [0, 1, 1]).x.tolist() == [[6, 7], [1, 2], [1, 2]]
 
 
+@pytest.mark.parametrize("odd", [[[1.0], [2.0, 3.0]], [[1.0, None], [2.0, 3.0]], None])
+def test_lists_in_rows_that_are_not_used_may_be_unreadable(odd):
+    rows = [[[1.0, 2.0], [3.0, 4.0]], odd, [[5.0, 6.0], [7.0, 8.0]]]
+    dataset = datasets.Dataset.from_dict({"x": rows, "label": [0, 1, 0]})
+    assert rows_of(dataset.select([2, 0]), [0, 1, 1]).x.tolist() == [rows[2], rows[0], rows[0]]
+    with pytest.raises(ValueError, match=r"pad them|fill them in"):
+        rows_of(dataset.select([2, 1]), [0])
+
+
 def test_the_names_of_columns_say_what_x_and_y_are(table):
     batch = rows_of(table.remove_columns(["name", "tokens"]), [1, 2])
     assert list(batch.x) == ["number", "fixed", "image", "lists", "flag"]
