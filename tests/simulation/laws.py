@@ -13,7 +13,7 @@ import numpy as np
 
 from compss_train import DistributedTrainer, SerialEngine
 from compss_train.callbacks import Checkpoint
-from compss_train.engines.simulated import SimulatedEngine
+from compss_train.engines.simulated import Fault, SimulatedEngine
 from compss_train.exceptions import BadCheckpointError, WorkerLostError
 from compss_train.training.checkpoints.storage import (
     checkpoint_path,
@@ -22,8 +22,12 @@ from compss_train.training.checkpoints.storage import (
     read_checkpoint,
 )
 from tests.helpers.small_fits import numbers_of
+from tests.simulation.fake_zmq import PATIENCE
 from tests.simulation.scenarios import Scenario, scenario_of
 from tests.simulation.world import World
+
+UNANSWERED = 600 * PATIENCE
+"""Seconds without an answer after which a parameter server is taken for dead: 60, counted as 0.1 a poll."""
 
 
 class Violation(AssertionError):  # noqa: N818 - what is found, not what went wrong here
@@ -48,17 +52,24 @@ def check_error(world: World, error: Exception, since: int) -> None:
 
     A write that was cut short may be found by a later program.
     """
-    kinds = {fault.kind for fault in world.plan.fired[since:]}
+    fired = world.plan.fired[since:]
+    kinds = {fault.kind for fault in fired}
     was_cut = "cut" in {fault.kind for fault in world.plan.fired}
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     lost = isinstance(error, WorkerLostError) and " died" in text
     full = isinstance(error, OSError) and error.errno == errno.ENOSPC and str(world.root.parent) in text
     damaged = isinstance(error, BadCheckpointError) and str(world.root) in text
     explained = (lost and kinds & {"die", "mute", "vanish"}) or (full and "full" in kinds)
-    if not (explained or (damaged and was_cut)):
+    unanswered = isinstance(error, TimeoutError) and "has not answered" in text and _lateness(fired) >= UNANSWERED
+    if not (explained or (damaged and was_cut) or unanswered):
         raise Violation("".join(traceback.format_exception(error)))
     if isinstance(error, BadCheckpointError):
         _repair(world, error)
+
+
+def _lateness(fired: list[Fault]) -> float:
+    """Return how many seconds messages were late, all together."""
+    return sum(fault.seconds for fault in fired if fault.kind == "late" and fault.place == "message")
 
 
 def _repair(world: World, error: BadCheckpointError) -> None:

@@ -37,6 +37,11 @@ def test_seed_3004619():
     simulate(3004619, [Fault("double", "message", 13, 0.0)])
 
 
+def test_seed_20002847():
+    # TimeoutError: the server has not answered for 60.0 s (two messages in a row that were late by 9,000 s)
+    simulate(20002847, [Fault("late", "message", 1, 9000.0), Fault("late", "message", 0, 9000.0)])
+
+
 @pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])
 def test_a_process_that_dies_of_two_faults_at_once(kind, deadly):
     runs = []
