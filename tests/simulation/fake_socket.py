@@ -91,7 +91,7 @@ class FakeSocket:
         if peer is None:
             return
         self._on_the_way += len(data)
-        self._arrives = max(self._events.clock() + seconds, self._arrives + 1e-9)
+        self._arrives = max(self._events.now + seconds, self._arrives + 1e-9)
 
         def arrive() -> None:
             self._on_the_way -= len(data)
@@ -99,7 +99,7 @@ class FakeSocket:
                 peer._received += data
 
         late = max(SECONDS) if overtaken else 0.0
-        self._events.after(self._arrives + late - self._events.clock(), arrive)
+        self._events.after(self._arrives + late - self._events.now, arrive)
 
     def has_space(self) -> bool:
         """Return whether more may be sent: the bytes on their way and the unread ones are fewer than the buffer."""
@@ -171,8 +171,8 @@ class FakeSocket:
 
     def _close_peer(self) -> None:
         if self.peer is not None and not self.peer.ended:
-            self._arrives = max(self._events.clock(), self._arrives + 1e-9)
-            self._events.after(self._arrives - self._events.clock(), self.peer._end)
+            self._arrives = max(self._events.now, self._arrives + 1e-9)
+            self._events.after(self._arrives - self._events.now, self.peer._end)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         there = self._events.wait(lambda: condition() or self.closed or self.broken or self.ended, self._timeout)

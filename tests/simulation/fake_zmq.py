@@ -62,7 +62,7 @@ class Link:
 
     def connect(self) -> None:
         self._zmq.after(CONNECTING, self._connected)
-        self._arrives = dict.fromkeys((self.client, self.server), self._zmq.events.clock() + 2 * CONNECTING)
+        self._arrives = dict.fromkeys((self.client, self.server), self._zmq.events.now + 2 * CONNECTING)
 
     def _connected(self) -> None:
         if not self.client.closed and not self.server.closed:
@@ -72,7 +72,7 @@ class Link:
     def send(self, to: Socket, frames: list[bytes]) -> None:
         zmq, generation = self._zmq, self._generation
         seconds, times = zmq.message(self)
-        arrives = max(zmq.events.clock() + seconds, self._arrives[to] + 1e-6)
+        arrives = max(zmq.events.now + seconds, self._arrives[to] + 1e-6)
         self._arrives[to] = arrives
 
         def arrive(late: bool = False) -> None:
@@ -84,7 +84,7 @@ class Link:
                 zmq.after(zmq.events.draw.choice(SECONDS), lambda: arrive(late=True))
 
         for _ in range(times):
-            zmq.after(arrives - zmq.events.clock(), arrive)
+            zmq.after(arrives - zmq.events.now, arrive)
 
     def break_off(self, *, late: bool = False) -> None:
         """Lose what is on its way, or have it arrive late, and connect again."""

@@ -42,6 +42,11 @@ def test_seed_20002847():
     simulate(20002847, [Fault("late", "message", 1, 9000.0), Fault("late", "message", 0, 9000.0)])
 
 
+def test_seed_20015463():
+    # TimeoutError: the server has not answered for 60.0 s (the answer overtook the handshake when the clock jumped)
+    simulate(20015463, [Fault("jump", "event", 36, 1800.0)])
+
+
 @pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])
 def test_a_process_that_dies_of_two_faults_at_once(kind, deadly):
     runs = []

@@ -27,12 +27,13 @@ class Events:
         """Number of events that have happened."""
         self._heap: list[tuple[float, float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._now = 0.0
+        self.now = 0.0
+        """The virtual time in seconds without that of jumps, in which what is to happen keeps its order."""
         self._ahead = 0.0
 
     def clock(self) -> float:
         """Return the virtual time in seconds, as programs read it."""
-        return self._now + self._ahead
+        return self.now + self._ahead
 
     def run(self, action: Callable[[], None]) -> None:
         """Run a task; a subclass may let it wait for others."""
@@ -48,7 +49,7 @@ class Events:
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call ``action`` in so many seconds."""
-        heapq.heappush(self._heap, (self._now + seconds, self.draw.random(), next(self._numbers), action))
+        heapq.heappush(self._heap, (self.now + seconds, self.draw.random(), next(self._numbers), action))
 
     def next(self) -> float:
         """Return the time of the next event; infinite if there is none."""
@@ -59,14 +60,14 @@ class Events:
         if not self._heap:
             return False
         time, _, _, action = heapq.heappop(self._heap)
-        self._now = max(self._now, time)
+        self.now = max(self.now, time)
         self.happened += 1
         action()
         return True
 
     def pass_until(self, time: float) -> None:
         """Put the clock forward to ``time``, before which there is no event."""
-        self._now = max(self._now, min(time, self.next()) - self._ahead)
+        self.now = max(self.now, min(time, self.next()) - self._ahead)
 
     def clear(self) -> None:
         """Forget what was to happen: the processes that would have done it have ended."""
