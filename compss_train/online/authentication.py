@@ -95,14 +95,22 @@ def accept_client(sock: socket.socket, token: str, seconds: float) -> MessageCod
 
 
 def join_listener(sock: socket.socket, token: str, seconds: float) -> MessageCodes:
-    """Authenticate to a listener, and authenticate it; raises ``PermissionError`` if it has another token."""
+    """Authenticate to a listener, and authenticate it.
+
+    Raises ``PermissionError`` if it refuses the token, and ``ConnectionLostError`` if its own proof is wrong.
+    """
     deadline, peer = time.monotonic() + seconds, sock.getpeername()
     nonce = secrets.token_bytes(CODE_BYTES)
     nonces = _read(sock, CODE_BYTES, deadline) + nonce
     sock.sendall(nonce + derive_key(token, "client", nonces))
     proof = _read(sock, CODE_BYTES, deadline)
-    if not hmac.compare_digest(proof, derive_key(token, "listener", nonces)):
+    if hmac.compare_digest(proof, _REFUSED):
         raise PermissionError(f"{peer[0]}:{peer[1]}: wrong token; use the token= given to fit_online")
+    if not hmac.compare_digest(proof, derive_key(token, "listener", nonces)):
+        raise ConnectionLostError(
+            f"{peer[0]}:{peer[1]} has no proof of the token: another program listens there, or what it sent was "
+            "changed on its way; check host and port"
+        )
     sock.settimeout(None)
     return MessageCodes(*(derive_key(token, purpose, nonces) for purpose in ("to listener", "to client", "key")))
 

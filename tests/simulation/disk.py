@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compss_train._utils.files import Disk
@@ -17,7 +17,10 @@ class Change:
     """A change of a folder's entries that a loss of power may undo."""
 
     folder: Path
-    undo: Callable[[], None]
+    undo: Callable[[Path], object]
+    """Is called with ``folder``."""
+    moved: tuple[Path, Path] | None = None
+    """From where to where it moved a folder."""
 
 
 class FaultyDisk(Disk):
@@ -39,7 +42,7 @@ class FaultyDisk(Disk):
         self._occasion(path)
         if not path.exists():
             super().make_folder(path)
-            self._change(path.parent, lambda: shutil.rmtree(path))
+            self._change(path.parent, lambda parent: shutil.rmtree(parent / path.name))
 
     def write(self, path: Path, write: Callable[[Path], object]) -> None:
         kind = self._occasion(path, writes=True)
@@ -47,7 +50,7 @@ class FaultyDisk(Disk):
         super().write(path, write)
         self._unsynced.add(path)
         if not existed:
-            self._change(path.parent, path.unlink)
+            self._change(path.parent, lambda parent: (parent / path.name).unlink())
         if kind is not None:
             os.truncate(path, path.stat().st_size // 2)
         if kind == "full":
@@ -58,7 +61,13 @@ class FaultyDisk(Disk):
     def sync(self, path: Path) -> None:
         self._occasion(path)
         self._unsynced.discard(path)
-        self._changes = [change for change in self._changes if change.folder != path]
+        remaining: list[Change] = []
+        for change in self._changes:
+            if change.folder != path:
+                remaining.append(change)
+            elif change.moved is not None:
+                remaining = [_relocated(each, *change.moved) for each in remaining]
+        self._changes = remaining
 
     def rename(self, old: Path, new: Path) -> None:
         self._occasion(old)
@@ -67,7 +76,7 @@ class FaultyDisk(Disk):
     def rename_safely(self, old: Path, new: Path) -> None:
         """Rename without a fault."""
         self._move(old, new)
-        self._change(old.parent, lambda: self._move(new, old))
+        self._change(old.parent, lambda parent: self._move(parent / new.name, parent / old.name), (old, new))
 
     def remove(self, folder: Path) -> None:
         self._occasion(folder, fails=False)
@@ -75,13 +84,13 @@ class FaultyDisk(Disk):
             self._removed += 1
             kept = self._trash / str(self._removed)
             self._move(folder, kept)
-            self._change(folder.parent, lambda: self._move(kept, folder))
+            self._change(folder.parent, lambda parent: self._move(kept, parent / folder.name), (folder, kept))
 
     def lose_power(self) -> None:
         """Forget some of what was not synced."""
         lost = self._changes[self._draw.randint(0, len(self._changes)) :]
         for change in reversed(lost):
-            change.undo()
+            change.undo(change.folder)
         for path in sorted(filter(Path.exists, self._unsynced)):
             os.truncate(path, self._draw.choice([0, path.stat().st_size // 2, path.stat().st_size]))
         self._changes.clear()
@@ -93,8 +102,8 @@ class FaultyDisk(Disk):
         self._unsynced -= inside
         self._unsynced |= {new / path.relative_to(old) for path in inside}
 
-    def _change(self, folder: Path, undo: Callable[[], None]) -> None:
-        self._changes.append(Change(folder, undo))
+    def _change(self, folder: Path, undo: Callable[[Path], object], moved: tuple[Path, Path] | None = None) -> None:
+        self._changes.append(Change(folder, undo, moved))
 
     def _occasion(self, path: Path, *, writes: bool = False, fails: bool = True) -> str | None:
         """Return the kind of a fault of a write; raise others."""
@@ -107,3 +116,10 @@ class FaultyDisk(Disk):
             if fault.kind == "full" and fails:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return None
+
+
+def _relocated(change: Change, old: Path, new: Path) -> Change:
+    """Return a change inside a folder that has moved for good."""
+    if not change.folder.is_relative_to(old):
+        return change
+    return replace(change, folder=new / change.folder.relative_to(old))

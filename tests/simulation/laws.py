@@ -6,7 +6,6 @@ import traceback
 import warnings
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,15 +78,12 @@ def _repair(world: World, error: BadCheckpointError) -> None:
             delete_checkpoint(path)
 
 
-def check_checkpoints(world: World, checkpoint: Checkpoint, resumed: Path | None) -> None:
-    """All checkpoints can be read, and the last one that this program wrote is there.
-
-    That which it resumed from may be lost: an earlier program may not have been able to sync it.
-    """
+def check_checkpoints(world: World, checkpoint: Checkpoint) -> None:
+    """All checkpoints can be read, and the last one that this program wrote or found is there."""
     if "cut" in {fault.kind for fault in world.plan.fired}:
         return
     found = list_checkpoints(world.folder)
-    written = checkpoint._last_written if checkpoint.path != resumed else None
+    written = checkpoint._last_written
     if written is not None and written not in found:
         raise Violation(f"the checkpoint of round {written} was written, and there are those of {list(found)}")
     for number, path in found.items():

@@ -94,7 +94,7 @@ def _run(world: World, workers: int, options: dict[str, Any]) -> bool:
         else:
             _check_error(world, error, before)
         world.restart(checkpoint)
-        check_checkpoints(world, checkpoint, trainer.resumed_from)
+        check_checkpoints(world, checkpoint)
         return not killed
     _check_samples(trainer, workers, started_with, {fault.kind for fault in world.plan.fired[before:]})
     check_engine(engine)

@@ -127,7 +127,7 @@ def _run(world: World, number: int) -> DistributedTrainer | None:
             check_error(world, error, since=before)
         world.restart(checkpoint)
         if killed:
-            check_checkpoints(world, checkpoint, trainer.resumed_from)
+            check_checkpoints(world, checkpoint)
         return None
     check_engine(engine)
     if trainer.stopped != "max_time":

@@ -9,12 +9,12 @@ from tests.simulation.simulate import simulate
 
 def test_seed_157():
     # there are 2 checkpoints, and 1 were to be kept
-    simulate(157, [Fault("kill", "disk", 24, 0.0)])
+    simulate(157, [Fault("kill", "disk", 25, 0.0)])
 
 
 def test_seed_558():
     # ['.round-000000.vm.4194305.old'] are left in the folder of checkpoints
-    simulate(558, [Fault("kill", "disk", 25, 0.0)])
+    simulate(558, [Fault("kill", "disk", 26, 0.0)])
 
 
 def test_seed_394():
@@ -45,6 +45,16 @@ def test_seed_20002847():
 def test_seed_20015463():
     # TimeoutError: the server has not answered for 60.0 s (the answer overtook the handshake when the clock jumped)
     simulate(20015463, [Fault("jump", "event", 36, 1800.0)])
+
+
+def test_seed_60():
+    # the checkpoint of round 0 was written, and there are those of [] (a program that was killed had not synced it)
+    simulate(60, [Fault("kill", "disk", 20, 0.0), Fault("kill", "disk", 23, 0.0), Fault("full", "disk", 9, 0.0)])
+
+
+def test_seed_20038939():
+    # PermissionError: 127.0.0.1:50001: wrong token; use the token= given to fit_online
+    simulate(20038939, [Fault("double", "message", 5, 0.0)])
 
 
 @pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])
