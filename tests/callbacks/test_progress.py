@@ -51,11 +51,12 @@ def test_a_line_for_each_epoch_stays_above_the_bar(monkeypatch, merges):
 
 def test_the_bar_moves_within_a_round_and_never_beyond_its_end(monkeypatch):
     monkeypatch.setattr(progress, "_INTERVAL", 0.001)
-    stream, shown_all = Terminal(), threading.Event()
+    stream, draws_all, shown_all = Terminal(), threading.Event(), threading.Event()
     reports = iter([100, 100, 105, 150])  # as tasks ran twice
 
     def reported():
         number = next(reports, None)
+        assert number == 100 or draws_all.wait(60)
         if number is None:
             shown_all.set()
         return number
@@ -68,6 +69,7 @@ def test_the_bar_moves_within_a_round_and_never_beyond_its_end(monkeypatch):
     bar.on_fit_start(trainer, 20)
     tqdm_bar = bar._bar
     tqdm_bar.mininterval = 0
+    draws_all.set()
     assert shown_all.wait(60)
     assert tqdm_bar.n == 20
     bar.on_exception(trainer, ValueError())
