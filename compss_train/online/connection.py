@@ -108,8 +108,16 @@ class Connection(Closable):
         return self._codes.reveal(hidden)
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
-        """Send a message; blocks while the peer does not read. Raises ``ConnectionLostError``."""
+        """Send a message; blocks while the peer does not read.
+
+        Raises ``ConnectionLostError``, and ``MessageError`` for a header that is too large.
+        """
         head, *rest = pack(header, arrays)
+        if len(head) > _MAX_HEADER_BYTES:
+            raise MessageError(
+                f"a message whose header has {len(head)} bytes; the maximum is {_MAX_HEADER_BYTES}: give it fewer "
+                "arrays, and shorter texts"
+            )
         length = _LENGTH.pack(len(head))
         try:
             with self._send_lock:
@@ -164,7 +172,7 @@ class Connection(Closable):
         size = self._read(_LENGTH.size).tobytes()
         (length,) = _LENGTH.unpack(size)
         if length > _MAX_HEADER_BYTES:
-            raise MessageError(f"a header of {length} bytes; the maximum is {_MAX_HEADER_BYTES}")
+            raise ConnectionLostError(f"a message is not as it was sent: its header has {length} bytes")
         data = self._read(length + CODE_BYTES).tobytes()
         self._codes.check(data[length:], size, data[:length])
         return data[:length]

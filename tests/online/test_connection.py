@@ -229,7 +229,20 @@ def test_a_message_that_was_changed_on_its_way_is_refused(data):
         one._socket.shutdown(socket.SHUT_WR)
         for _ in arrives[1:]:
             assert other.receive()[0] == {"n": 0}
-        with pytest.raises((ConnectionLostError, MessageError)):
+        with pytest.raises(ConnectionLostError):
+            other.receive()
+
+
+def test_headers_that_are_too_large_are_neither_sent_nor_received():
+    with connection_pair() as (one, other):
+        with pytest.raises(
+            MessageError, match=r"header has 1677\d{4} bytes; the maximum is 16777216: give it fewer"
+        ):
+            one.send({"text": "x" * 2**24})
+        one.send({"fine": 1})
+        assert other.receive() == ({"fine": 1}, [])
+        one._socket.sendall(struct.pack("<I", 2**24 + 1))
+        with pytest.raises(ConnectionLostError, match="not as it was sent: its header has 16777217 bytes"):
             other.receive()
 
 

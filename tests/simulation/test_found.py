@@ -57,6 +57,11 @@ def test_seed_20038939():
     simulate(20038939, [Fault("double", "message", 5, 0.0)])
 
 
+def test_seed_30064891():
+    # MessageError: a header of 3279374022 bytes; the maximum is 16777216
+    simulate(30064891, [Fault("double", "message", 9, 0.0)])
+
+
 @pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])
 def test_a_process_that_dies_of_two_faults_at_once(kind, deadly):
     runs = []
