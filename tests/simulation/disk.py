@@ -80,6 +80,10 @@ class FaultyDisk(Disk):
 
     def remove(self, folder: Path) -> None:
         self._occasion(folder, fails=False)
+        self.remove_safely(folder)
+
+    def remove_safely(self, folder: Path) -> None:
+        """Remove a folder without a fault."""
         if folder.exists():
             self._removed += 1
             kept = self._trash / str(self._removed)

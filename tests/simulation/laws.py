@@ -16,7 +16,6 @@ from compss_train.engines.simulated import Fault, SimulatedEngine
 from compss_train.exceptions import BadCheckpointError, WorkerLostError
 from compss_train.training.checkpoints.storage import (
     checkpoint_path,
-    delete_checkpoint,
     list_checkpoints,
     read_checkpoint,
 )
@@ -75,7 +74,7 @@ def _repair(world: World, error: BadCheckpointError) -> None:
     """Do what the message says: resume from the good checkpoint, or begin a new fit."""
     for path in list_checkpoints(world.folder).values():
         if error.good is None or path.name > error.good.name:
-            delete_checkpoint(path)
+            world.remove(path)
 
 
 def check_checkpoints(world: World, checkpoint: Checkpoint) -> None:

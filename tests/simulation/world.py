@@ -106,6 +106,10 @@ class World:
             name, _, suffix = path.name.rpartition(f".{os.getpid()}.")
             self._disk.rename_safely(path, path.with_name(f"{name}.{NO_PROCESS + self._dead}.{suffix}"))
 
+    def remove(self, path: Path) -> None:
+        """Remove a folder, as a user does."""
+        self._disk.remove_safely(path)
+
     def checkpoints(self) -> list[int]:
         return list(list_checkpoints(self.folder))
 
