@@ -149,14 +149,17 @@ def _column(name: str, column: Any, used: NDArray[np.int64] | None, floats: str 
 
 
 def _opened(name: str, chunk: Any) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Return the numbers in a chunk, and the lengths of the lists that they are in, from outside to inside."""
+    """Return the numbers in a chunk, and the lengths of the lists that they are in, from outside to inside.
+
+    Raises ``FileContentError`` for missing values within lists; those of fixed lists would be left out silently.
+    """
     lengths = []
     while _is_list((chunk := getattr(chunk, "storage", chunk)).type):
         size = getattr(chunk.type, "list_size", None)
         lengths.append(np.diff(chunk.offsets.to_numpy()) if size is None else np.full(len(chunk), size))
         chunk = chunk.flatten()
-    if chunk.null_count:
-        raise FileContentError(f"lacks values within lists of {name!r}: fill them in")
+        if chunk.null_count:
+            raise FileContentError(f"lacks values within lists of {name!r}: fill them in")
     return chunk.to_numpy(zero_copy_only=False), lengths
 
 

@@ -127,6 +127,10 @@ def test_missing_values_are_an_error():
     within = datasets.Dataset.from_dict({"x": [[1.0, None], [2.0, 3.0]], "label": [0, 1]})
     with pytest.raises(ValueError, match="lacks values within lists of 'x'"):
         rows_of(within, [0])
+    kind = datasets.Features({"x": datasets.List(datasets.List(datasets.Value("float32"), length=2))})
+    lists = datasets.Dataset.from_dict({"x": [[[1, 2], [3, 4]], [None, None], [[5, 6], [7, 8]]]}, features=kind)
+    with pytest.raises(ValueError, match="lacks values within lists of 'x'"):
+        rows_of(lists, [0, 2], x="x", y=None)
 
 
 def test_nothing_but_the_paths_of_files_is_pickled(table):

@@ -62,8 +62,8 @@ def _bits(results: Sequence[Bytes]) -> list[bytes]:
 
 
 def _key(task: Task, inputs: Sequence[Any]) -> bytes:
-    """Return a digest of a task's function and inputs."""
-    data, buffers = dumps((task.function, task.cpus, _with_digests(inputs)))
+    """Return a digest of a task's function, inputs and number of results."""
+    data, buffers = dumps((task.function, task.cpus, len(task.outputs), _with_digests(inputs)))
     digest = blake2b(data)
     for buffer in buffers:
         digest.update(buffer)

@@ -25,7 +25,7 @@ def pasted(seed: int, faults: Sequence[Fault], error: BaseException) -> str:
     """Return the source of a test that fails."""
     lines = [f"        Fault({fault.kind!r}, {fault.place!r}, {fault.at}, {fault.seconds})," for fault in faults]
     given = ["    faults = [", *lines, "    ]"] if lines else ["    faults = []"]
-    reason = str(error).splitlines()[-1] if str(error) else type(error).__name__
+    said = [*str(error).splitlines(), *getattr(error, "__notes__", ())] or [type(error).__name__]
     return "\n".join(
-        [f"def test_seed_{seed}():", f"    # {reason[:100]}", *given, f"    simulate({seed}, faults)", ""]
+        [f"def test_seed_{seed}():", f"    # {said[-1][:100]}", *given, f"    simulate({seed}, faults)", ""]
     )

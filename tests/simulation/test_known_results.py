@@ -47,6 +47,14 @@ def test_a_task_runs_once_for_each_input(runs):
     assert runs == [[1], [2]]
 
 
+def test_results_are_known_by_their_number_too(runs):
+    known = KnownResults()
+    assert results(known, doubled, [1, 2]) == [2, 4]
+    engine = SimulatedEngine(run=known)
+    assert engine.fetch([*engine.submit(doubled, [1, 2], returns=2)]) == [2, 4]
+    assert len(runs) == 2
+
+
 def test_tasks_have_their_own_copies_of_known_results():
     known = KnownResults()
     results(known, doubled, [1]).append("changed")

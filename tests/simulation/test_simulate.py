@@ -6,9 +6,12 @@ import pytest
 
 from compss_train.engines.simulated import Fault
 from tests.helpers.documents import ROOT
+from tests.simulation import __main__ as program
+from tests.simulation.fibers import FiberEvents
 from tests.simulation.planting import PATCHES, main
 from tests.simulation.shrinking import pasted, shrunk
 from tests.simulation.simulate import faults_of, simulate
+from tests.simulation.world import World
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
@@ -76,3 +79,24 @@ def test_a_failure_is_printed_as_a_test():
     namespace["test_seed_7"]()
     assert namespace["given"] == (7, [Fault("late", "task", 3, 60.0)])
     assert "# last line" in text
+
+
+def test_what_threads_have_ended_with_is_part_of_the_failure():
+    def ended_with(error):
+        with World(0, [], FiberEvents) as world:
+            world.events.errors.append(KeyError("lost"))
+            if error is not None:
+                raise error
+
+    with pytest.raises(ExceptionGroup, match=r"threads ended with errors, the first with KeyError\('lost'\)"):
+        ended_with(None)
+    with pytest.raises(RuntimeError, match="a thread still waits") as raised:
+        ended_with(RuntimeError("a thread still waits"))
+    assert "# threads ended with errors, the first with KeyError('lost')" in pasted(7, [], raised.value)
+
+
+def test_a_seed_that_fails_after_others_only_is_printed_with_its_error(monkeypatch, capsys):
+    monkeypatch.setattr(program, "simulate", lambda seed, faults=None, run=None: None)
+    program.report(5, RuntimeError("different results for the same inputs"))
+    assert "# different results for the same inputs" in (shown := capsys.readouterr().out)
+    assert shown.count("Fault(") == len(faults_of(5)) > 0

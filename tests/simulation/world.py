@@ -64,11 +64,15 @@ class World:
             self._patches.enter_context(simulated_modules(self.events, self.plan))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         self._patches.close()
         shutil.rmtree(self.root)
-        if kind is None and isinstance(self.events, FiberEvents) and self.events.errors:
-            raise ExceptionGroup("threads ended with errors", self.events.errors)
+        if not isinstance(self.events, FiberEvents) or not (errors := self.events.errors):
+            return
+        what = f"threads ended with errors, the first with {errors[0]!r}"
+        if error is None:
+            raise ExceptionGroup(what, errors)
+        error.add_note(what)
 
     def engine(self, processes: int = 1, *, shares_memory: bool = True) -> SimulatedEngine:
         return SimulatedEngine(
