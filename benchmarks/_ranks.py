@@ -37,7 +37,7 @@ def _set_barrier(barrier: Barrier) -> None:
 
 
 def _end_with_parent() -> None:
-    """A rank that waits for others would outlive a benchmark that was killed."""
+    """End this process when its parent has ended: waiting for the others, it would outlive a killed benchmark."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

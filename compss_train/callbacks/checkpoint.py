@@ -103,9 +103,8 @@ class Checkpoint(Callback):
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
         make_folders(self.folder, self._disk)
         self._lock.acquire()
-        self._disk.sync(
-            self.folder
-        )  # a program that was killed may have renamed a checkpoint, and not come to that
+        # A program that was killed may have renamed a checkpoint without syncing the folder.
+        self._disk.sync(self.folder)
         self._check_disk_space(trainer)
         own = self._own_rounds(trainer)
         if others := set(storage.list_checkpoints(self.folder)) - own:

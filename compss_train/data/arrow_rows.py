@@ -55,6 +55,13 @@ class ArrowRows(SampleReader):
             x, y = collate_pairs(collate, [(_sample(x, k), _sample(y, k)) for k in range(len(rows))])
         return ReadBatch(x, y, len(rows))
 
+    def is_readable(self) -> bool:
+        """Return whether no value is missing in the columns, of whatever row."""
+        try:
+            return bool(self._columns)
+        except ValueError:
+            return False
+
     def _rows(self, names: Any, rows: NDArray[np.int64]) -> Any:
         return map_leaves(lambda name: self._columns[name].rows(rows), names)
 
@@ -99,17 +106,9 @@ def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | No
     rows, table = ArrowRows(dataset, roles, floats), dataset.data.table
     if not all(_is_numeric(table.schema.field(name).type) for name in rows.names):
         return None
-    if dataset._indices is not None and not all(_is_readable(name, table.column(name)) for name in rows.names):
-        return ArrowRows(dataset.flatten_indices(), roles, floats)  # what cannot be read may be in rows left out
+    if dataset._indices is not None and not rows.is_readable():  # for what is in rows left out, perhaps
+        return ArrowRows(dataset.select_columns(rows.names).flatten_indices(), roles, floats)
     return rows
-
-
-def _is_readable(name: str, column: Any) -> bool:
-    try:
-        _column(name, column, None, None)
-    except FileContentError:
-        return False
-    return True
 
 
 def _is_numeric(kind: Any) -> bool:

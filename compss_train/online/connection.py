@@ -68,14 +68,14 @@ class Address:
             raise
         return connection
 
-    def greet(self, handshake: Header) -> tuple[Connection, Header, list[torch.Tensor]]:
+    def greet(self, handshake: Header) -> tuple[Connection, Message]:
         """Connect, and return the connection and the answer to the handshake.
 
         Raises what ``connect`` and ``Connection.receive`` raise; the connection is closed then.
         """
         connection = self.connect(handshake)
         try:
-            return connection, *connection.receive()
+            return connection, connection.receive()
         except BaseException:
             connection.close()  # or the listener would take this client for connected
             raise

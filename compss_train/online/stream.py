@@ -60,7 +60,7 @@ class Stream(Closable):
 
     def __init__(self, address: Address, handshake: Header) -> None:
         self._address = address
-        self._control, reply, _ = address.greet(handshake)
+        self._control, (reply, _) = address.greet(handshake)
         if "error" in reply:
             self._control.close()
             kind = NameInUseError if reply.get("busy") else PermissionError

@@ -69,7 +69,7 @@ class CoordinatorConnection(Closable):
     """
 
     def __init__(self, coordinator: Address, worker: int) -> None:
-        self._connection, reply, arrays = coordinator.greet({"role": "worker", "number": worker})
+        self._connection, (reply, arrays) = coordinator.greet({"role": "worker", "number": worker})
         self.accepted = bool(reply.get("accepted"))
         """False if another task is connected as this worker."""
         self.is_done = bool(reply.get("done"))

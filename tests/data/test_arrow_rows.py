@@ -131,6 +131,7 @@ def test_missing_values_are_an_error():
     lists = datasets.Dataset.from_dict({"x": [[[1, 2], [3, 4]], [None, None], [[5, 6], [7, 8]]]}, features=kind)
     with pytest.raises(ValueError, match="lacks values within lists of 'x'"):
         rows_of(lists, [0, 2], x="x", y=None)
+    assert rows_of(lists.select([2, 0]), [0, 1], x="x", y=None).x.tolist() == [[[5, 6], [7, 8]], [[1, 2], [3, 4]]]
 
 
 def test_nothing_but_the_paths_of_files_is_pickled(table):

@@ -35,6 +35,7 @@ def main(count: int, first: int = 0) -> int:
     for seed in range(first, first + count):
         try:
             outcome = simulate(seed, run=run)
+            run.check()
         except Exception as error:
             failed += 1
             report(seed, error)

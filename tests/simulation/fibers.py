@@ -73,7 +73,7 @@ class FiberEvents(Events):
         try:
             if not fiber.killed:
                 action()
-        except (FiberKilled, CoordinatorKilled):
+        except (FiberKilled, CoordinatorKilled, SystemExit):  # which ends a thread without a word
             pass
         except Exception as error:
             if not fiber.killed:
@@ -260,9 +260,6 @@ class FakeLock:
         self._events = events
         self._owner: Fiber | None = None
         self._depth = 0
-
-    def _is_free(self) -> bool:
-        return self._owner is None or self._owner is self._events.current or self._owner.finished
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         own = self._events.current

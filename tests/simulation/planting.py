@@ -39,6 +39,7 @@ def search(seconds: float) -> None:
     while (spent := time.process_time() - began) < seconds:
         try:
             simulate(seed, run=run)
+            run.check()
         except BaseException as error:
             reason = (str(error).strip().splitlines() or [""])[-1]
             print(f"seed {seed}, {spent:.0f} s: {type(error).__name__} {reason[:150]}")

@@ -24,6 +24,7 @@ from tests.simulation.fake_zmq import FakeZmq
 from tests.simulation.fibers import FakeThreading, FiberEvents
 
 EPOCH = 1_700_000_000.0
+"""The time of the day at which simulations start, and that tasks read."""
 
 end_process = simulation_task.end_process
 

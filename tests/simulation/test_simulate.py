@@ -1,6 +1,8 @@
 """A few seeds of what ``make simulate`` runs many of; what it has found; and how it reports."""
 
 import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 
@@ -51,6 +53,22 @@ def test_clocks_that_jump_change_nothing(kind):
     for seed in (11, 15, 17):
         place = "event" if seed == 17 else "moment"
         assert simulate(seed, [Fault(kind, place, at, 50_000.0) for at in (3, 20)]).fired
+
+
+def test_a_simulation_that_fails_leaves_no_threads():
+    world = World(3, [], FiberEvents)
+    with suppress(KeyError), world:
+        world.events.start(lambda: world.events.wait(lambda: False))
+        world.events.wait(lambda: False, 1.0)
+        assert world.events._fibers
+        raise KeyError
+    assert not world.events._fibers
+
+
+def test_a_thread_may_exit():
+    with World(3, [], FiberEvents) as world:
+        world.events.start(lambda: sys.exit())
+        world.events.wait(lambda: False, 1.0)
 
 
 def test_the_coordinator_of_an_online_fit_is_killed_and_resumed():

@@ -65,6 +65,8 @@ class World:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if isinstance(self.events, FiberEvents):
+            self.events.kill_all()  # a simulation that has failed leaves threads, and what they have set
         self._patches.close()
         shutil.rmtree(self.root)
         if not isinstance(self.events, FiberEvents) or not (errors := self.events.errors):
