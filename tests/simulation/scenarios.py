@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer
 from compss_train.callbacks import EarlyStopping
 from compss_train.engines import Engine
 from compss_train.training.callback import Callback
@@ -17,6 +17,10 @@ from tests.helpers.models import awkward_net, classification
 
 SCENARIOS, SERVED = 97, 16
 """How many different fits there are, without a parameter server and with one."""
+
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+SYNCHRONOUS = {"shuffle", "merge", "merge_every", "merge_unit"}
+"""The options of a fit that keeps nothing but its workers' optimizers."""
 
 SAMPLES = 32
 
@@ -117,7 +121,9 @@ def scenario_of(number: int) -> Scenario:
     draw = random.Random(f"scenario {number}")
     if number >= SCENARIOS:
         return replace(_ledger_scenario(draw), options={"merge": "parameter_server"})
-    return _ledger_scenario(draw) if draw.random() < 0.5 else _awkward_scenario(draw)
+    if draw.random() < 0.5:
+        return _ledger_scenario(draw)
+    return _with_more(_awkward_scenario(draw), random.Random(f"more of scenario {number}"))
 
 
 def _ledger_scenario(draw: random.Random) -> Scenario:
@@ -168,6 +174,37 @@ def _awkward_scenario(draw: random.Random) -> Scenario:
     )
 
 
+def _with_more(scenario: Scenario, draw: random.Random) -> Scenario:
+    """Add what workers or merges keep from round to round, and see that there are several rounds then."""
+    if scenario.options["merge"] == "commutative":
+        return replace(scenario, options={**scenario.options, **_commutative_refinement(draw, scenario)})
+    options = {**scenario.options, **_samples(draw)}
+    if set(options) == SYNCHRONOUS:
+        return scenario
+    if scenario.epochs <= options["merge_every"] or options["merge_every"] == 0:
+        options["merge_every"] = 1
+    return replace(scenario, epochs=max(2, scenario.epochs), options=options)
+
+
+def _commutative_refinement(draw: random.Random, scenario: Scenario) -> dict[str, Any]:
+    if scenario.options["rule"] == "halving":
+        return {}
+    return draw.choice([{}, {"outer_optimizer": NESTEROV}, {"merge_dtype": "int8"}])
+
+
+def _samples(draw: random.Random) -> dict[str, Any]:
+    """Draw in which order the samples of a worker come."""
+    return draw.choice(
+        [
+            {},
+            {},
+            {"shuffle": "partial", "shuffle_buffer": 7},
+            {"shuffle": "partial", "shuffle_buffer": 8, "pools": 2},
+            {"shuffle": "blocks", "buffer": BufferSpec("FIRO", 9)},
+        ]
+    )
+
+
 def _merging(draw: random.Random) -> dict[str, Any]:
     every = draw.choice([0, 1, 1, 2])
     unit = "epochs" if every == 0 else draw.choice(["epochs", "epochs", "blocks", "batches"])
@@ -175,12 +212,11 @@ def _merging(draw: random.Random) -> dict[str, Any]:
 
 
 def _refinement(draw: random.Random) -> dict[str, Any]:
-    outer = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
     return draw.choice(
         [
             {},
             {},
-            {"outer_optimizer": outer},
+            {"outer_optimizer": NESTEROV},
             {"weight_averaging": "ema"},
             {"optimizer_state": "average"},
             {"optimizer_state": "reset"},
