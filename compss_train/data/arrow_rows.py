@@ -56,7 +56,7 @@ class ArrowRows(SampleReader):
         return ReadBatch(x, y, len(rows))
 
     def is_readable(self) -> bool:
-        """Return whether no value is missing in the columns, of whatever row."""
+        """Return whether the columns can be read, in all rows of the table."""
         try:
             return bool(self._columns)
         except ValueError:
@@ -106,8 +106,9 @@ def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | No
     rows, table = ArrowRows(dataset, roles, floats), dataset.data.table
     if not all(_is_numeric(table.schema.field(name).type) for name in rows.names):
         return None
-    if dataset._indices is not None and not rows.is_readable():  # for what is in rows left out, perhaps
-        return ArrowRows(dataset.select_columns(rows.names).flatten_indices(), roles, floats)
+    if dataset._indices is not None and not rows.is_readable():  # the unreadable values may be in rows left out
+        used = dataset.select_columns(list(dict.fromkeys(rows.names)))
+        return ArrowRows(used.flatten_indices(), roles, floats)
     return rows
 
 

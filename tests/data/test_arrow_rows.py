@@ -132,6 +132,8 @@ def test_missing_values_are_an_error():
     with pytest.raises(ValueError, match="lacks values within lists of 'x'"):
         rows_of(lists, [0, 2], x="x", y=None)
     assert rows_of(lists.select([2, 0]), [0, 1], x="x", y=None).x.tolist() == [[[5, 6], [7, 8]], [[1, 2], [3, 4]]]
+    same = rows_of(broken.select([2, 0]), [0, 1], x="x", y="x")
+    assert same.x.tolist() == same.y.tolist() == [3.0, 1.0]
 
 
 def test_nothing_but_the_paths_of_files_is_pickled(table):

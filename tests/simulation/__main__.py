@@ -9,18 +9,19 @@ from compss_train.engines.simulated import Fault
 from tests.simulation.known_results import KnownResults
 from tests.simulation.shrinking import pasted, shrunk
 from tests.simulation.simulate import faults_of, simulate
+from tests.simulation.world import DEATHS
 
 
-def failure(seed: int, faults: list[Fault] | None = None) -> Exception | None:
+def failure(seed: int, faults: list[Fault] | None = None) -> BaseException | None:
     """Return why the simulation fails, ``None`` if it does not."""
     try:
         simulate(seed, faults)
-    except Exception as error:
+    except (Exception, *DEATHS) as error:
         return error
     return None
 
 
-def report(seed: int, error: Exception) -> None:
+def report(seed: int, error: BaseException) -> None:
     """Print a failing seed as a test, with the fewest faults; with all if it fails after others only."""
     faults = shrunk(faults_of(seed), lambda kept: failure(seed, list(kept)) is not None)
     alone = failure(seed, faults)
@@ -34,8 +35,10 @@ def main(count: int, first: int = 0) -> int:
     began, fits, hours, failed = time.process_time(), 0, 0.0, 0
     for seed in range(first, first + count):
         try:
-            outcome = simulate(seed, run=run)
-            run.check()
+            try:
+                outcome = simulate(seed, run=run)
+            finally:
+                run.check()  # raises for this seed, and not for the next one
         except Exception as error:
             failed += 1
             report(seed, error)

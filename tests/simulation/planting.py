@@ -1,7 +1,8 @@
 """Plant bugs one at a time, and see whether simulations find them: ``python -m tests.simulation.planting``.
 
 Each patch in ``planted`` is a bug. It is applied to a copy of the package, on which seeds are simulated until one
-fails, or for so many seconds of a core. A seed that fails without the bug has not found it.
+fails, or for so many seconds of a core. If that seed fails without the bug, too, it has not
+found it.
 """
 
 import os
@@ -38,8 +39,10 @@ def search(seconds: float) -> None:
     began, seed = time.process_time(), 0
     while (spent := time.process_time() - began) < seconds:
         try:
-            simulate(seed, run=run)
-            run.check()
+            try:
+                simulate(seed, run=run)
+            finally:
+                run.check()
         except BaseException as error:
             reason = (str(error).strip().splitlines() or [""])[-1]
             print(f"seed {seed}, {spent:.0f} s: {type(error).__name__} {reason[:150]}")
@@ -49,6 +52,7 @@ def search(seconds: float) -> None:
 
 
 def main(seconds: float = 600.0, names: str = "") -> None:
+    torch.set_num_threads(1)
     found = 0
     patches = [patch for patch in PATCHES if names in patch.name]
     for patch in patches:

@@ -19,8 +19,8 @@ SCENARIOS, SERVED = 97, 16
 """How many different fits there are, without a parameter server and with one."""
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
-SYNCHRONOUS = {"shuffle", "merge", "merge_every", "merge_unit"}
-"""The options of a fit that keeps nothing but its workers' optimizers."""
+PLAIN = {"shuffle", "merge", "merge_every", "merge_unit"}
+"""The options of a synchronous fit that keeps nothing but its workers' optimizers."""
 
 SAMPLES = 32
 
@@ -177,13 +177,14 @@ def _awkward_scenario(draw: random.Random) -> Scenario:
 def _with_more(scenario: Scenario, draw: random.Random) -> Scenario:
     """Add what workers or merges keep from round to round, and see that there are several rounds then."""
     if scenario.options["merge"] == "commutative":
-        return replace(scenario, options={**scenario.options, **_commutative_refinement(draw, scenario)})
+        options = {**scenario.options, **_commutative_refinement(draw, scenario)}
+        return replace(scenario, epochs=max(2, scenario.epochs), options=options)
     options = {**scenario.options, **_samples(draw)}
-    if set(options) == SYNCHRONOUS:
+    if set(options) == PLAIN:
         return scenario
-    if scenario.epochs <= options["merge_every"] or options["merge_every"] == 0:
-        options["merge_every"] = 1
-    return replace(scenario, epochs=max(2, scenario.epochs), options=options)
+    every = options["merge_every"] = options["merge_every"] or 1
+    least = every + 1 if options["merge_unit"] == "epochs" else 2
+    return replace(scenario, epochs=max(least, scenario.epochs), options=options)
 
 
 def _commutative_refinement(draw: random.Random, scenario: Scenario) -> dict[str, Any]:

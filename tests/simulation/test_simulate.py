@@ -118,3 +118,17 @@ def test_a_seed_that_fails_after_others_only_is_printed_with_its_error(monkeypat
     program.report(5, RuntimeError("different results for the same inputs"))
     assert "# different results for the same inputs" in (shown := capsys.readouterr().out)
     assert shown.count("Fault(") == len(faults_of(5)) > 0
+
+
+def test_different_results_are_reported_with_their_seed_even_if_it_fails(monkeypatch, capsys):
+    def differing(seed, faults=None, run=None):
+        if seed == 5 and run is not None:
+            run._differences.append("a task has different results for the same inputs")
+            raise ValueError
+        return simulate(seed)
+
+    monkeypatch.setattr(program, "simulate", differing)
+    assert program.main(2, 5) == 1
+    shown = capsys.readouterr().out
+    assert "def test_seed_5" in shown
+    assert "# a task has different results" in shown

@@ -62,11 +62,10 @@ class World:
         self._patches.enter_context(patch.object(tempfile, "tempdir", str(self.temporary)))
         if isinstance(self.events, FiberEvents):
             self._patches.enter_context(simulated_modules(self.events, self.plan))
+            self._patches.callback(self.events.kill_all)  # a simulation that has failed leaves threads
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        if isinstance(self.events, FiberEvents):
-            self.events.kill_all()  # a simulation that has failed leaves threads, and what they have set
         self._patches.close()
         shutil.rmtree(self.root)
         if not isinstance(self.events, FiberEvents) or not (errors := self.events.errors):
