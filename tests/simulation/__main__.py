@@ -8,8 +8,16 @@ import torch
 from compss_train.engines.simulated import Fault
 from tests.simulation.known_results import KnownResults
 from tests.simulation.shrinking import pasted, shrunk
-from tests.simulation.simulate import faults_of, simulate
+from tests.simulation.simulate import Outcome, faults_of, simulate
 from tests.simulation.world import DEATHS
+
+
+def checked(seed: int, run: KnownResults) -> Outcome:
+    """Simulate a seed; raise for it, and not for the next one, if its tasks had other results than before."""
+    try:
+        return simulate(seed, run=run)
+    finally:
+        run.check()
 
 
 def failure(seed: int, faults: list[Fault] | None = None) -> BaseException | None:
@@ -35,11 +43,8 @@ def main(count: int, first: int = 0) -> int:
     began, fits, hours, failed = time.process_time(), 0, 0.0, 0
     for seed in range(first, first + count):
         try:
-            try:
-                outcome = simulate(seed, run=run)
-            finally:
-                run.check()  # raises for this seed, and not for the next one
-        except Exception as error:
+            outcome = checked(seed, run)
+        except (Exception, *DEATHS) as error:
             failed += 1
             report(seed, error)
         else:

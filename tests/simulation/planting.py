@@ -1,8 +1,8 @@
 """Plant bugs one at a time, and see whether simulations find them: ``python -m tests.simulation.planting``.
 
 Each patch in ``planted`` is a bug. It is applied to a copy of the package, on which seeds are simulated until one
-fails, or for so many seconds of a core. If that seed fails without the bug, too, it has not
-found it.
+fails, or for so many seconds of a core. If that seed
+fails without the bug, too, it has not found it.
 """
 
 import os
@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 
 from tests.helpers.documents import ROOT
-from tests.simulation.__main__ import failure
+from tests.simulation.__main__ import checked, failure
 from tests.simulation.known_results import KnownResults
-from tests.simulation.simulate import simulate
 
 PATCHES = sorted((ROOT / "tests" / "simulation" / "planted").glob("*.patch"))
 SEARCH = "import sys; from tests.simulation.planting import search; search(float(sys.argv[1]))"
@@ -39,10 +38,7 @@ def search(seconds: float) -> None:
     began, seed = time.process_time(), 0
     while (spent := time.process_time() - began) < seconds:
         try:
-            try:
-                simulate(seed, run=run)
-            finally:
-                run.check()
+            checked(seed, run)
         except BaseException as error:
             reason = (str(error).strip().splitlines() or [""])[-1]
             print(f"seed {seed}, {spent:.0f} s: {type(error).__name__} {reason[:150]}")

@@ -123,6 +123,7 @@ def scenario_of(number: int) -> Scenario:
         return replace(_ledger_scenario(draw), options={"merge": "parameter_server"})
     if draw.random() < 0.5:
         return _ledger_scenario(draw)
+    # A draw of its own leaves the scenarios of the seeds in test_found.py as they were.
     return _with_more(_awkward_scenario(draw), random.Random(f"more of scenario {number}"))
 
 

@@ -29,8 +29,8 @@ class SimulatedEngine(GraphEngine):
     ``events`` and ``faults``: the programs of one simulation. With ``shares_memory=False`` tasks are said to copy
     what they read. Tasks never run at the same time as others that they wait for.
 
-    ``values`` has what has been stored and not been freed. ``run`` runs the tasks, or
-    returns results that it knows.
+    ``values`` has what has been stored and not been freed. ``run`` runs the tasks, or returns
+    results that it knows.
     """
 
     name: ClassVar[str] = "simulated"
