@@ -115,7 +115,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "serial":
         return SerialEngine()
     if request.param == "simulated":
-        from compss_train.engines.simulated import SimulatedEngine
+        from tests.simulation.engine import SimulatedEngine
 
         return SimulatedEngine()
     return CompssEngine() if request.param == "compss" else request.getfixturevalue("shared_local")

@@ -10,8 +10,8 @@ import torch
 
 from compss_train import EngineClosedError, LocalEngine, SerialEngine
 from compss_train.engines import Resources
-from compss_train.engines.simulated import SimulatedEngine
 from tests.engines import tasks
+from tests.simulation.engine import SimulatedEngine
 
 MORE_ENGINES = ["simulated"]
 

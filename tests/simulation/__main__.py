@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from compss_train.engines.simulated import Fault
+from tests.simulation.engine import Fault
 from tests.simulation.known_results import KnownResults
 from tests.simulation.shrinking import pasted, shrunk
 from tests.simulation.simulate import Outcome, faults_of, simulate

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compss_train._utils.files import Disk
-from compss_train.engines.simulated import FaultPlan
+from tests.simulation.engine import FaultPlan
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from compss_train.engines.simulated import FaultPlan
+from tests.simulation.engine import FaultPlan
 from tests.simulation.fibers import COORDINATOR, FiberEvents
 
 SECONDS = (0.0001, 0.001, 0.001, 0.05)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from compss_train.engines.simulated import FaultPlan
+from tests.simulation.engine import FaultPlan
 from tests.simulation.fibers import COORDINATOR, FiberEvents
 
 SECONDS = (0.001, 0.01, 0.01, 0.5)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from greenlet import getcurrent, greenlet
 
-from compss_train.engines.simulated import CoordinatorKilled, Events, FaultPlan, ProcessDied
+from tests.simulation.engine import CoordinatorKilled, Events, FaultPlan, ProcessDied
 
 SURVIVAL = 86_400.0
 """Seconds within which all processes end after that of the coordinator: a poll of 0.1 s takes up to 30 s here."""

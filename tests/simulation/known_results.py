@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from compss_train.engines.codec import Bytes, decode, dumps
 from compss_train.engines.local.task_graph import Task
-from compss_train.engines.simulated.values import HeldValue
+from tests.simulation.engine.values import HeldValue
 from tests.simulation.stand_ins import EPOCH
 
 CHECKED = 16

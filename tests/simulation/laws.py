@@ -12,7 +12,6 @@ import numpy as np
 
 from compss_train import DistributedTrainer, SerialEngine
 from compss_train.callbacks import Checkpoint
-from compss_train.engines.simulated import Fault, SimulatedEngine
 from compss_train.exceptions import BadCheckpointError, WorkerLostError
 from compss_train.training.checkpoints.storage import (
     checkpoint_path,
@@ -20,6 +19,7 @@ from compss_train.training.checkpoints.storage import (
     read_checkpoint,
 )
 from tests.helpers.small_fits import numbers_of
+from tests.simulation.engine import Fault, SimulatedEngine
 from tests.simulation.fake_zmq import PATIENCE
 from tests.simulation.scenarios import Scenario, scenario_of
 from tests.simulation.world import World

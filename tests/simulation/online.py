@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from compss_train import BufferSpec, DistributedTrainer, SimulationError, WorkerLostError
-from compss_train.engines.simulated import Fault, FaultPlan
 from tests.online.fits import DEFAULTS, build_trainer, split_range
 from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, sample_counts, sum_loss
+from tests.simulation.engine import Fault, FaultPlan
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.laws import Violation, check_checkpoints, check_engine
 from tests.simulation.world import DEATHS, World

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from compss_train.engines.simulated import Fault
+from tests.simulation.engine import Fault
 
 
 def shrunk(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:

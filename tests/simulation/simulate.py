@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import JsonLines
-from compss_train.engines.simulated import Events, Fault, FaultPlan
-from compss_train.engines.simulated.processes import Runner, run_always
 from tests.simulation import online
+from tests.simulation.engine import Events, Fault, FaultPlan
+from tests.simulation.engine.processes import Runner, run_always
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error, reference
 from tests.simulation.online import simulate_online

@@ -16,9 +16,9 @@ from unittest.mock import patch
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from compss_train.engines.simulated import Events, FaultPlan
 from compss_train.online import setup, simulation_task, worker_task  # noqa: F401  # so that they are patched
 from compss_train.parameter_server import connect, serve  # noqa: F401
+from tests.simulation.engine import Events, FaultPlan
 from tests.simulation.fake_socket import Network, QueueModule, SelectModule, SocketModule
 from tests.simulation.fake_zmq import FakeZmq
 from tests.simulation.fibers import FakeThreading, FiberEvents

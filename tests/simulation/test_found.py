@@ -2,7 +2,7 @@
 
 import pytest
 
-from compss_train.engines.simulated import Fault, FaultPlan, ProcessDied, SimulatedEngine
+from tests.simulation.engine import Fault, FaultPlan, ProcessDied, SimulatedEngine
 from tests.simulation.online import simulate_online
 from tests.simulation.simulate import simulate
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from compss_train.engines.simulated import SimulatedEngine
 from tests.simulation import known_results
+from tests.simulation.engine import SimulatedEngine
 from tests.simulation.known_results import KnownResults
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.simulate import simulate

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import pytest
 
-from compss_train.engines.simulated import Fault
 from tests.helpers.documents import ROOT
 from tests.simulation import __main__ as program
+from tests.simulation.engine import Fault
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.planting import PATCHES, main
 from tests.simulation.shrinking import pasted, shrunk

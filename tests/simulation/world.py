@@ -12,7 +12,9 @@ from unittest.mock import patch
 
 from compss_train._utils.files import SHARED_MEMORY
 from compss_train.callbacks import Checkpoint
-from compss_train.engines.simulated import (
+from compss_train.training.checkpoints.storage import list_checkpoints
+from tests.simulation.disk import FaultyDisk
+from tests.simulation.engine import (
     CoordinatorKilled,
     Events,
     Fault,
@@ -20,9 +22,7 @@ from compss_train.engines.simulated import (
     ProcessDied,
     SimulatedEngine,
 )
-from compss_train.engines.simulated.processes import Runner, run_always
-from compss_train.training.checkpoints.storage import list_checkpoints
-from tests.simulation.disk import FaultyDisk
+from tests.simulation.engine.processes import Runner, run_always
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.stand_ins import simulated_modules, virtual_time
 

@@ -10,10 +10,10 @@ from compss_train.engines.codec import Bytes
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.task_graph import Task, TaskGraph
 from compss_train.engines.machine import intra_op_threads
-from compss_train.engines.simulated.events import Events
-from compss_train.engines.simulated.faults import CoordinatorKilled, FaultPlan, ProcessDied
-from compss_train.engines.simulated.values import HeldValue, Values, encoded
 from compss_train.exceptions import WorkerLostError
+from tests.simulation.engine.events import Events
+from tests.simulation.engine.faults import CoordinatorKilled, FaultPlan, ProcessDied
+from tests.simulation.engine.values import HeldValue, Values, encoded
 
 Answer: TypeAlias = list[HeldValue] | Failure
 Runner: TypeAlias = Callable[[Task, Sequence[Any], Callable[[], list[Bytes]]], list[Bytes]]

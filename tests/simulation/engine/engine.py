@@ -11,11 +11,11 @@ from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.task_graph import Task, TaskGraph, Value
 from compss_train.engines.machine import LOOPBACK
-from compss_train.engines.simulated.events import Events
-from compss_train.engines.simulated.faults import FaultPlan
-from compss_train.engines.simulated.processes import Processes, Runner, run_always
-from compss_train.engines.simulated.values import Values, encoded
 from compss_train.exceptions import EngineClosedError
+from tests.simulation.engine.events import Events
+from tests.simulation.engine.faults import FaultPlan
+from tests.simulation.engine.processes import Processes, Runner, run_always
+from tests.simulation.engine.values import Values, encoded
 
 SLOW_SECONDS, SLOW_SHARE = 30.0, 0.3
 """How long the coordinator takes to go on after some of its submissions, and after which share of them."""
