@@ -1,0 +1,8 @@
+"""``python -m tests.same_bits``; COMPSs starts this file."""
+
+import sys
+
+from tests.same_bits.program import main
+
+if __name__ == "__main__":
+    sys.exit(main())

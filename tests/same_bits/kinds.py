@@ -1,0 +1,270 @@
+"""The kinds of fits that keep their bits: a table of those that differ in options, and functions for the others.
+
+A name stays, whatever the options are called: another checkout has the same kind under the same name, in its own
+vocabulary. What is new gets a new name.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from torch.utils.data import DataLoader
+
+from compss_train import BlockedTensor, BufferSpec, FileDataset, Ragged, Samples, TrainTransform
+from compss_train.training import PostLocal, Quadratic
+from tests.same_bits import material
+from tests.same_bits.fitting import Bits, Place, blocks, small_fit
+from tests.same_bits.material import NEXT, ONE_HOT, TOKENS, WEIGHTS, X, Y
+
+SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+STILL = {"shuffle": None, "shuffle_block_data": False}
+BATCHES = {"merge_unit": "batches", "merge_every": 2}
+VALIDATED = {"validation_data": (X[:20], Y[:20])}
+FIRO = BufferSpec("FIRO", 24, threshold=9)
+ARRIVING = {"merge": "commutative", "by_arrival": True}
+SERVED = {"merge": "parameter_server", "by_arrival": True}
+
+
+def npz(folder, **options):
+    return (FileDataset(material.write_npz(folder), **options),)
+
+
+def cached(folder):
+    return npz(folder, cache=folder / "cache", threads=2)
+
+
+def parquet(folder):
+    return (FileDataset(material.write_tables(folder, "parquet"), x=[f"f{n}" for n in range(6)], y="y"),)
+
+
+def csv(folder):
+    return (FileDataset(material.write_tables(folder, "csv"), x=[f"f{n}" for n in range(6)], y="y"),)
+
+
+def arrays(folder):
+    return X, Y
+
+
+def frames(folder):
+    import pandas
+
+    frame = material.frame_of(pandas)
+    return frame.drop(columns="y"), frame["y"]
+
+
+def two_inputs(folder):
+    x = {"left": blocks(X[:, :4]), "right": blocks(X[:, 4:])}
+    return x, (blocks(Y), blocks(X[:, 0]))
+
+
+def grid(folder):
+    return BlockedTensor.from_array(X, (4, 2)), BlockedTensor.from_array(Y, (4, 2))
+
+
+def ragged(folder):
+    return blocks(Ragged(TOKENS), 5), blocks(Ragged(NEXT), 5)
+
+
+def no_targets(folder):
+    return (blocks(X),)
+
+
+def twenty_blocks(folder):
+    return blocks(X, 19), blocks(Y, 19)
+
+
+SHUFFLES = {
+    "blocks shuffled": {},
+    "blocks shuffled, samples in order": {"shuffle_block_data": False},
+    "total shuffle": {"shuffle": "total"},
+    "samples of blocks shuffled": {"shuffle": None},
+    "no shuffle": STILL,
+    "partial shuffle, one pool": {"shuffle": "partial", "shuffle_buffer": 11},
+    "partial shuffle, two pools": {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2},
+    "partial shuffle, pools as large as blocks": {"shuffle": "partial"},
+    "batches a block": {"num_batches_per_worker": 2},
+    "one worker": {"workers": 1},
+    "several workers a task": {"workers": 19, "data": twenty_blocks},
+    "several workers a task, total shuffle": {"workers": 19, "data": twenty_blocks, "shuffle": "total"},
+    "a grid of blocks": {"data": grid},
+    "double precision": {"data": lambda folder: (blocks(X.astype("float64")), blocks(Y)), "net": material.double},
+}
+MERGES = {
+    "merged every two epochs": {"merge_every": 2, "num_epochs": 3},
+    "merged once": {"merge_every": 0},
+    "merged every block": {"merge_every": 1, "merge_unit": "blocks"},
+    "merged every batch": {"merge_every": 1, "merge_unit": "batches"},
+    "merged every two batches": BATCHES,
+    "post-local": {**BATCHES, "merge_every": PostLocal(epochs=1, then=4)},
+    "quadratic": {**BATCHES, "merge_every": Quadratic(lr=0.05, growth=0.1)},
+    "commutative": ARRIVING,
+    "commutative, halving": {**ARRIVING, "rule": "halving"},
+    "commutative, blocks": {**ARRIVING, "merge_unit": "blocks"},
+    "commutative, outer optimizer": {**ARRIVING, "outer_optimizer": NESTEROV},
+    "commutative, bf16": {**ARRIVING, "merge_dtype": "bf16"},
+    "commutative, int8, optimizers reset": {**ARRIVING, "merge_dtype": "int8", "optimizer_state": "reset"},
+    "commutative, validated": {**ARRIVING, **VALIDATED},
+    "parameter server": SERVED,
+    "parameter server, batches": {**SERVED, **BATCHES},
+    "parameter server, outer optimizer": {**SERVED, **BATCHES, "outer_optimizer": NESTEROV},
+    "outer optimizer": {"outer_optimizer": NESTEROV, **VALIDATED},
+    "outer optimizer, batches": {"outer_optimizer": NESTEROV, **BATCHES},
+    "outer optimizer, Adam": {"outer_optimizer": {"optimizer": "adam", "lr": 0.02}},
+    "merged in bf16": {"merge_dtype": "bf16"},
+    "merged in int8": {"merge_dtype": "int8", **BATCHES},
+    "merged in int8, outer optimizer": {"merge_dtype": "int8", "outer_optimizer": NESTEROV},
+    "averaged parameters": {"weight_averaging": "ema", **VALIDATED, **BATCHES},
+    "averaged parameters, decay": {"weight_averaging": 0.5, "outer_optimizer": NESTEROV, **VALIDATED},
+    "optimizers averaged": {"optimizer_state": "average", **BATCHES},
+    "optimizers reset": {"optimizer_state": "reset", **BATCHES},
+    "optimizers averaged, int8, several workers a task": {
+        "optimizer_state": "average",
+        "merge_dtype": "int8",
+        "workers": 19,
+        "data": twenty_blocks,
+    },
+    "preset auto": {"preset": "auto", "batch_size": None, "net": material.mlp, "optimizer": SGD},
+    "preset diloco": {"preset": "diloco"},
+    "preset slowmo": {"preset": "slowmo", "optimizer": SGD},
+    "preset post-local": {"preset": "post_local", "optimizer": SGD},
+}
+DATA = {
+    "arrays": {"data": arrays},
+    "frames": {"data": frames},
+    "files": {"data": npz},
+    "files, partial shuffle": {"data": npz, "shuffle": "partial", "shuffle_buffer": 11, "pools": 2},
+    "files, one in memory": {"data": npz, "file_buffer": 1, **STILL},
+    "files, cached": {"data": cached, "num_epochs": 3},
+    "files, buffered": {"data": npz, "buffer": FIRO},
+    "files, weighted": {"data": functools.partial(npz, weight="w")},
+    "files, several merges an epoch": {"data": npz, **BATCHES},
+    "files of Parquet": {"data": parquet},
+    "files of CSV": {"data": csv},
+    "a data set": {"data": lambda folder: (Samples(material.Pairs(), blocks=7),)},
+    "a data set, total shuffle": {"data": lambda folder: (material.Pairs(),), "shuffle": "total"},
+    "a data set that draws": {
+        "data": lambda folder: (Samples(material.Named(), x="features", y="label", blocks=7),),
+    },
+    "a data loader": {
+        "data": lambda folder: (DataLoader(material.Pairs(), batch_size=6, shuffle=True),),
+        "batch_size": None,
+    },
+    "an endless data set": {"data": lambda folder: (Samples(material.Stream(), blocks=3, size=57),), **STILL},
+    "sequences": {"data": ragged, "net": material.Characters, "metric": None},
+    "sequences by length": {
+        "data": ragged,
+        "net": material.Characters,
+        "metric": None,
+        "bucket_by_length": True,
+    },
+    "sequences, total shuffle": {
+        "data": ragged,
+        "net": material.Characters,
+        "metric": None,
+        "shuffle": "total",
+    },
+    "several inputs": {
+        "data": two_inputs,
+        "net": material.TwoInputs,
+        "loss": material.two_losses,
+        "metric": None,
+    },
+    "no targets": {
+        "data": lambda folder: (blocks(X),),
+        "net": lambda: material.mlp(6),
+        "loss": "mse",
+        "metric": None,
+    },
+    "collated": {"data": arrays, "build": {"collate": material.collated}},
+    "sample weights": {"sample_weight": WEIGHTS},
+    "sample weights, total shuffle, batches": {"sample_weight": WEIGHTS, "shuffle": "total", **BATCHES},
+    "sample weights and class weights": {"sample_weight": WEIGHTS, "build": {"class_weight": [1.0, 3.0, 0.5]}},
+    "validated": VALIDATED,
+}
+BUFFERS = {
+    "FIFO": {"buffer": BufferSpec("FIFO", 16)},
+    "FIFO, batches": {"buffer": BufferSpec("FIFO", 16), **BATCHES},
+    "FIRO": {"buffer": FIRO},
+    "FIRO, total shuffle": {"buffer": FIRO, "shuffle": "total"},
+    "FIRO, batches": {"buffer": FIRO, **BATCHES},
+    "FIRO, pseudo-epochs": {"buffer": BufferSpec("FIRO", 57, threshold=9, pseudo_epochs=2)},
+    "FIRO, weighted": {"buffer": FIRO, "sample_weight": WEIGHTS},
+    "FIRO, several workers a task": {"buffer": FIRO, "workers": 19, "data": twenty_blocks},
+}
+STEPS = {
+    "transform that draws": {"build": {"transform": material.noise}},
+    "transform that draws, total shuffle": {"build": {"transform": material.noise}, "shuffle": "total"},
+    "transform that draws from numpy": {"build": {"transform": material.noise_of_numpy}},
+    "augmentation": {"build": {"train_transform": material.mixed_up, "transform": material.halves}},
+    "augmentation by sample": {"build": {"train_transform": TrainTransform(material.noisy_sample, by_sample=True)}},
+    "augmentation in a buffer": {"build": {"train_transform": material.mixed_up}, "buffer": FIRO},
+    "gradients accumulated": {"build": {"accumulate": 2}},
+    "gradients accumulated, batches": {"build": {"accumulate": 3}, **BATCHES},
+    "gradients clipped by norm": {"build": {"clip_norm": 0.5}},
+    "gradients clipped by value": {"build": {"clip_value": 0.05, "accumulate": 2}},
+    "batches without finite loss skipped": {
+        "build": {"training_step": material.nan_step, "on_nan": "skip"},
+        "metric": None,
+    },
+    "schedule": {"build": {"schedule": material.falling}},
+    "schedule inside epochs": {"build": {"schedule": material.falling, "schedule_steps": 3}, **BATCHES},
+    "schedule of torch": {"build": {"schedule": functools.partial(StepLR, step_size=1, gamma=0.5)}},
+    "schedule of torch inside epochs": {
+        "build": {"schedule": functools.partial(OneCycleLR, max_lr=0.1, total_steps=9), "schedule_steps": 4}
+    },
+    "bf16": {"build": {"precision": "bf16"}},
+    "fp16": {"build": {"precision": "fp16"}, "net": material.mlp, **BATCHES},
+    "convolution, channels last": {"net": material.conv, "build": {"memory_format": "channels_last"}},
+    "own step": {"build": {"training_step": material.measuring_step}, "optimizer": SGD},
+    "two optimizers": {
+        "net": lambda: {"generator": material.generator(), "discriminator": material.discriminator()},
+        "optimizer": {"generator": {"optimizer": "adam", "lr": 1e-3}, "discriminator": SGD},
+        "loss": None,
+        "metric": None,
+        "build": {"training_step": material.gan_step, "clip_norm": 1.0},
+        "optimizer_state": "average",
+    },
+    "Lightning": {"net": material.Lightning, "optimizer": None, "loss": None, "metric": None},
+    "groups of parameters": {"optimizer": material.two_groups},
+    "optimizer of torch": {"optimizer": {"optimizer": torch.optim.AdamW, "lr": 0.01, "weight_decay": 0.1}},
+    "optimizer with a closure": {
+        "optimizer": {"optimizer": torch.optim.LBFGS, "lr": 0.1, "max_iter": 2},
+        "net": material.mlp,
+        "num_epochs": 1,
+    },
+    **{
+        f"optimizer {name}": {"optimizer": {"optimizer": name, "lr": 0.01}, "num_epochs": 1}
+        for name in ("rmsprop", "adagrad", "adamax", "adadelta", "nadam")
+    },
+    **{
+        f"loss {name}": {
+            "loss": name,
+            "metric": ["mse", "mae", "mre", "categorical_accuracy"],
+            "num_epochs": 1,
+            "net": material.softmax_net,
+            "data": lambda folder: (blocks(X), blocks(ONE_HOT)),
+        }
+        for name in ("mse", "sce", "bce", "cce", "dice")
+    },
+    "loss a module": {"loss": nn.CrossEntropyLoss(label_smoothing=0.1), "num_epochs": 1},
+}
+
+
+def from_table(place: Place, entry: Mapping[str, Any]) -> Bits:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as that of more samples held than there are
+        return small_fit(place, **entry)
+
+
+KINDS: dict[str, Callable[[Place], Bits]] = {
+    name: functools.partial(from_table, entry=entry)
+    for table in (SHUFFLES, MERGES, DATA, BUFFERS, STEPS)
+    for name, entry in table.items()
+}
