@@ -4,8 +4,9 @@
     python -m tests.same_bits --against FOLDER [--engine ...] [--keep FOLDER] [NAME ...]
 
 The second runs the program of each checkout, one after the other, and prints all that differs: kinds of the other
-one that are missing here, and arrays that have other bits. Names are of kinds, or of how they start; ``--list``
-prints them. With ``--engine compss`` each program is started by ``runcompss``, which must be on the PATH.
+one that are missing here, and arrays that have other bits. FOLDER may also be a file that ``--write`` has made on
+this machine. Names are of kinds, or of how they start; ``--list`` prints them. With ``--engine compss`` each
+program is started by ``runcompss``, which must be on the PATH.
 """
 
 import argparse
@@ -40,7 +41,7 @@ KINDS = {**other_kinds.KINDS, **{name: other_kinds.KINDS[kind] for name, kind in
 
 def chosen(names: Sequence[str]) -> list[str]:
     """Return the kinds of these names, or that start with them; all kinds for none."""
-    found = [kind for kind in KINDS if not names or kind in names or any(map(kind.startswith, names))]
+    found = [kind for kind in KINDS if not names or kind.startswith(tuple(names))]
     for name in names:
         if not any(kind.startswith(name) for kind in KINDS):
             raise SystemExit(f"there is no kind {name!r}; --list prints them")
@@ -84,9 +85,12 @@ def run(names: Sequence[str], engine: str) -> tuple[dict[str, Bits], list[str]]:
 
 
 def compare(other: Path, engine: str, names: Sequence[str], kept: Path) -> int:
-    """Run the programs of both checkouts; return how much differs."""
+    """Run the programs of both checkouts; return how much differs, or failed."""
     files, failed = [], 0
     for checkout in (other, ROOT):
+        if checkout.is_file():
+            files.append(checkout)
+            continue
         files.append(kept / f"{len(files)}-{checkout.name}.safetensors")
         print(f"running {checkout}", flush=True)
         code = subprocess.run(
@@ -102,11 +106,12 @@ def compare(other: Path, engine: str, names: Sequence[str], kept: Path) -> int:
         if not files[-1].exists():
             return 1
     theirs, ours = map(read, files)
+    theirs = {kind: bits for kind, bits in theirs.items() if not names or kind.startswith(tuple(names))}
     lines = list(differences(ours, theirs))
     print(*lines, sep="\n")
     new = [kind for kind in ours if kind not in theirs]
     print(f"{len(theirs)} kinds compared, {len(lines)} differences; not in the other checkout: {new or 'none'}")
-    return len(lines) + failed
+    return len(lines) + failed + (not theirs)
 
 
 def _command(checkout: Path, engine: str) -> list[str]:
@@ -121,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a kind, or how its name starts; by default all")
     parser.add_argument("--engine", choices=ENGINES, default="serial")
     parser.add_argument("--write", type=Path, metavar="FILE", help="run the kinds and write their bits")
-    parser.add_argument("--against", type=Path, metavar="FOLDER", help="compare with another checkout")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="compare with a checkout, or with its file")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where both files of bits are kept")
     parser.add_argument("--list", action="store_true", help="print the names of the kinds")
     given = parser.parse_args(arguments)
