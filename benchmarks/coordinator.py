@@ -22,7 +22,7 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
 from compss_train.callbacks import Callback
 from compss_train.engines import Ref, Resources
-from compss_train.engines.base import ONE_CPU, map_refs
+from compss_train.engines.base import ONE_CPU, Traits, map_refs
 from compss_train.engines.codec import dumps
 
 SAMPLES_A_BLOCK = 8
@@ -34,12 +34,10 @@ SETTLED = 0.4
 class NoEngine(SerialEngine):
     """Runs nothing: a task's results are there at once, as far as the coordinator looks at them."""
 
-    asynchronous = True
-
     def __init__(self, places: int, *, shared_memory: bool, pickles: bool) -> None:
         super().__init__()
         self._places = places
-        self.shared_memory = shared_memory  # type: ignore[misc]
+        self.traits = Traits(shared_memory=shared_memory, task_seconds=0.0)  # type: ignore[misc]
         self._pickles = pickles
         self.tasks = self.inputs = self.sent = 0
 

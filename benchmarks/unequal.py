@@ -55,7 +55,7 @@ def measure(images: Images, workers: int, places: int, rounds: int, *, slow: boo
     with LocalEngine(places) as engine, DistributedTrainer(workers, engine=engine, seed=0) as trainer:
         trainer.build(network("CNN", 0), {"optimizer": "sgd", "lr": 0.05}, "cross_entropy")
         trainer.fit(x, y, num_epochs=1, batch_size=100, progress=False)
-        with slowed(engine._pool.processes[0].pid) if slow else nullcontext():
+        with slowed(engine._processes[0].pid) if slow else nullcontext():
             trainer.fit(x, y, num_epochs=rounds + 1, batch_size=100, progress=False)
         measured = trainer.history[2:]
     speed = median(record["samples_per_second"] for record in measured)

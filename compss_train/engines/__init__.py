@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING
 
 from compss_train._utils.imports import lazy_names
 
-__all__ = ["ENGINES", "CompssEngine", "Engine", "LocalEngine", "Ref", "Resources", "SerialEngine", "engine_class"]
+__all__ = [
+    "ENGINES",
+    "CompssEngine",
+    "Engine",
+    "LocalEngine",
+    "Ref",
+    "Resources",
+    "SerialEngine",
+    "Traits",
+    "engine_class",
+]
 
 if TYPE_CHECKING:
-    from compss_train.engines.base import Engine, Ref, Resources
+    from compss_train.engines.base import Engine, Ref, Resources, Traits
     from compss_train.engines.compss import CompssEngine
     from compss_train.engines.local import LocalEngine
     from compss_train.engines.selection import ENGINES, engine_class
@@ -21,7 +31,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "base": ("Engine", "Ref", "Resources"),
+            "base": ("Engine", "Ref", "Resources", "Traits"),
             "compss": ("CompssEngine",),
             "local": ("LocalEngine",),
             "selection": ("ENGINES", "engine_class"),

@@ -1,13 +1,11 @@
 """Abstract class of engines: they run functions as tasks and return references to the results.
 
 The coordinator holds references, and gets the values behind them by ``fetch`` only. So parameters go from task to
-task without passing through the coordinator. Also here: what a task occupies, and a task's failure.
+task without passing through the coordinator. Also here: what a task occupies, and how engines differ.
 """
 
 from __future__ import annotations
 
-import pickle
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,9 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
 
-import cloudpickle
-
-from compss_train.exceptions import WorkerTraceback
+from compss_train.engines.calls import map_args
+from compss_train.engines.machine import this_machine
+from compss_train.engines.nodes import Node, address_for, physical_cores
 
 
 class Ref:
@@ -37,9 +35,29 @@ class Resources:
     gpu_tasks: int = 0
     """The most tasks with these resources at a time, for an engine that places tasks on GPUs by itself; 0 for as
     many as there are GPUs."""
+    own_process: bool = False
+    """Whether the task may end its process, as a simulation that hangs does: it runs where a process that dies is
+    replaced, and the task runs again."""
 
 
 ONE_CPU = Resources()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """How an engine differs from others, for those that submit tasks."""
+
+    asynchronous: bool = True
+    """Whether ``submit`` returns before the task has run, so that tasks can be submitted ahead."""
+    interruptible: bool = True
+    """Whether waiting has a timeout and lets other threads run. Otherwise ``fetch`` blocks all threads of this
+    process, ``wait`` returns at once, and ``arrived`` knows nothing."""
+    shared_memory: bool = False
+    """Whether tasks map published values, so that a large argument is not copied."""
+    pays_by_value: bool = False
+    """Whether each value that a task takes costs much, however small it is."""
+    task_seconds: float = 0.001
+    """What a task costs beside its work, roughly."""
 
 
 def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, ...]:
@@ -48,26 +66,14 @@ def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, 
     References may be arguments, or items of lists that are arguments. Raises ``TypeError`` for a reference at any
     other place in tuples, lists or dicts.
     """
-    return tuple(
-        [
-            [function(item) if isinstance(item, Ref) else _plain(item) for item in argument]
-            if isinstance(argument, list)
-            else function(argument)
-            if isinstance(argument, Ref)
-            else _plain(argument)
-            for argument in args
-        ]
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that holds no references."""
-    if isinstance(value, list | tuple | dict) and _holds_ref(value):
-        raise TypeError(
-            f"a reference is hidden in a {type(value).__name__}; pass references as arguments of their own or in "
-            "a plain list that is an argument"
-        )
-    return value
+    for argument in args:
+        for value in argument if isinstance(argument, list) else [argument]:
+            if isinstance(value, list | tuple | dict) and _holds_ref(value):
+                raise TypeError(
+                    f"a reference is hidden in a {type(value).__name__}; pass references as arguments of their "
+                    "own or in a plain list that is an argument"
+                )
+    return map_args(args, Ref, function)
 
 
 def _holds_ref(value: Any) -> bool:
@@ -91,26 +97,19 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    asynchronous: ClassVar[bool] = True
-    """Whether ``submit`` returns before the task has run, so that tasks can be submitted ahead."""
-
-    shared_memory: ClassVar[bool] = False
-    """Whether tasks map published values, so that a large argument is not copied."""
-
-    pays_by_value: ClassVar[bool] = False
-    """Whether each value that a task takes costs much, however small it is."""
-
-    replaces_processes: ClassVar[bool] = True
-    """Whether a task whose process dies is run again in another process, without other tasks."""
-
-    waiting_stops_threads: ClassVar[bool] = False
-    """Whether waiting for tasks blocks all other threads of this process."""
-
-    task_seconds: ClassVar[float] = 0.001
-    """What a task costs beside its work, roughly."""
+    traits: ClassVar[Traits]
 
     threads: int | None = None
     """Default number of intra-op threads of a task; ``None`` for a share of the cores."""
+
+    @classmethod
+    @abstractmethod
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
+        """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time.
+
+        ``preload`` names modules that tasks need. An engine that starts processes imports them there before the
+        first task; for other engines the function of a task names its module.
+        """
 
     @abstractmethod
     def publish(self, value: object) -> Ref:
@@ -131,7 +130,7 @@ class Engine(ABC):
         """Run ``function(*args)`` as a task.
 
         Returns a reference to its result, or with ``returns=n`` a list of n references to the items of the
-        tuple that it returns. A task with ``priority`` runs before all waiting tasks without.
+        tuple that it returns. ``priority`` is a hint: an engine that can runs the task before those without.
         """
 
     @abstractmethod
@@ -166,16 +165,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def ended(self, ref: Ref) -> bool | None:
-        """Return whether the value is available or has failed, without waiting; ``None`` if that is unknown."""
+    def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
+        """Return those whose values are available or have failed, without waiting."""
 
     @abstractmethod
     def delete(self, refs: Sequence[Ref]) -> None:
         """Free the values once all submitted tasks have read them. The references are invalid from now on."""
-
-    @abstractmethod
-    def places(self, resources: Resources) -> int:
-        """Return how many of these tasks run at the same time; 0 if that is unknown."""
 
     @abstractmethod
     def reserve(self, tasks: Sequence[Resources]) -> None:
@@ -185,14 +180,66 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def shutdown(self, *, kill: bool = False) -> None:
+        """End the engine and free all its values; ``kill`` ends running tasks instead of waiting for them."""
+
+    # -- where tasks run -----------------------------------------------------------------------------------
+
+    @classmethod
+    def nodes(cls) -> Sequence[Node]:
+        """Return the nodes that tasks run on, by default this machine; none if they are unknown."""
+        return [this_machine()]
+
+    def places(self, resources: Resources) -> int:
+        """Return how many of these tasks run at the same time; 0 if that is unknown."""
+        return sum(node.cpus // resources.cpus for node in self.nodes())
+
     def host(self) -> str:
         """Return the address at which tasks can reach this machine."""
+        return address_for(self.nodes())
+
+    @classmethod
+    def default_workers(cls, threads: int) -> int:
+        """Return the default number of workers: how many tasks of ``threads`` threads the physical cores fit."""
+        return max(1, physical_cores() // threads)
+
+    @classmethod
+    def thread_share(cls, num_workers: int) -> int:
+        """Return the default number of intra-op threads of a task: a worker's share of the smallest node."""
+        nodes = cls.nodes()
+        if not nodes:
+            return 1
+        workers_per_node = -(-num_workers // len(nodes))
+        return max(1, min(node.cpus for node in nodes) // workers_per_node)
+
+    @classmethod
+    def device(cls, worker: int, num_gpu: int) -> str:
+        """Return the torch device of a worker's tasks if all workers share ``num_gpu`` GPUs, in turns."""
+        return f"cuda:{worker % num_gpu}" if num_gpu else "cpu"
+
+    @classmethod
+    def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
+        """Raise ``ValueError`` if the nodes have fewer than ``num_gpu`` GPUs; ``num_nodes`` may be ignored."""
+        available = sum(node.gpus for node in cls.nodes())
+        if num_gpu > available:
+            raise ValueError(
+                f"num_gpu={num_gpu}, but torch sees {available} GPUs on this machine; "
+                f"use num_gpu={available}"
+                + ("" if available else " to train on the CPU, or install a CUDA build of torch")
+            )
+
+    @classmethod
+    def time_left(cls) -> float | None:
+        """Return the seconds until what this program runs under ends it, ``None`` without such a limit."""
+        return None
+
+    # -- running tasks -------------------------------------------------------------------------------------
 
     def watched(self, timeout: float | None) -> AbstractContextManager[None]:
-        """Watch the running tasks inside the context: warn of those that report nothing for long (``heartbeat``).
+        """Watch the running tasks inside the context: warn of those that report nothing for long (``liveness``).
 
-        With a ``timeout`` a task that reports nothing for so many seconds is ended with its process, and runs again
-        in another one. Does nothing in an engine that cannot watch its tasks.
+        With a ``timeout`` a task that reports nothing for that many seconds is ended with its process, and runs
+        again in another one. Does nothing in an engine that cannot watch its tasks.
         """
         return nullcontext()
 
@@ -202,44 +249,6 @@ class Engine(ABC):
         Other threads may call it while a task runs.
         """
         return None
-
-    @abstractmethod
-    def shutdown(self, *, kill: bool = False) -> None:
-        """End the engine and free all its values; ``kill`` ends running tasks instead of waiting for them."""
-
-    @classmethod
-    @abstractmethod
-    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
-        """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time.
-
-        ``preload`` names modules that tasks need. An engine that starts processes imports them there before the
-        first task; for other engines the function of a task names its module.
-        """
-
-    @classmethod
-    @abstractmethod
-    def default_workers(cls, threads: int) -> int:
-        """Return the default number of workers: how many tasks of so many threads run at the same time."""
-
-    @classmethod
-    @abstractmethod
-    def thread_share(cls, num_workers: int) -> int:
-        """Return the default number of intra-op threads of a task."""
-
-    @classmethod
-    def time_left(cls) -> float | None:
-        """Return the seconds until what this program runs under ends it, ``None`` without such a limit."""
-        return None
-
-    @classmethod
-    @abstractmethod
-    def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the torch device of a worker's tasks if all workers share ``num_gpu`` GPUs."""
-
-    @classmethod
-    @abstractmethod
-    def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
-        """Raise ``ValueError`` unless so many GPUs are available."""
 
     def __deepcopy__(self, memo: object) -> Self:
         """Return the engine itself: a copy of its owner uses the same processes."""
@@ -259,38 +268,3 @@ class Engine(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown(kill=error is not None)
-
-
-def exited(error: SystemExit) -> RuntimeError:
-    """Return the error of a task that would have ended its process, and with the serial engine the program."""
-    return RuntimeError(
-        f"a task called sys.exit({'' if error.code is None else repr(error.code)}): networks, losses and all else "
-        "that tasks run must not end their process; raise an exception instead"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception of a task in a form that can be sent; one that cannot be pickled becomes a ``RuntimeError``."""
-
-    pickled: bytes
-    text: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Return the failure for an exception that is being handled; ``SystemExit`` becomes a ``RuntimeError``."""
-        text = "".join(traceback.format_exception(error))
-        if isinstance(error, SystemExit):
-            error = exited(error)
-        try:
-            pickled = cloudpickle.dumps(error)
-            pickle.loads(pickled)
-        except Exception:
-            pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-        return cls(pickled, text)
-
-    def exception(self) -> BaseException:
-        """Return the exception with the worker's traceback as its cause."""
-        error: BaseException = pickle.loads(self.pickled)
-        error.__cause__ = WorkerTraceback(self.text)
-        return error

@@ -3,7 +3,7 @@
 import os
 
 from compss_train.engines.base import Engine
-from compss_train.engines.compss import CompssEngine, is_loading, under_compss
+from compss_train.engines.compss import CompssEngine, import_pycompss, is_loading, under_compss
 from compss_train.engines.local import LocalEngine
 from compss_train.engines.serial import SerialEngine
 from compss_train.exceptions import ScriptLoadingError
@@ -17,10 +17,11 @@ def engine_class(name: str) -> type[Engine]:
     """Return the class of the engine with this name.
 
     ``auto`` is the engine named by the environment variable ``COMPSS_TRAIN_ENGINE``; by default ``compss`` in an
-    application of COMPSs, ``local`` elsewhere.
+    application of COMPSs, ``local`` elsewhere. In a program started by plain ``python``, ``compss`` is the serial
+    engine: PyCOMPSs runs tasks immediately there.
 
-    Raises ``ValueError`` for an unknown name, and ``ScriptLoadingError`` for ``compss`` while PyCOMPSs only imports
-    the script.
+    Raises ``ValueError`` for an unknown name, ``ScriptLoadingError`` for ``compss`` while PyCOMPSs only imports the
+    script, and ``ImportError`` for ``compss`` without PyCOMPSs.
     """
     source = f"engine={name!r}"
     if name == "auto":
@@ -35,4 +36,7 @@ def engine_class(name: str) -> type[Engine]:
             "PyCOMPSs imports a script before it runs it, and nothing can be trained during the import. The script "
             'has caught this error: move its code below  if __name__ == "__main__":'
         )
+    if name == CompssEngine.name and not under_compss():
+        import_pycompss()
+        return SerialEngine
     return ENGINES[name]

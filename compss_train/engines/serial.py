@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
-from compss_train.engines import heartbeat
-from compss_train.engines.base import ONE_CPU, Ref, Resources, exited, map_refs
-from compss_train.engines.machine import LOOPBACK, SingleMachineEngine, intra_op_threads
+from compss_train.engines import liveness
+from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, Traits, map_refs
+from compss_train.engines.calls import exited, results_of
+from compss_train.engines.machine import intra_op_threads
 from compss_train.exceptions import EngineClosedError
 
 
@@ -16,17 +17,15 @@ class _SerialRef(Ref):
         self.value = value
 
 
-class SerialEngine(SingleMachineEngine):
+class SerialEngine(Engine):
     """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the task."""
 
     name: ClassVar[str] = "serial"
-    asynchronous: ClassVar[bool] = False
-    task_seconds: ClassVar[float] = 0.0
-    shared_memory: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(asynchronous=False, shared_memory=True, task_seconds=0.0)
 
     def __init__(self) -> None:
         self._open = True
-        self._heartbeat = heartbeat.Heartbeat()
+        self._heartbeat = liveness.Heartbeat()
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
@@ -48,25 +47,18 @@ class SerialEngine(SingleMachineEngine):
     ) -> Any:
         """Run the task immediately."""
         self._check_open()
-        with intra_op_threads(resources.cpus), heartbeat.reporting_to(self._heartbeat):
+        values = map_refs(args, lambda ref: _serial(ref).value)
+        with intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
             try:
-                result = function(*map_refs(args, lambda ref: _serial(ref).value))
+                refs = [_SerialRef(result) for result in results_of(function, values, returns)]
             except SystemExit as error:  # else the program would end, without a word
                 raise exited(error) from error
-        if returns == 1:
-            return _SerialRef(result)
-        if len(result) != returns:
-            raise ValueError(f"{function.__name__} returned {len(result)} results, but returns={returns}")
-        return [_SerialRef(item) for item in result]
+        return refs[0] if returns == 1 else refs
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update immediately, in the order of submission."""
         _serial(target).value = self.submit(function, target, *args).value
         return _SerialRef(_serial(target).value)
-
-    def trained_samples(self) -> int:
-        """Return what tasks have reported."""
-        return self._heartbeat.samples
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Return the values, which are all available."""
@@ -75,18 +67,17 @@ class SerialEngine(SingleMachineEngine):
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value."""
-        self._check_open()
-        return _serial(ref).value
+        return self.fetch([ref])[0]
 
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
         """Return ``True``: all tasks have run."""
         self._check_open()
         return True
 
-    def ended(self, ref: Ref) -> bool:
-        """Return ``True``: all tasks have run."""
+    def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
+        """Return all of them."""
         self._check_open()
-        return True
+        return list(refs)
 
     def delete(self, refs: Sequence[Ref]) -> None:
         """Forget the values."""
@@ -106,10 +97,9 @@ class SerialEngine(SingleMachineEngine):
             "coordinator waits; use engine='local'"
         )
 
-    def host(self) -> str:
-        """Return the loopback address: tasks run on this machine."""
-        self._check_open()
-        return LOOPBACK
+    def trained_samples(self) -> int:
+        """Return what tasks have reported."""
+        return self._heartbeat.samples
 
     def shutdown(self, *, kill: bool = False) -> None:
         """Refuse further calls."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from compss_train._utils.validation import check_choice, check_count, check_seconds
 from compss_train.buffers import BufferSpec
-from compss_train.engines.machine import is_loopback
+from compss_train.engines.nodes import is_loopback
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.online.connection import Address
 from compss_train.online.sender import host_and_port

@@ -142,7 +142,7 @@ class Evaluation(Closable):
 
     def is_ready(self, number: int | None = None) -> bool:
         """Return True if the result is available or the tasks failed; ``number`` is that of a completion event."""
-        return number == self._number or all(self._inference.engine.ended(ref) for ref in self._sums)
+        return number == self._number or len(self._inference.engine.arrived(self._sums)) == len(self._sums)
 
     def wait(self, stopping: Stopping) -> list[Sums] | None:
         """Wait for the tasks' results; ``None`` if the fit has to stop at once. Raises the tasks' exceptions."""

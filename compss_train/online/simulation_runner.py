@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import cloudpickle
 
-from compss_train.engines import Engine, Ref
+from compss_train.engines import Engine, Ref, Resources
 from compss_train.online.connection import Header
 from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob, OnlineOptions
-from compss_train.online.simulation_task import submit_simulation
+from compss_train.online.simulation_task import simulate_and_send
 from compss_train.online.simulations import Simulation, Simulations, Status
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Worker
@@ -50,10 +50,12 @@ class SimulationRunner:
 
     def _check_task(self, simulation: Simulation, liveness: TaskLiveness) -> None:
         """Check a task that is not connected."""
-        ended = None if simulation.task is None else self._engine.ended(simulation.task)
+        task = simulation.task
+        known = task is not None and self._engine.traits.interruptible
+        ended = task is not None and bool(self._engine.arrived([task]))
         if ended and not liveness.has_connected:
             self._never_connected(simulation)
-        elif ended or (ended is None and liveness.is_lost):
+        elif ended or (not known and liveness.is_lost):
             self._free(simulation)
             self._submit(simulation)
 
@@ -70,9 +72,8 @@ class SimulationRunner:
     def _submit(self, simulation: Simulation) -> None:
         simulation.status, simulation.liveness = Status.RUNNING, TaskLiveness(self._clock)
         value = cloudpickle.dumps(simulation.value)  # here, so that the caller gets the exception
-        simulation.task = submit_simulation(
-            self._engine, self._simulate, value, simulation.number, self._job.coordinator, self._timeout
-        )
+        args = self._simulate, value, simulation.number, self._job.coordinator, self._timeout
+        simulation.task = self._engine.submit(simulate_and_send, *args, resources=Resources(own_process=True))
 
     def handle(self, client: Client, header: Header | None) -> None:
         """Process an event of a simulation task."""

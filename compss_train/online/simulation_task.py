@@ -1,8 +1,4 @@
-"""The task of one simulation: runs it, sends its samples, and ends its process if it hangs.
-
-An engine that replaces processes runs the task as it is. Under COMPSs, which does not, the task has a child process
-that does the work, and starts another one if that dies.
-"""
+"""The task of one simulation: runs it, sends its samples, and ends its process if it hangs."""
 
 from __future__ import annotations
 
@@ -20,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.closing import Closable
-from compss_train.engines import Engine, Ref
-from compss_train.engines.local.child import child_engine
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.connection import Address
 from compss_train.online.sender import as_sample
@@ -30,21 +24,6 @@ from compss_train.online.stream import Sample, Stream, WorkerDisconnectedError
 _TICK = 0.25
 _GRACE = 2.0
 """Seconds that a simulation has to end by itself after training has ended, or to report that it hangs."""
-
-
-def submit_simulation(engine: Engine, *args: Any) -> Ref:
-    """Submit a simulation."""
-    task = simulate_and_send if engine.replaces_processes else simulate_in_child
-    ref: Ref = engine.submit(task, *args)
-    return ref
-
-
-def simulate_in_child(*args: Any) -> None:
-    """Run a simulation in a child process, which is reused by the next one."""
-    engine = child_engine()
-    task = engine.submit(simulate_and_send, *args)
-    engine.fetch([task])
-    engine.delete([task])
 
 
 def simulate_and_send(

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
-from compss_train.engines.machine import is_loopback
+from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.authentication import ConnectionLostError
 from compss_train.online.connection import Address, Connection, Header

@@ -1,7 +1,6 @@
 """The task of one worker: receives samples, trains on batches from its buffer, merges, reports and checkpoints.
 
-It holds a control connection to the coordinator as long as it runs. Under COMPSs, which does not replace processes
-that die, the task does its work in a child process.
+It holds a control connection to the coordinator as long as it runs.
 """
 
 import os
@@ -22,7 +21,6 @@ from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.block import Block
 from compss_train.data.block_passes import Place
 from compss_train.data.order import buffer_seed
-from compss_train.engines import Engine, LocalEngine, Ref, Resources
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.online.authentication import ConnectionLostError
@@ -110,20 +108,6 @@ class CoordinatorConnection(Closable):
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
-
-
-def submit_worker(engine: Engine, *args: Any, resources: Resources) -> Ref:
-    """Submit a worker."""
-    task = train_online if engine.replaces_processes else train_online_in_child
-    ref: Ref = engine.submit(task, *args, resources=resources)
-    return ref
-
-
-def train_online_in_child(*args: Any) -> Any:
-    """Run a worker in a new process, which sees the devices of this task."""
-    threads = torch.get_num_threads()
-    with LocalEngine(1, threads) as engine:
-        return engine.fetch([engine.submit(train_online, *args, resources=Resources(cpus=threads))])[0]
 
 
 def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob, number: int, device: str) -> None:

@@ -16,6 +16,8 @@ from compss_train._utils.closing import Closable
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref
+from compss_train.engines.calls import MAX_RUNS
+from compss_train.engines.liveness import too_silent
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.online.authentication import ConnectionLostError
@@ -27,14 +29,10 @@ from compss_train.online.records import Progress
 from compss_train.online.simulations import Simulation, Simulations
 from compss_train.online.stream import Endpoint
 from compss_train.online.values import decode_value
-from compss_train.online.worker_task import submit_worker
+from compss_train.online.worker_task import train_online
 from compss_train.training.checkpoints.snapshot import worker_from_dict
 from compss_train.training.session import Session
 
-MAX_ATTEMPTS = 4
-"""Maximum number of attempts of a worker without a checkpoint between them, as of tasks elsewhere."""
-SILENT_SECONDS = 30.0
-"""The shortest silence of a worker that is worth a warning."""
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""
 START_SECONDS = 300.0
@@ -77,7 +75,7 @@ class Worker:
         The silence is the longest so far from then on, so that the next warning comes after ten times as long.
         """
         silence = self._clock() - self._heard
-        if silence > max(SILENT_SECONDS, 10 * self._longest_silence):
+        if too_silent(silence, self._longest_silence):
             self._longest_silence = silence
             warn_user(
                 f"worker {self.number} has sent nothing for {silence:.0f} s: its process, {self._process}, is "
@@ -105,7 +103,7 @@ class Worker:
         self.endpoint = None
         self.commands.clear()
         self.losses += 1
-        if self.losses >= MAX_ATTEMPTS and not self.done:
+        if self.losses >= MAX_RUNS and not self.done:
             raise WorkerLostError(
                 f"worker {self.number} was started {self.losses} times, and each time its process died or its "
                 "connection broke before its next checkpoint; if memory ran out, use a smaller buffer, smaller "
@@ -147,7 +145,9 @@ class Workers:
         session = self._session
         args = session.training_spec, session.states[number], self._job, number, session.devices[number]
         # No task waits for another: one that is submitted again would wait for the end of the fit.
-        return submit_worker(session.engine, *args, resources=replace(session.resources, gpu_tasks=0))
+        resources = replace(session.resources, gpu_tasks=0, own_process=True)
+        task: Ref = session.engine.submit(train_online, *args, resources=resources)
+        return task
 
     @property
     def all_done(self) -> bool:
@@ -163,10 +163,10 @@ class Workers:
             if worker.liveness.client is not None:
                 worker.warn_if_silent()
                 continue
-            ended = engine.ended(worker.task)
+            ended = bool(engine.arrived([worker.task]))
             if ended and not worker.liveness.has_connected:
                 self._never_connected(worker)
-            if ended or (ended is None and worker.liveness.is_lost):
+            if ended or (not engine.traits.interruptible and worker.liveness.is_lost):
                 engine.delete([worker.task])
                 worker.resubmitted(self._submit(worker.number))
             worker.check_start()

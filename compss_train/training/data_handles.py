@@ -64,9 +64,9 @@ class BlockHandles(DataHandles):
         self._engine = engine
         self.structure = structure
         on_file = all(is_on_file(block) for tensor in (x, *others) for block in tensor.blocks())
-        self.mapped = engine.shared_memory or on_file
+        self.mapped = engine.traits.shared_memory or on_file
         columns = [x, *others]
-        joined = engine.pays_by_value and len(columns) > 1 and not any(map(_is_remote, columns))
+        joined = engine.traits.pays_by_value and len(columns) > 1 and not any(map(_is_remote, columns))
         self._x, *self._others = (
             [_publish_rows(engine, columns)] if joined else [publish_blocks(engine, tensor) for tensor in columns]
         )
@@ -102,7 +102,7 @@ def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
             foreign = isinstance(block, RemoteBlock) and block.home != engine.name
             ref = engine.publish(load_block(block) if foreign else block)
             refs.append(ref)
-            adoptable = engine.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
+            adoptable = engine.traits.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
             held = engine.peek(ref) if adoptable else None
             row[column] = block if held is None else held
     return refs

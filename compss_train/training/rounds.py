@@ -195,7 +195,7 @@ class RoundRunner:
         last = self._pending[-1].submitted.round.number
         if self.workers.schedule is not None and self.workers.schedule.waits:
             return False
-        if not self.engine.asynchronous or (not self.merge.by_rounds and self.callbacks.needs_state(last)):
+        if not self.engine.traits.asynchronous or (not self.merge.by_rounds and self.callbacks.needs_state(last)):
             return False
         return len(self._pending) <= self.merge.rounds_ahead
 

@@ -113,7 +113,7 @@ class WorkerGroup:
         if not self.places:
             return None
         places = self.engine.places(self.resources)  # it may have been resized
-        active = ranges_for_costs(self.sharing, places, worker_seconds, self.engine.task_seconds)
+        active = ranges_for_costs(self.sharing, places, worker_seconds, self.engine.traits.task_seconds)
         groups = [*active, *(group for group in self.groups if group.start >= self.sharing)]
         return groups if len(groups) < len(self.groups) else None
 
@@ -234,7 +234,7 @@ class Inference:
         number = len(self._ranges)
         if not places or worker_seconds is None:
             return aligned_ranges(number, places)
-        return ranges_for_costs(number, places, worker_seconds, self.engine.task_seconds)
+        return ranges_for_costs(number, places, worker_seconds, self.engine.traits.task_seconds)
 
     def _task_on(self, parts: list[tuple[str, list[int]]]) -> tuple[Any, ...]:
         """Return the arguments of an evaluation task on the blocks or files of several workers."""

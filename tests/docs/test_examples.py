@@ -131,4 +131,4 @@ def test_the_tables_of_scale_are_what_its_programs_print(run_blocks):
     assert len(lines) == 9 + 5
     assert "\n".join(lines[:9]) in (text := (ROOT / "docs" / "scale.md").read_text())
     assert "\n".join(lines[9:]) in text
-    assert f"ARITY = {best_arity(CompssEngine.task_seconds, 100_000_000)} " in text
+    assert f"ARITY = {best_arity(CompssEngine.traits.task_seconds, 100_000_000)} " in text

@@ -17,7 +17,7 @@ MORE_ENGINES = ["simulated"]
 
 
 def runs_tasks_side_by_side(engine):
-    return engine.asynchronous and not isinstance(engine, SimulatedEngine)
+    return engine.traits.asynchronous and not isinstance(engine, SimulatedEngine)
 
 
 def fetch(engine, ref):
@@ -266,8 +266,9 @@ def test_after_shutdown_every_call_is_an_error(make):
         lambda: engine.fetch([ref]),
         lambda: engine.peek(ref),
         lambda: engine.delete([ref]),
+        lambda: engine.wait([ref], 0.0),
+        lambda: engine.arrived([ref]),
         lambda: engine.reserve([Resources()]),
-        engine.host,
     ):
         with pytest.raises(EngineClosedError, match="shut down"):
             call()

@@ -40,7 +40,7 @@ def stored(engine: LocalEngine) -> set[str]:
 
 
 def workers(engine: LocalEngine) -> list[int]:
-    return [pid for process in engine._pool.processes for pid in list(process._executor._processes)]
+    return [pid for process in engine._processes for pid in list(process._executor._processes)]
 
 
 def is_gone(pid: int) -> bool:
@@ -309,7 +309,7 @@ def alive(engine):
 
 
 def test_the_process_that_was_fastest_gets_the_next_task(shared_local, tmp_path):
-    scheduler, processes = shared_local._scheduler, shared_local._pool.processes
+    scheduler, processes = shared_local._scheduler, shared_local._processes
     for fast in processes:
         for process in processes:
             process.speed = float(process is fast)
@@ -356,7 +356,7 @@ def test_workers_leave_ctrl_c_to_the_coordinator(local):
 def test_processes_are_lokys_own_after_joblib_has_registered_its_copy(monkeypatch):
     monkeypatch.setitem(multiprocessing.context._concrete_contexts, "loky", JoblibContext())
     with LocalEngine(1) as engine:
-        (process,) = engine._pool.processes[0]._executor._processes.values()
+        (process,) = engine._processes[0]._executor._processes.values()
         assert type(process) is LokyProcess
 
 
@@ -416,7 +416,7 @@ def test_an_interrupted_shutdown_can_be_repeated(monkeypatch):
 def test_a_forked_child_does_not_end_the_engine(local):
     child = os.fork()
     if child == 0:
-        local._close()
+        local.end_processes()
         os._exit(0)
     os.waitpid(child, 0)
     assert local.fetch([local.submit(tasks.add, 1)]) == [1]

@@ -1,12 +1,14 @@
 """Serial engines that look ahead, copy blocks, or refuse tasks."""
 
+from dataclasses import replace
+
 from compss_train import SerialEngine
 
 
 class LookaheadEngine(SerialEngine):
     """Takes rounds ahead as processes do, and knows what it holds; once ``stuck``, waiting gives nothing."""
 
-    asynchronous = True
+    traits = replace(SerialEngine.traits, asynchronous=True)
 
     def __init__(self):
         super().__init__()
@@ -44,7 +46,7 @@ class LookaheadEngine(SerialEngine):
 class CopyingEngine(SerialEngine):
     """A serial engine whose tasks are said to read all of what they take."""
 
-    shared_memory = False
+    traits = replace(SerialEngine.traits, shared_memory=False)
 
     def __init__(self):
         super().__init__()

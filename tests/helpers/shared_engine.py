@@ -42,15 +42,6 @@ class ForkedProcess(worker_process.WorkerProcess):
             super().start()
 
 
-class ForkedPool(worker_process.WorkerPool):
-    """A pool of such processes."""
-
-    def add(self, count: int) -> list[worker_process.WorkerProcess]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(worker_process, "WorkerProcess", ForkedProcess)
-            return super().add(count)
-
-
 def fork_processes(patch: pytest.MonkeyPatch) -> None:
     """Fork the processes of local engines that are made from now on.
 
@@ -58,7 +49,7 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
     """
     multiprocessing.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()  # it stays: tests that count processes do so from now on
-    patch.setattr(engine, "WorkerPool", ForkedPool)
+    patch.setattr(engine, "WorkerProcess", ForkedProcess)
 
 
 @contextmanager

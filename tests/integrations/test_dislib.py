@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
-from compss_train.engines.compss.configuration.files import DeclaredNode
+from compss_train.engines.nodes import Node
 from compss_train.integrations import dislib
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
@@ -88,7 +88,7 @@ def test_missing_gpus_are_replaced_by_the_cpu(monkeypatch):
 def test_under_compss_the_nodes_gpus_count(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the coordinator has none
     monkeypatch.setattr(dislib, "under_compss", lambda: True)
-    monkeypatch.setattr(dislib, "declared_nodes", lambda: [DeclaredNode("a", 8, 4), DeclaredNode("b", 8, 4)])
+    monkeypatch.setattr(dislib, "declared_nodes", lambda: [Node("a", 8, 4), Node("b", 8, 4)])
     assert [dislib._usable_gpus(gpus) for gpus in (0, 4, 16)] == [0, 4, 8]
 
 

@@ -184,8 +184,8 @@ class RestartNet(CountingNet):
 
 
 def test_a_worker_that_always_dies_raises(local, tmp_path, monkeypatch):
-    assert workers.MAX_ATTEMPTS == 4
-    monkeypatch.setattr(workers, "MAX_ATTEMPTS", 2)
+    assert workers.MAX_RUNS == 4
+    monkeypatch.setattr(workers, "MAX_RUNS", 2)
     fault = Fault(3, kill_process, tmp_path, times=100)
     _, error = run_fit(local, CountingNet(20, fault), OneHotSimulation(20), [range(20)])
     assert isinstance(error, WorkerLostError)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from compss_train import WorkerLostError
-from compss_train.engines import Resources
-from compss_train.online.workers import MAX_ATTEMPTS, CheckpointStore, Worker, Workers
+from compss_train.engines import Resources, Traits
+from compss_train.online.workers import MAX_RUNS, CheckpointStore, Worker, Workers
 
 
 def bytes_of(*values):
@@ -68,9 +68,9 @@ def test_close_removes_the_files_and_is_idempotent():
 def workers_of(submitted, simulations=None):
     """Return two workers on an engine that runs nothing."""
     engine = SimpleNamespace(
-        replaces_processes=True,
+        traits=Traits(interruptible=False),
         submit=lambda *args, resources: submitted.append(resources),
-        ended=lambda ref: None,
+        arrived=lambda refs: [],
         delete=lambda refs: None,
     )
     session = SimpleNamespace(
@@ -91,7 +91,7 @@ def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
     workers = workers_of(submitted)
     workers.all[1].liveness = SimpleNamespace(is_lost=True, client=None)
     workers.restart_lost()
-    assert submitted == [Resources(cpus=3, gpus=1)] * 3
+    assert submitted == [Resources(cpus=3, gpus=1, own_process=True)] * 3
 
 
 def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_them():
@@ -104,12 +104,12 @@ def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_t
             workers.handle(client, None, ())
 
     for _ in range(3):
-        attempts(MAX_ATTEMPTS - 1)
+        attempts(MAX_RUNS - 1)
         worker.connect(client)
         workers.handle(client, {"checkpoint": []}, ())
         worker.liveness.disconnect()
     with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next checkpoint"):
-        attempts(MAX_ATTEMPTS)
+        attempts(MAX_RUNS)
 
 
 def test_a_worker_that_sends_nothing_for_long_is_warned_of_once():

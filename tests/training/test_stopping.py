@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_nothing_is_left_in_an_engine(merge, stop, workers):
 @pytest.mark.parametrize("stop", [0, 1, 2])
 def test_joined_groups_of_a_stopped_fit_keep_their_states(stop):
     engine = LookaheadEngine()
-    engine.task_seconds = 1e6
+    engine.traits = replace(engine.traits, task_seconds=1e6)
     results = []
     for own in (engine, SerialEngine()):
         with trainer_of(own, 5) as trainer:

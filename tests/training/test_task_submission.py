@@ -1,5 +1,7 @@
 """Where a task would read whole blocks to get at some rows, blocks are cut into pieces: with the same result."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from tests.helpers.serial_engines import CopyingEngine
 class PayingEngine(CopyingEngine):
     """A serial engine that is said to pay for each value."""
 
-    pays_by_value = True
+    traits = replace(CopyingEngine.traits, pays_by_value=True)
 
     def __init__(self):
         super().__init__()
@@ -37,7 +39,7 @@ def test_the_columns_of_a_block_are_one_value_where_an_engine_pays_by_value(shuf
         given = [BlockedTensor.from_array(array, (7, 1)) for array in data]
         parameters = trainer.fit(*given, num_epochs=2, batch_size=4, shuffle=shuffle, **weights)
         results.append((parameters, trainer.evaluate(*given), trainer.predict(given[0])))
-        if columns > 1 and engine.pays_by_value:
+        if columns > 1 and engine.traits.pays_by_value:
             rows = [value for value in engine.published if isinstance(value, tuple)]
             assert [len(row) for row in rows] == [columns] * 7 + [2] * 7  # of the fit, and of the evaluation
     (ours, *mine), (theirs, *others) = results

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from compss_train.cli.commands.base import Command, comma_separated
 
 if TYPE_CHECKING:
-    from compss_train.engines.compss.configuration.nodes import Node
+    from compss_train.engines.compss.worker_nodes import WorkerNode
 
 
 def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,18 +54,18 @@ def _add_configure_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_configure(options: argparse.Namespace) -> int:
     """Write the two files and print the workers in them."""
-    from compss_train.engines.compss.configuration.files import write
+    from compss_train.engines.compss.configuration import write
 
     nodes = _make_nodes(options)
     write(options.folder, nodes, install_dir=options.install_dir, working_dir=options.working_dir)
     for node in nodes:
-        print(f"{node.name}: {node.units} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
+        print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
     print(f"project.xml and resources.xml are in {options.folder.absolute()}")
     return 0
 
 
-def _make_nodes(options: argparse.Namespace) -> tuple[Node, ...]:
-    from compss_train.engines.compss.configuration.nodes import (
+def _make_nodes(options: argparse.Namespace) -> tuple[WorkerNode, ...]:
+    from compss_train.engines.compss.worker_nodes import (
         FIRST_PORT,
         free_first_port,
         host_nodes,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.subprocesses import run_program
-from compss_train.engines.compss.configuration.files import UNREADABLE, DeclaredNode, read_project, read_resources
-from compss_train.engines.compss.configuration.nodes import compss_home, is_local, physical_cores, presumed_home
+from compss_train.engines.compss.configuration import UNREADABLE, read_project, read_resources
+from compss_train.engines.compss.worker_nodes import compss_home, presumed_home
+from compss_train.engines.nodes import Node, is_local, physical_cores
 
 
 def check_files(request: Request) -> Iterator[Finding]:
@@ -33,7 +34,7 @@ def install_dir(request: Request, node: str) -> Path:
     return _install_dirs(request).get(node) or presumed_home()
 
 
-def declared_nodes(resources: Path | None) -> dict[str, DeclaredNode]:
+def declared_nodes(resources: Path | None) -> dict[str, Node]:
     """Return the nodes of a resources file, none if it cannot be read, which ``check_files`` reports."""
     try:
         return {} if resources is None else read_resources(resources)
@@ -72,7 +73,7 @@ def check_resources(request: Request) -> Iterator[Finding]:
         yield Finding("units of this machine", "warning", found, "workers slow each other: declare fewer")
 
 
-def judge_node(node: DeclaredNode, logical: int, physical: int, gpus: int) -> Iterator[Finding]:
+def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[Finding]:
     """Compare what is declared of a node with its logical cores, physical cores and GPUs."""
     yield _judge_units(node, logical, physical)
     if node.gpus or gpus:
@@ -87,7 +88,7 @@ def _soften(finding: Finding, path: Path | None) -> Finding:
     return Finding(finding.name, "warning", f"{finding.found} in COMPSs's own {path}", advice)
 
 
-def _judge_units(node: DeclaredNode, logical: int, physical: int) -> Finding:
+def _judge_units(node: Node, logical: int, physical: int) -> Finding:
     name, found = f"units of {node.name}", f"{node.cpus} declared, {physical} cores"
     advice = f"compss-train configure --units {physical}"
     if node.cpus > logical:
@@ -98,7 +99,7 @@ def _judge_units(node: DeclaredNode, logical: int, physical: int) -> Finding:
     return Finding(name, "ok", found)
 
 
-def _judge_gpus(node: DeclaredNode, gpus: int) -> Finding:
+def _judge_gpus(node: Node, gpus: int) -> Finding:
     name, found = f"GPUs of {node.name}", f"{node.gpus} declared, {gpus} found"
     if node.gpus > gpus:
         return Finding(name, "missing", found, f"compss-train configure --gpus {gpus}")

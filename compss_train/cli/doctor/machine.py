@@ -13,7 +13,7 @@ from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.subprocesses import run_program
-from compss_train.engines.compss.configuration.nodes import DEFAULT_HOME, compss_home, presumed_home
+from compss_train.engines.compss.worker_nodes import DEFAULT_HOME, compss_home, presumed_home
 
 OPEN_FILES = 1024
 """The number of open files that workers need."""

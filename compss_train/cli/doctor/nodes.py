@@ -13,7 +13,7 @@ from compss_train.cli.doctor.compss_files import declared_nodes, install_dir, ju
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.machine import installed_version, judge_open_files
 from compss_train.cli.doctor.subprocesses import Result, check_ssh, run_python
-from compss_train.engines.compss.configuration.nodes import is_local
+from compss_train.engines.nodes import is_local
 
 
 def check_nodes(request: Request) -> Iterator[Finding]:

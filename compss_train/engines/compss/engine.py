@@ -1,4 +1,4 @@
-"""The COMPSs engine, and blocks that are futures of PyCOMPSs."""
+"""The COMPSs engine: tasks of PyCOMPSs on the nodes of its runtime."""
 
 import importlib
 import os
@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
-from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
-from compss_train.engines.base import ONE_CPU, Engine, Failure, Ref, Resources, map_refs
+from compss_train.data.block import RemoteBlock
+from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, Traits, map_refs
+from compss_train.engines.calls import Failure
 from compss_train.engines.compss.context import (
     import_pycompss,
     seconds_left,
@@ -19,18 +20,20 @@ from compss_train.engines.compss.context import (
     under_compss,
 )
 from compss_train.engines.compss.resources import (
-    address_for,
     check_fit,
     check_gpus,
     check_limits,
+    check_size,
     declared_nodes,
     lost_task_error,
-    thread_share,
 )
 from compss_train.engines.compss.task_body import Call, LostInputError, Placeholder, SerializedValue
-from compss_train.engines.local.child import run_watched
-from compss_train.engines.machine import LOOPBACK, SingleMachineEngine
+from compss_train.engines.local.child import run_in_child
+from compss_train.engines.nodes import Node
 from compss_train.exceptions import EngineClosedError
+
+COMPUTING_UNITS = "ComputingUnits"
+"""Environment variable with the number of computing units of a task, as dislib uses it."""
 
 _MAX_SINGLE_WAITS = 4
 """Up to so many small values are fetched singly, about 10 ms each; COMPSs keeps a file of each on the worker."""
@@ -53,8 +56,7 @@ class _CompssRef(Ref):
 class CompssEngine(Engine):
     """Run tasks on the nodes of a COMPSs application that ``runcompss`` (or a notebook) has started.
 
-    Values stay on the nodes, as files that COMPSs moves; the coordinator gets what it fetches. In a program started
-    by plain ``python`` tasks run immediately in this process, as always with PyCOMPSs then.
+    Values stay on the nodes, as files that COMPSs moves; the coordinator gets what it fetches.
 
     The runtime belongs to the application: ``shutdown`` frees this engine's values and leaves the runtime running.
     Submitted tasks run to their end, and waiting cannot be interrupted: PyCOMPSs has no call for it, and cancelling
@@ -62,16 +64,15 @@ class CompssEngine(Engine):
     """
 
     name: ClassVar[str] = "compss"
-    pays_by_value: ClassVar[bool] = True
-    replaces_processes: ClassVar[bool] = False
-    task_seconds: ClassVar[float] = 0.02
-    waiting_stops_threads: ClassVar[bool] = True  # PyCOMPSs's binding holds the global interpreter lock
+    # Waiting holds the global interpreter lock: PyCOMPSs's binding does not release it.
+    traits: ClassVar[Traits] = Traits(interruptible=False, pays_by_value=True, task_seconds=0.02)
 
     def __init__(self) -> None:
         self._api = import_pycompss()
-        self.asynchronous = under_compss()  # type: ignore[misc]  # only this engine decides it at run time
+        if not under_compss():
+            raise RuntimeError("the compss engine needs COMPSs's runtime; start the program with runcompss")
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
-        self._nodes = declared_nodes() if self.asynchronous else []
+        self._nodes = self.nodes()
         self._refs: set[_CompssRef] = set()
         self._gpu_tasks: dict[Resources, deque[_CompssRef]] = {}
         """The results that the next tasks on GPUs wait for, where their number at a time is limited."""
@@ -79,8 +80,7 @@ class CompssEngine(Engine):
         self._open = True
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
         weakref.finalize(self, _free, self._api, self._refs, threading.get_ident()).atexit = False
-        if self.asynchronous:
-            skip_destructors_at_exit()
+        skip_destructors_at_exit()
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
@@ -88,23 +88,26 @@ class CompssEngine(Engine):
         return cls()
 
     @classmethod
+    def nodes(cls) -> list[Node]:
+        """Return the nodes that COMPSs was started with; none if its configuration cannot be read."""
+        return declared_nodes()
+
+    @classmethod
     def default_workers(cls, threads: int) -> int:
-        """Return how many tasks fit on the declared nodes; those of this machine if they cannot be read."""
-        nodes = declared_nodes() if under_compss() else []
-        fitting = sum(node.cpus // threads for node in nodes)
-        return fitting or SingleMachineEngine.default_workers(threads)
+        """Return how many tasks fit on the nodes; those of this machine if no task fits, or they are unknown."""
+        fitting = sum(node.cpus // threads for node in cls.nodes())
+        return fitting or super().default_workers(threads)
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
-        """Return ``ComputingUnits`` if that variable is set, else a worker's share of its node's units."""
-        if not under_compss():
-            return SingleMachineEngine.thread_share(num_workers)
-        return thread_share(num_workers, declared_nodes())
+        """Return ``ComputingUnits`` if that variable is set, else a worker's share of the smallest node."""
+        units = os.environ.get(COMPUTING_UNITS, "")
+        return max(1, int(units)) if units.isdigit() else super().thread_share(num_workers)
 
     @classmethod
     def time_left(cls) -> float | None:
         """Return the seconds until the limit of ``runcompss --wall_clock_limit``."""
-        return seconds_left() if under_compss() else None
+        return seconds_left()
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
@@ -118,10 +121,7 @@ class CompssEngine(Engine):
         Warns if COMPSs was started with another number of nodes than ``num_nodes``, which is compared if it is
         above 1 or there are GPUs: tasks run on all nodes that COMPSs has.
         """
-        if not under_compss():
-            SingleMachineEngine.check_gpus(num_gpu, num_nodes)
-            return
-        check_gpus(num_gpu, num_nodes, declared_nodes())
+        check_gpus(num_gpu, num_nodes, cls.nodes())
 
     def publish(self, value: object) -> Ref:
         """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures are passed on."""
@@ -148,12 +148,13 @@ class CompssEngine(Engine):
         Raises ``ValueError`` if it needs more than any node has, since COMPSs would never run it.
         """
         self._check_open()
-        self._check_resources(resources)
-        watched = self._timeout is not None and not resources.gpus
-        run, *start = (run_watched, function, self._timeout) if watched else (function,)
-        call, inputs = self._call(run, (*start, *args), gpu=bool(resources.gpus))
-        task = self._tasks.task_for(function, bool(resources.gpus), priority)
-        if resources.gpus:
+        check_size(resources, self._nodes)
+        gpu = bool(resources.gpus)
+        in_child = resources.own_process or (self._timeout is not None and not gpu)
+        run, *start = (run_in_child, function, self._timeout, gpu) if in_child else (function,)
+        call, inputs = self._call(run, (*start, *args), gpu=gpu)
+        task = self._tasks.task_for(function, gpu, priority)
+        if gpu:
             futures = self._submit_on_gpu(task, resources, returns, call, inputs)
         else:
             made = task(resources.cpus, returns, call, inputs, returns=returns)
@@ -187,7 +188,7 @@ class CompssEngine(Engine):
         """Wait for one value after the other; many small ones are gathered by a task first."""
         self._check_open()
         own = [_compss(ref) for ref in refs]
-        if small and self.asynchronous and len(own) > _MAX_SINGLE_WAITS:
+        if small and len(own) > _MAX_SINGLE_WAITS:
             return list(self._load(self._result_of(gather_values, own)))
         return [self._fetch(ref) for ref in own]
 
@@ -213,10 +214,10 @@ class CompssEngine(Engine):
         self._check_open()
         return True
 
-    def ended(self, ref: Ref) -> bool | None:
-        """Return ``None`` under the runtime, where PyCOMPSs can only wait; else ``True``."""
+    def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
+        """Return none of them: PyCOMPSs can only wait."""
         self._check_open()
-        return None if self.asynchronous else True
+        return []
 
     def delete(self, refs: Sequence[Ref]) -> None:
         """Let COMPSs remove the values' files once all submitted tasks have read them."""
@@ -225,34 +226,22 @@ class CompssEngine(Engine):
             self._delete(_compss(ref))
 
     def places(self, resources: Resources) -> int:
-        """Return how many fit on the declared nodes: 0 if the runtime's configuration cannot be read."""
-        if not self.asynchronous:
-            return 1
+        """Return how many fit on the nodes."""
         return sum(node.cpus // resources.cpus for node in self._nodes)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError`` if the declared nodes, or ``gpu_tasks``, do not let these tasks run together."""
+        """Raise ``ValueError`` if the nodes, or ``gpu_tasks``, do not let these tasks run together."""
         self._check_open()
-        if not self.asynchronous:
-            raise ValueError(
-                f"{len(tasks)} tasks are to run at the same time, but without COMPSs's runtime tasks run one "
-                "by one, when they are submitted; start the program with runcompss, or use engine='local'"
-            )
         for task in tasks:
-            self._check_resources(task)
+            check_size(task, self._nodes)
         check_limits(tasks)
         if self._nodes:
             check_fit(tasks, self._nodes)
 
-    def host(self) -> str:
-        """Return the loopback address if all nodes are this machine, else an address that other machines reach."""
-        self._check_open()
-        return address_for(self._nodes) if self.asynchronous else LOOPBACK
-
     @contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:
         """With a ``timeout``, run tasks (not updates, nor on GPUs) in watched children; else, do nothing."""
-        self._timeout = timeout if self.asynchronous else None
+        self._timeout = timeout
         try:
             yield
         finally:
@@ -263,17 +252,6 @@ class CompssEngine(Engine):
         for ref in list(self._refs):
             self._delete(ref)
         self._open = False
-
-    def _check_resources(self, resources: Resources) -> None:
-        if resources.gpus > 1:
-            raise ValueError(f"a task asks for {resources.gpus} GPUs; tasks of the compss engine take at most one")
-        fitting = [node.cpus for node in self._nodes if node.gpus >= resources.gpus]
-        if self._nodes and resources.cpus > max(fitting, default=0):
-            kind = "the largest node with a GPU" if resources.gpus else "the largest node"
-            raise ValueError(
-                f"a task asks for {resources.cpus} CPUs and {kind} has {max(fitting, default=0)}; use fewer "
-                "threads (DistributedTrainer(threads=), or ComputingUnits in the environment) or larger nodes"
-            )
 
     def _new_ref(self, content: Any, *, external: bool = False) -> _CompssRef:
         ref = _CompssRef(content, external=external)
@@ -287,14 +265,10 @@ class CompssEngine(Engine):
         inputs: list[Any] = []
 
         def placeholder(ref: Ref) -> Placeholder:
-            inputs.append(self._input(_compss(ref).content))
+            inputs.append(_compss(ref).content)
             return Placeholder(first + len(inputs) - 1)
 
         return SerializedValue.of(Call(function, map_refs(args, placeholder), gpu)), inputs
-
-    def _input(self, content: Any) -> Any:
-        """Return a task's input; without the runtime a copy, so that the task cannot change the original."""
-        return content.copy() if isinstance(content, SerializedValue) and not self.asynchronous else content
 
     def _fetch(self, ref: _CompssRef) -> Any:
         if ref.external:  # waiting for it would remove it from the runtime, and its owner would lose it
@@ -317,20 +291,17 @@ class CompssEngine(Engine):
         try:
             value = self._api.compss_wait_on(future, mode="r")
         except Exception as error:  # from reading the empty file that COMPSs writes for a lost result
-            raise self._lost_task_error() from error
+            raise lost_task_error(self._nodes) from error
         if value is None:
-            raise self._lost_task_error()
+            raise lost_task_error(self._nodes)
         return value
 
     def _load(self, serialized: Any) -> Any:
         value = serialized.load()
         if isinstance(value, Failure):
             error = value.exception()
-            raise self._lost_task_error() if isinstance(error, LostInputError) else error
+            raise lost_task_error(self._nodes) if isinstance(error, LostInputError) else error
         return value
-
-    def _lost_task_error(self) -> Exception:
-        return lost_task_error(self._nodes, os.cpu_count() or 1)
 
     def _delete(self, ref: _CompssRef) -> None:
         if not ref.external:
@@ -364,36 +335,3 @@ def _compss(ref: Ref) -> _CompssRef:
     if not isinstance(ref, _CompssRef):
         raise TypeError(f"{ref!r} is not a reference of the compss engine")
     return ref
-
-
-class CompssBlock(RemoteBlock):
-    """A block that is a future of PyCOMPSs, as in dislib's tensors."""
-
-    home: ClassVar[str] = CompssEngine.name
-
-    def __init__(self, future: object, description: BlockDescription, owner: object = None) -> None:
-        super().__init__(*description)
-        self.future = future
-        self.owner = owner
-        """The object that deletes the future when it is garbage collected; kept alive as long as this block."""
-
-    def load(self) -> Block:
-        """Wait for the value and return a copy; the future remains its owner's."""
-        engine = CompssEngine()
-        block: Block = engine.fetch([engine.publish(self)])[0]
-        return block
-
-
-def future_blocks(futures: Sequence[object], owner: object = None) -> list[CompssBlock]:
-    """Return futures as blocks. Tasks determine the dtypes and shapes; the values stay where they are.
-
-    ``owner`` is kept alive with each block.
-    """
-    engine = CompssEngine()
-    refs = [engine.submit(describe, engine.reference(future)) for future in futures]
-    try:
-        descriptions = engine.fetch(refs, small=True)
-    finally:
-        engine.delete(refs)
-    pairs = zip(futures, descriptions, strict=True)
-    return [CompssBlock(future, description, owner) for future, description in pairs]

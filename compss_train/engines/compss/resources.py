@@ -1,25 +1,21 @@
-"""Nodes of the running COMPSs application: their computing units, which tasks fit on them, and their addresses."""
+"""Nodes of the running COMPSs application: their computing units and GPUs, and which tasks fit on them."""
 
 import os
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from compss_train._utils.validation import warn_user
 from compss_train.engines.base import Resources
-from compss_train.engines.compss.configuration.files import UNREADABLE, DeclaredNode, read_nodes
-from compss_train.engines.compss.configuration.nodes import is_local
-from compss_train.engines.machine import LOOPBACK, is_loopback
+from compss_train.engines.compss.configuration import UNREADABLE, read_nodes
+from compss_train.engines.nodes import Node, is_local
 from compss_train.exceptions import WorkerLostError
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"
 """Environment variable that runcompss sets: the path of a file with the runtime's options, one per line."""
-COMPUTING_UNITS = "ComputingUnits"
-"""Environment variable with the number of computing units of a task, as dislib uses it."""
 
 
-def declared_nodes() -> list[DeclaredNode]:
+def declared_nodes() -> list[Node]:
     """Return the nodes of the runtime's project file; none if there is no readable configuration."""
     options = runtime_options()
     try:
@@ -38,67 +34,28 @@ def runtime_options() -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def thread_share(num_workers: int, nodes: list[DeclaredNode]) -> int:
-    """Return the default number of computing units of a worker's tasks.
+def check_fit(tasks: Sequence[Resources], nodes: Sequence[Node]) -> None:
+    """Raise ``ValueError`` if the tasks do not fit on the nodes at the same time: COMPSs would wait for ever.
 
-    The value of ``ComputingUnits`` if that variable is set, else each worker's share of the smallest node.
-    """
-    if (units := os.environ.get(COMPUTING_UNITS, "")).isdigit():
-        return max(1, int(units))
-    if not nodes:
-        return 1
-    workers_per_node = -(-num_workers // len(nodes))
-    return max(1, min(node.cpus for node in nodes) // workers_per_node)
-
-
-def address_for(nodes: Sequence[DeclaredNode]) -> str:
-    """Return the address at which tasks on these nodes reach this machine."""
-    return LOOPBACK if nodes and all(is_loopback(node.name) for node in nodes) else outward_address()
-
-
-_UNUSED_ADDRESS = ("10.255.255.255", 1)
-"""Nothing is sent to it; connecting a datagram socket only makes the system choose a route."""
-
-
-def outward_address() -> str:
-    """Return this machine's address on the default route; without such a route, the address of its host name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_UNUSED_ADDRESS)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
-
-
-def fit_together(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> bool:
-    """Return whether all tasks fit on the nodes at the same time, by placing the largest tasks first.
-
-    For tasks of very different sizes there may be another placement; COMPSs is no more likely to find it.
+    Places the largest tasks first. For tasks of very different sizes there may be another placement; COMPSs is no
+    more likely to find it.
     """
     free = [[node.gpus, node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
     for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
         room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
         if room is None:
-            return False
+            needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
+            declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
+            raise ValueError(
+                f"{len(tasks)} tasks have to run at the same time and need {needed}, but they do not fit on the "
+                f"resources that COMPSs was started with: {declared}. Use fewer workers, simulators or threads, or "
+                "declare more (runcompss/laptop.sh --units, compss-train configure --units)"
+            )
         room[0] -= task.gpus
         room[1] -= task.cpus
-    return True
 
 
-def check_fit(tasks: Sequence[Resources], nodes: Sequence[DeclaredNode]) -> None:
-    """Raise ``ValueError`` if the tasks do not fit on the nodes at the same time: COMPSs would wait for ever."""
-    if fit_together(tasks, nodes):
-        return
-    needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
-    declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
-    raise ValueError(
-        f"{len(tasks)} tasks have to run at the same time and need {needed}, but they do not fit on the resources "
-        f"that COMPSs was started with: {declared}. Use fewer workers, simulators or threads, or declare "
-        "more (runcompss/laptop.sh --units, compss-train configure --units)"
-    )
-
-
-def check_gpus(num_gpu: int, num_nodes: int, nodes: Sequence[DeclaredNode]) -> None:
+def check_gpus(num_gpu: int, num_nodes: int, nodes: Sequence[Node]) -> None:
     """Raise ``ValueError`` for more GPUs than the nodes have; warn of another number of nodes."""
     if nodes and num_nodes and num_nodes != len(nodes) and (num_gpu or num_nodes > 1):
         warn_user(
@@ -113,6 +70,19 @@ def check_gpus(num_gpu: int, num_nodes: int, nodes: Sequence[DeclaredNode]) -> N
         )
 
 
+def check_size(task: Resources, nodes: Sequence[Node]) -> None:
+    """Raise ``ValueError`` if a task needs more than any node has, since COMPSs would never run it."""
+    if task.gpus > 1:
+        raise ValueError(f"a task asks for {task.gpus} GPUs; tasks of the compss engine take at most one")
+    largest = max((node.cpus for node in nodes if node.gpus >= task.gpus), default=0)
+    if nodes and task.cpus > largest:
+        kind = "the largest node with a GPU" if task.gpus else "the largest node"
+        raise ValueError(
+            f"a task asks for {task.cpus} CPUs and {kind} has {largest}; use fewer threads "
+            "(DistributedTrainer(threads=), or ComputingUnits in the environment) or larger nodes"
+        )
+
+
 def check_limits(tasks: Sequence[Resources]) -> None:
     """Raise ``ValueError`` if more of the tasks are on GPUs than may be at a time: the last would wait for ever."""
     for task, number in Counter(tasks).items():
@@ -123,11 +93,9 @@ def check_limits(tasks: Sequence[Resources]) -> None:
             )
 
 
-def lost_task_error(nodes: Sequence[DeclaredNode], cores: int) -> WorkerLostError:
-    """Return the error for a value that, according to the runtime, will never be available.
-
-    ``nodes`` are the declared ones and ``cores`` those of this machine, which may explain it.
-    """
+def lost_task_error(nodes: Sequence[Node]) -> WorkerLostError:
+    """Return the error for a value that the runtime will never have; the declared nodes may explain it."""
+    cores = os.cpu_count() or 1
     node = max((node for node in nodes if is_local(node.name)), key=lambda node: node.cpus, default=None)
     bound = runtime_options().get("compss.worker.cpu_affinity") != "disabled"
     if node is not None and node.cpus > cores and bound:

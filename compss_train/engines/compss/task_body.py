@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from compss_train.data.block import Block, as_block
 from compss_train.data.dislib_tensors import is_future
-from compss_train.engines.base import Failure
+from compss_train.engines.calls import Failure, map_args, results_of
 from compss_train.engines.codec import dumps
 from compss_train.engines.compss.binding import bound_resources
 from compss_train.engines.compss.context import in_worker, keep_answer_pipe_open
@@ -48,10 +48,6 @@ class SerializedValue:
     def load(self) -> Any:
         """Return the value; its arrays are views of the buffers."""
         return pickle.loads(self.data, buffers=self.buffers)
-
-    def copy(self) -> SerializedValue:
-        """Return the same value with buffers of its own."""
-        return SerializedValue(self.data, [bytearray(buffer) for buffer in self.buffers])
 
     def assign(self, other: SerializedValue) -> None:
         """Take over the content of another instance: PyCOMPSs's tasks update objects in place."""
@@ -110,7 +106,7 @@ def run_update(cpus: int, call: SerializedValue, target: SerializedValue, inputs
 
 @cache
 def _prepare_worker() -> None:
-    """Prepare this process, once: its pipe, and all imported objects, which garbage collection leaves out.
+    """Prepare this process, once: its pipe, and all imported objects, which garbage collection leaves out here.
 
     PyCOMPSs collects garbage twice after each task, which takes a quarter of a second for torch's modules alone.
     """
@@ -121,21 +117,10 @@ def _prepare_worker() -> None:
 
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:
     values = [_load_input(item) for item in inputs]
-    args = [_fill(argument, values) for argument in call.args]
+    args = map_args(call.args, Placeholder, lambda placeholder: values[placeholder.index])
     with bound_resources(cpus, call.gpu):
-        result = call.function(*args)
-    if results == 1:
-        return [SerializedValue.of(result)]
-    if len(result) != results:
-        raise ValueError(f"{call.function.__name__} returned {len(result)} results, but returns={results}")
-    return [SerializedValue.of(item) for item in result]
-
-
-def _fill(argument: Any, values: Sequence[Any]) -> Any:
-    """Replace the placeholders in an argument by values."""
-    if isinstance(argument, list):
-        return [_fill(item, values) for item in argument]
-    return values[argument.index] if isinstance(argument, Placeholder) else argument
+        made = results_of(call.function, args, results)
+    return [SerializedValue.of(item) for item in made]
 
 
 def _load_input(item: Any) -> Any:
@@ -163,8 +148,8 @@ TASK_NAMES = {
     "train_group": "train",
     "train_alone": "train",
     "train_and_exchange": "train",
-    "train_online_in_child": "train",
-    "simulate_in_child": "simulate",
+    "train_online": "train",
+    "simulate_and_send": "simulate",
     "evaluate": "evaluate",
     "predict": "predict",
     "partial_sum": "average",

@@ -1,11 +1,12 @@
 """A worker process of its own for a task of another engine, which replaces no processes and watches none.
 
-The process is kept for the next task. If it dies, or reports nothing for too long, a new one runs the task again:
-so that COMPSs, which would lose the task, does not notice.
+If the process dies, or reports nothing for too long, a new one runs the task again: so that COMPSs, which would
+lose the task, does not notice.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -18,26 +19,33 @@ _TASKS = ("compss_train.training.worker",)
 """What the tasks of a fit import; the start of a process does not count as silence."""
 
 
-@cache
-def child_engine(threads: int = 1, preload: Sequence[str] = ()) -> LocalEngine:
-    """Return the engine of this process's child, which has so many threads; the same one for every task."""
-    engine = LocalEngine(1, threads, preload)
+def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool, *args: Any) -> Any:
+    """Return ``function(*args)`` as a child process computes it, with as many threads as this one.
+
+    A child that dies, or with a ``timeout`` has reported nothing for that many seconds, is replaced by another one,
+    which runs the function again. A child without a ``gpu`` is kept for the next task; one with a GPU sees the
+    devices that it was started with.
+    """
+    threads = torch.get_num_threads()
+    if not gpu:
+        return _run(_kept_child(threads), function, timeout, args)
+    with LocalEngine(1, threads, _TASKS) as engine:
+        return _run(engine, function, timeout, args)
+
+
+@lru_cache(maxsize=1)
+def _kept_child(threads: int) -> LocalEngine:
+    engine = LocalEngine(1, threads, _TASKS)
     # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
-    Finalize(None, engine.shutdown, kwargs={"kill": True}, exitpriority=0)
+    Finalize(None, engine.end_processes, exitpriority=0)
     return engine
 
 
-def run_watched(function: Callable[..., Any], timeout: float, *args: Any) -> Any:
-    """Return ``function(*args)`` as a child process computes it, with as many threads as this one.
-
-    A child that has reported nothing for ``timeout`` seconds is ended, and another one runs the function again.
-    """
-    threads = torch.get_num_threads()
-    engine = child_engine(threads, _TASKS)
+def _run(engine: LocalEngine, function: Callable[..., Any], timeout: float | None, args: tuple[Any, ...]) -> Any:
     published = [engine.publish(argument) for argument in args]
-    result = engine.submit(function, *published, resources=Resources(cpus=threads))
+    result = engine.submit(function, *published, resources=Resources(cpus=engine.threads))
     try:
-        with engine.watched(timeout):
+        with nullcontext() if timeout is None else engine.watched(timeout):
             return engine.fetch([result])[0]
     finally:
         engine.delete([result, *published])

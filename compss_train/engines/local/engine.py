@@ -9,13 +9,13 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, ClassVar, Self
 
 from compss_train._utils.validation import check_count
-from compss_train.engines.base import ONE_CPU, Ref, Resources
+from compss_train.engines.base import ONE_CPU, Ref, Resources, Traits
 from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.store import StoreFolders, store
 from compss_train.engines.local.task_graph import Value
-from compss_train.engines.local.worker_process import WorkerPool, interrupts_deferred
-from compss_train.engines.machine import LOOPBACK, cores
+from compss_train.engines.local.worker_process import WorkerProcess, interrupts_deferred
+from compss_train.engines.machine import cores
 from compss_train.exceptions import EngineClosedError
 
 _CHECK_SECONDS = 1.0
@@ -37,7 +37,8 @@ class LocalEngine(GraphEngine):
     """
 
     name: ClassVar[str] = "local"
-    shared_memory: ClassVar[bool] = True
+    threads: int
+    traits: ClassVar[Traits] = Traits(shared_memory=True)
 
     def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
         if processes < 1 or threads < 1:
@@ -48,18 +49,19 @@ class LocalEngine(GraphEngine):
         self._widest = 1
         """The most CPUs that a task has asked for."""
         self._numbers = itertools.count()
+        self._preload = preload
+        self._processes: list[WorkerProcess] = []
         with contextlib.ExitStack() as undo:  # if the start fails, or was interrupted
             with interrupts_deferred():
                 self._folders = StoreFolders()
                 undo.callback(self._folders.remove)
                 self._folders.create()
-                self._pool = WorkerPool(threads, self._folders.paths, preload)
                 self._scheduler = Scheduler(self._folders.paths)
                 self._graph = self._scheduler.graph
-                self._close = weakref.finalize(
-                    self, _shut_down, self._scheduler, self._pool, self._folders, os.getpid()
+                self.end_processes = weakref.finalize(
+                    self, _shut_down, self._scheduler, self._processes, self._folders, os.getpid()
                 )
-                undo.callback(self._close)
+                undo.callback(self.end_processes)
                 self._grow(processes, processes * threads)
             undo.pop_all()
 
@@ -86,7 +88,7 @@ class LocalEngine(GraphEngine):
         """
         self._check_open()
         added = check_count("processes", processes) - self.processes
-        cpus = added * (self.threads or 1)
+        cpus = added * self.threads
         if self.cpus + cpus < self._widest:
             raise ValueError(f"processes={processes} have {self.cpus + cpus} CPUs, and a task needs {self._widest}")
         if added > 0:
@@ -96,14 +98,9 @@ class LocalEngine(GraphEngine):
             self.cpus += cpus
             self._post(self._scheduler.remove_workers, -added, -cpus)
 
-    def host(self) -> str:
-        """Return the loopback address: tasks run on this machine."""
-        self._check_open()
-        return LOOPBACK
-
     def trained_samples(self) -> int:
         """Return what the processes have reported."""
-        return sum(process.heartbeat.samples for process in list(self._pool.processes))
+        return sum(process.heartbeat.samples for process in list(self._processes))
 
     def publish(self, value: object) -> Ref:
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
@@ -170,22 +167,26 @@ class LocalEngine(GraphEngine):
 
     def shutdown(self, *, kill: bool = False) -> None:
         """End the processes and remove all files from shared memory; further calls do nothing."""
-        if self._close.alive and not kill:
+        if self.end_processes.alive and not kill:
             self._scheduler.finish_running()
-        self._close()
+        self.end_processes()
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         self._scheduler.post(function, *args)
 
     def _grow(self, processes: int, cpus: int) -> None:
         """Add processes and CPUs; negative numbers add none."""
-        added, cpus = self._pool.add(processes), max(0, cpus)
+        added = [WorkerProcess(self.threads, self._folders.paths, self._preload) for _ in range(processes)]
+        cpus = max(0, cpus)
+        self._processes += added  # before one starts, so that all are ended
+        for process in added:
+            process.start()
         self.processes += len(added)
         self.cpus += cpus
         self._post(self._scheduler.add_workers, added, cpus)
 
     def _check_open(self) -> None:
-        if not (self._close.alive and self._scheduler.alive):
+        if not (self.end_processes.alive and self._scheduler.alive):
             raise EngineClosedError("this local engine was shut down; make a new one")
 
 
@@ -195,13 +196,16 @@ def _raise_first(futures: Iterable[Future[Any]]) -> None:
             raise error
 
 
-def _shut_down(scheduler: Scheduler, pool: WorkerPool, folders: StoreFolders, owner: int) -> None:
+def _shut_down(scheduler: Scheduler, processes: list[WorkerProcess], folders: StoreFolders, owner: int) -> None:
     if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
         return
     try:
         scheduler.stop()
     finally:
         try:
-            pool.close()
+            for process in processes:
+                process.stop()
+            for process in processes:
+                process.join()
         finally:
             folders.remove()

@@ -4,9 +4,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from compss_train.engines.base import ONE_CPU, Ref, Resources, map_refs
+from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, map_refs
 from compss_train.engines.local.task_graph import Task, TaskGraph, Updates, Value
-from compss_train.engines.machine import SingleMachineEngine
 
 
 class GraphRef(Ref):
@@ -19,7 +18,7 @@ class GraphRef(Ref):
         self.updates: Updates | None = None
 
 
-class GraphEngine(SingleMachineEngine):
+class GraphEngine(Engine):
     """Queues tasks in a graph, which ``_post`` changes: in the thread that owns it, or at once."""
 
     _graph: TaskGraph
@@ -84,10 +83,10 @@ class GraphEngine(SingleMachineEngine):
         for ref in refs:
             self._post(self._graph.delete, self._read(ref))
 
-    def ended(self, ref: Ref) -> bool:
-        """Return whether the task has ended; for a value under commutative update, the task of its first value."""
+    def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
+        """Return those whose task has ended; of a value under commutative update, the task of its first value."""
         self._check_open()
-        return self._own(ref).value.future.done()
+        return [ref for ref in refs if self._own(ref).value.future.done()]
 
     def _read(self, ref: Ref) -> Value:
         """Return the value that readers get from now on: after all updates submitted so far."""

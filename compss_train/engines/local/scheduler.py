@@ -12,16 +12,13 @@ from typing import Any
 
 from loky.process_executor import TerminatedWorkerError
 
-from compss_train.engines.base import Failure
+from compss_train.engines.calls import MAX_RUNS, Failure, name_of
 from compss_train.engines.local.store import StoredValue, discard_all
 from compss_train.engines.local.task_graph import Task, TaskGraph
 from compss_train.engines.local.watch import Watch
 from compss_train.engines.local.worker_main import Call
 from compss_train.engines.local.worker_process import WorkerProcess
 from compss_train.exceptions import EngineClosedError, WorkerLostError
-
-MAX_RUNS = 4
-"""How often a task is run if its process dies each time; COMPSs makes as many attempts."""
 
 
 class Scheduler:
@@ -159,7 +156,7 @@ class Scheduler:
     def _run_again(self, task: Task, error: BaseException) -> None:
         discard_all(_file_names(task), self._folders)
         task.deaths += 1
-        name = getattr(task.function, "__name__", repr(task.function))
+        name = name_of(task.function)
         match = re.search(r"{(.*?)}", str(error))  # in loky's message: {SIGKILL(-9)}, for example
         if task.deaths < MAX_RUNS:
             code = f" ({match[1]})" if match else ""

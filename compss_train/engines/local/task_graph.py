@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from compss_train.engines.calls import map_args
 from compss_train.engines.local.store import StoredValue, discard
 
 
@@ -41,7 +42,7 @@ class Updates:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Task:
-    """A task and its dependencies. An ``Updates`` object among the arguments stands for its current value."""
+    """A task and its dependencies. The first argument of an update, ``updates``, stands for its current value."""
 
     number: int
     function: Callable[..., Any]
@@ -70,20 +71,11 @@ class Task:
 
     def stored_args(self) -> tuple[Any, ...]:
         """Return the arguments with the stored content of each value in its place."""
-        return tuple(map(_stored, self.args))
+        args = map_args(self.args, Value, lambda value: value.future.result())
+        return args if self.updates is None else (self.updates.current, *args[1:])
 
     def __lt__(self, other: Task) -> bool:
         return (not self.priority, self.number) < (not other.priority, other.number)
-
-
-def _stored(argument: Any) -> Any:
-    if isinstance(argument, Value):
-        return argument.future.result()
-    if isinstance(argument, Updates):
-        return argument.current
-    if isinstance(argument, list):
-        return [_stored(item) for item in argument]
-    return argument
 
 
 class TaskGraph:

@@ -7,17 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from compss_train.engines.liveness import too_silent
 from compss_train.engines.local.task_graph import Task
 from compss_train.engines.local.worker_process import WorkerProcess
 
 CHECK_SECONDS = 0.25
 """How often the reports of the processes are read."""
-
-WARN_SECONDS = 30.0
-"""The shortest silence that is worth a warning: the first batch of a fit may have to read large files."""
-
-WARN_FACTOR = 10.0
-"""How many times as long as the longest silence so far a silence must be for a warning."""
 
 _STACK_CHECKS = 4
 """How many checks later a process that has not written its stack will not do so: it is stopped."""
@@ -107,7 +102,7 @@ class Watch:
             _say(f"{report.doing} {self._silence(run)}: worker_timeout={self._timeout:g} ends its {_process(run)}")
             task.timed_out = run.ended = True
             run.process.kill()
-        elif not run.warned and run.silence >= max(WARN_SECONDS, WARN_FACTOR * self._longest):
+        elif not run.warned and too_silent(run.silence, self._longest):
             self._warn(run, report.doing)
 
     def _heard(self, run: _Run, doing: str) -> None:

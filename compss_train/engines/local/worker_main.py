@@ -12,8 +12,8 @@ from typing import Any
 
 from loky import process_executor
 
-from compss_train.engines import heartbeat
-from compss_train.engines.base import Failure
+from compss_train.engines import liveness
+from compss_train.engines.calls import Failure, map_args, name_of, results_of
 from compss_train.engines.local.store import StoredValue, discard_all, store
 from compss_train.engines.machine import intra_op_threads, prepare_process
 
@@ -35,22 +35,14 @@ class Call:
 def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | Failure:
     """Run a task and return its stored results, or a ``Failure`` for any exception."""
     try:
-        heartbeat.describe(f"task {getattr(call.function, '__name__', '')!r}")
+        liveness.describe(f"task {name_of(call.function)!r}")
+        args = map_args(call.args, StoredValue, StoredValue.load)
         with intra_op_threads(call.cpus):
-            result = call.function(*map(_load, call.args))
-        results = (result,) if len(call.outputs) == 1 else result
+            results = results_of(call.function, args, len(call.outputs))
         return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         discard_all(call.outputs, folders)
         return Failure.of(error)
-
-
-def _load(argument: Any) -> Any:
-    if isinstance(argument, StoredValue):
-        return argument.load()
-    if isinstance(argument, list):
-        return [_load(item) for item in argument]
-    return argument
 
 
 def start(parent: int, preload: Sequence[str], heartbeat_path: str) -> None:
@@ -62,7 +54,7 @@ def start(parent: int, preload: Sequence[str], heartbeat_path: str) -> None:
     # delays the next task by tens of milliseconds, and growth here is mapped blocks and models in use.
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    heartbeat.report_to(heartbeat.Heartbeat(heartbeat_path))
+    liveness.report_to(liveness.Heartbeat(heartbeat_path))
     stack_file = os.open(stack_path(heartbeat_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
 

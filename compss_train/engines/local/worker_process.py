@@ -14,8 +14,8 @@ from pathlib import Path
 from loky import ProcessPoolExecutor
 from loky.backend.context import LokyContext
 
-from compss_train.engines.base import Failure
-from compss_train.engines.heartbeat import Heartbeat
+from compss_train.engines.calls import Failure
+from compss_train.engines.liveness import Heartbeat
 from compss_train.engines.local import worker_main
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.worker_main import Call
@@ -152,28 +152,3 @@ def interrupts_deferred() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
         if deferred:
             signal.raise_signal(signal.SIGINT)
-
-
-class WorkerPool:
-    """Worker processes of ``threads`` intra-op threads each. Empty at first, so that it can always be closed."""
-
-    def __init__(self, threads: int, folders: Sequence[str], preload: Sequence[str]) -> None:
-        self.processes: list[WorkerProcess] = []
-        self._threads = threads
-        self._folders = folders
-        self._preload = preload
-
-    def add(self, count: int) -> list[WorkerProcess]:
-        """Start processes side by side and return them."""
-        added = [WorkerProcess(self._threads, self._folders, self._preload) for _ in range(count)]
-        self.processes += added
-        for process in added:
-            process.start()
-        return added
-
-    def close(self) -> None:
-        """Stop all processes, then wait for them."""
-        for process in self.processes:
-            process.stop()
-        for process in self.processes:
-            process.join()

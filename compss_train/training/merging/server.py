@@ -6,7 +6,7 @@ from compss_train import parameter_server
 from compss_train._utils.closing import Closable
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
-from compss_train.engines.machine import is_loopback
+from compss_train.engines.nodes import is_loopback
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
@@ -39,7 +39,7 @@ class GlobalParameters(Closable):
         optimizer: OptimizerSpec | None = None,
     ) -> None:
         exchange = Exchange.of(initial, names, num_workers, stepped=optimizer is not None)
-        serve = parameter_server.serve_apart if engine.waiting_stops_threads else parameter_server.serve
+        serve = parameter_server.serve_apart if not engine.traits.interruptible else parameter_server.serve
         host = engine.host()
         self._serving = serve(None if is_loopback(host) else f"tcp://{host}:*", optimizer=optimizer)
         self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)

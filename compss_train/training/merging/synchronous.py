@@ -29,7 +29,7 @@ class SynchronousMerge(Merge):
         self._engine = engine
         self._rule = rule
         self._published_rule = engine.publish(rule)
-        self._arity = best_arity(engine.task_seconds, sum(array.nbytes for array in initial.values()))
+        self._arity = best_arity(engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
         self._initial = engine.publish(initial)
         self.parameters = self._initial
         self._initial_state = self.state = state

@@ -14,7 +14,7 @@ from compss_train._utils.nested import map_leaves
 from compss_train.data.block import Block
 from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.reading import FilePart
-from compss_train.engines import heartbeat
+from compss_train.engines import liveness
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
@@ -64,7 +64,7 @@ def _evaluate(
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
         for batch in _batches(replica, shard, source):
             _measure(replica, batch, transform, accumulator)
-            heartbeat.beat()
+            liveness.beat()
         return {**accumulator.sums(), **source.measured(), **transform.warnings}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
-from compss_train.engines import heartbeat
+from compss_train.engines import liveness
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
@@ -46,7 +46,7 @@ def losses_by_rate(
             for rate, (_, batch) in zip(rates, batches, strict=False):
                 stepper.set_hyperparameters(tuple({"lr": rate * share} for share in shares))
                 losses.append(_loss(replica, stepper, batch))
-                heartbeat.beat()
+                liveness.beat()
                 if not losses[-1] <= DIVERGED * min(losses):
                     break
         return losses

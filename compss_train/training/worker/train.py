@@ -15,7 +15,7 @@ import torch
 from compss_train._utils.nested import leaves
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
-from compss_train.engines import heartbeat
+from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution, compress_arrays
@@ -94,7 +94,7 @@ def train(
     ``weightless`` samples (those of batches whose weights are all 0) if any, warnings that are due, and the
     ``trace`` if one was wanted.
     """
-    heartbeat.describe(f"{shard.name}, which compiles its network," if training_spec.compile else shard.name)
+    liveness.describe(f"{shard.name}, which compiles its network," if training_spec.compile else shard.name)
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, device):
         part = _WorkerRound(training_spec, parameters, state, shard, device, moments)
@@ -168,7 +168,7 @@ class _WorkerRound:
                 with tracer.batch(self._stepper.batches):
                     self._learn_batch(batch, epoch)
                 drawn += batch.samples
-                heartbeat.beat(batch.samples)
+                liveness.beat(batch.samples)
             self._stepper.finish()
         return drawn
 

@@ -1,5 +1,5 @@
 from compss_train.cli.main import main
-from compss_train.engines.compss.configuration.files import read_project, read_resources
+from compss_train.engines.compss.configuration import read_project, read_resources
 
 
 def test_configure_writes_both_files(tmp_path, capsys):

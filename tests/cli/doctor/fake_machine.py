@@ -7,7 +7,7 @@ from importlib import metadata
 
 from compss_train._utils.version import __version__
 from compss_train.cli.doctor import Request, examine
-from compss_train.engines.compss.configuration.files import write
+from compss_train.engines.compss.configuration import write
 
 # A login as sshd does it: the words of the command joined with blanks, in a shell.
 SSH = """#!/bin/sh

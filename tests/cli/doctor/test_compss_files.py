@@ -2,17 +2,17 @@ import pytest
 
 from compss_train.cli import doctor
 from compss_train.cli.doctor import Request
-from compss_train.engines.compss.configuration.files import resources_xml
-from compss_train.engines.compss.configuration.nodes import Node, loopback_nodes
+from compss_train.engines.compss.configuration import resources_xml
+from compss_train.engines.compss.worker_nodes import WorkerNode, loopback_nodes
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 
 def test_invalid_files(machine):
     machine.add_compss()
-    project, resources = machine.write_files(Node("localhost", 1))
+    project, resources = machine.write_files(WorkerNode("localhost", 1))
     broken, other = machine.folder / "broken.xml", machine.folder / "other.xml"
     broken.write_text("<ResourcesList>")
-    other.write_text(resources_xml([Node("elsewhere", 1)]))
+    other.write_text(resources_xml([WorkerNode("elsewhere", 1)]))
     assert states(
         findings_by_name(Request(machine.folder / "none.xml", broken)), "project file", "resources file"
     ) == [
@@ -27,10 +27,10 @@ def test_invalid_files(machine):
 @pytest.mark.parametrize(
     ("node", "state"),
     [
-        (Node("localhost", 2), "ok"),
-        (Node("127.0.0.1", 3), "warning"),
-        (Node("localhost", 5), "missing"),
-        (Node("localhost", 2, gpus=1), "missing"),
+        (WorkerNode("localhost", 2), "ok"),
+        (WorkerNode("127.0.0.1", 3), "warning"),
+        (WorkerNode("localhost", 5), "missing"),
+        (WorkerNode("localhost", 2, gpus=1), "missing"),
     ],
 )
 def test_declared_units_and_gpus(machine, node, state):
@@ -40,7 +40,7 @@ def test_declared_units_and_gpus(machine, node, state):
     name = f"{'GPUs' if node.gpus else 'units'} of {node.name}"
     assert states(findings, name) == [state]
     assert ("configure" in findings[name].advice) == (state != "ok")
-    assert ("--cpu_affinity=disabled" in findings[name].advice) == (node.units > 4)
+    assert ("--cpu_affinity=disabled" in findings[name].advice) == (node.cpus > 4)
     assert states(findings, "project file", "resources file") == ["ok", "ok"]
 
 
@@ -48,7 +48,7 @@ def test_gpus_of_the_machine(machine):
     machine.add_compss()
     machine.add_printing_program("nvidia-smi", "GPU 0: A (UUID: x)", "GPU 1: A (UUID: y)")
     for gpus, state in ((2, "ok"), (1, "note"), (3, "missing")):
-        _, resources = machine.write_files(Node("localhost", 2, gpus))
+        _, resources = machine.write_files(WorkerNode("localhost", 2, gpus))
         assert states(findings_by_name(Request(resources=resources)), "GPUs of localhost") == [state]
 
 

@@ -6,7 +6,7 @@ from importlib import metadata
 from compss_train.cli import doctor
 from compss_train.cli.doctor import Request, subprocesses
 from compss_train.cli.main import main
-from compss_train.engines.compss.configuration.nodes import Node
+from compss_train.engines.compss.worker_nodes import WorkerNode
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 HANGS = """#!{python}
@@ -52,7 +52,7 @@ def test_nothing_hangs(machine, monkeypatch):
         machine.add_program(tool, HANGS.format(python=sys.executable, pids=str(pids)))
     monkeypatch.setattr(subprocesses, "TIMEOUT", 0.5)
     monkeypatch.setattr(subprocesses, "SSH_TIMEOUT", 0.5)
-    _, resources = machine.write_files(Node("localhost", 2))
+    _, resources = machine.write_files(WorkerNode("localhost", 2))
     before = time.monotonic()
     findings = findings_by_name(Request(resources=resources, nodes=("n1", "n2")))
     assert time.monotonic() - before < 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compss_train.cli.doctor import Request
 from compss_train.cli.doctor.nodes import probe_program
-from compss_train.engines.compss.configuration.nodes import Node
+from compss_train.engines.compss.worker_nodes import WorkerNode
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 
@@ -52,7 +52,7 @@ def test_builds_of_one_version_and_patch_releases_go_together(machine):
 
 def test_node_has_fewer_cores_than_declared(machine):
     machine.add_compss()
-    project, resources = machine.write_files(Node("n1", 48, gpus=4))
+    project, resources = machine.write_files(WorkerNode("n1", 48, gpus=4))
     findings = findings_by_name(Request(project, resources, python=str(machine.add_python(cpus=16, gpus=4))))
     assert states(findings, "units of n1", "GPUs of n1") == ["missing", "ok"]
 

@@ -1,13 +1,13 @@
 """Configuration files of COMPSs for tests."""
 
-from compss_train.engines.compss.configuration.files import write
-from compss_train.engines.compss.configuration.nodes import Node
+from compss_train.engines.compss.configuration import write
 from compss_train.engines.compss.resources import JVM_OPTIONS
+from compss_train.engines.compss.worker_nodes import WorkerNode
 
 
 def declare_nodes(monkeypatch, folder, *nodes):
     """Make this process find configuration files with these nodes, as if runcompss had started it."""
-    project, resources = write(folder, [Node(*node) for node in nodes])
+    project, resources = write(folder, [WorkerNode(*node) for node in nodes])
     options = folder / "jvm_options"
     options.write_text(f"-Xms1024m\n-Dcompss.project.file={project}\n-Dcompss.resources.file={resources}\n")
     monkeypatch.setenv(JVM_OPTIONS, str(options))

@@ -2,12 +2,12 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from compss_train import DistributedTrainer
-from compss_train.engines import CompssEngine, LocalEngine, engine_class
+from compss_train.engines import CompssEngine, LocalEngine, SerialEngine, engine_class
 from compss_train.engines.compss.context import keep_answer_pipe_open, under_compss
 from compss_train.exceptions import ScriptLoadingError
 from tests.engines.compss.applications import declare_nodes
@@ -78,8 +78,21 @@ def test_more_gpus_than_declared_are_an_error_before_any_task(as_main_program, m
 
 def test_without_pycompss_the_engine_is_an_import_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycompss.api.api", None)
-    with pytest.raises(ImportError, match=r"needs PyCOMPSs.*runcompss.*engine='local'"):
+    for make in (CompssEngine, lambda: engine_class("compss")):
+        with pytest.raises(ImportError, match=r"needs PyCOMPSs.*runcompss.*engine='local'"):
+            make()
+
+
+def test_in_plain_python_compss_is_the_serial_engine(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycompss.api.api", ModuleType("pycompss.api.api"))
+    assert engine_class("compss") is SerialEngine
+    with pytest.raises(RuntimeError, match="start the program with runcompss"):
         CompssEngine()
+
+
+def test_units_of_dislibs_variable_are_the_threads(as_main_program, monkeypatch):
+    monkeypatch.setenv("ComputingUnits", "6")
+    assert CompssEngine.thread_share(2) == 6
 
 
 PROGRAM = """

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import WorkerLostError
-from compss_train.engines.heartbeat import Heartbeat
+from compss_train.engines import liveness
+from compss_train.engines.liveness import Heartbeat
 from compss_train.engines.local import scheduler, watch
 from compss_train.engines.local.watch import CHECK_SECONDS, Watch
 from tests.engines import tasks
@@ -134,8 +135,8 @@ def test_nothing_is_checked_where_nothing_runs_or_nobody_watches(folder):
 
 
 def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(watch, "WARN_SECONDS", 0.3)
-    monkeypatch.setattr(watch, "WARN_FACTOR", 0)
+    monkeypatch.setattr(liveness, "WARN_SECONDS", 0.3)
+    monkeypatch.setattr(liveness, "WARN_FACTOR", 0)
     monkeypatch.setattr(scheduler, "MAX_RUNS", 1)
     with shared_local.watched(2.0), pytest.raises(WorkerLostError, match="reported no batch for worker_timeout"):
         shared_local.fetch([shared_local.submit(tasks.wait_for, tmp_path / "never", 0)])

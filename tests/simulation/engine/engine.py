@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
-from compss_train.engines.base import Ref, Resources
+from compss_train.engines.base import Ref, Resources, Traits
 from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.task_graph import Task, TaskGraph, Value
-from compss_train.engines.machine import LOOPBACK
 from compss_train.exceptions import EngineClosedError
 from tests.simulation.engine.events import Events
 from tests.simulation.engine.faults import FaultPlan
@@ -46,7 +45,7 @@ class SimulatedEngine(GraphEngine):
     ) -> None:
         self.events = events or Events()
         self.faults = faults or FaultPlan()
-        self.shared_memory = shares_memory  # type: ignore[misc]  # of the class in real engines
+        self.traits = Traits(shared_memory=shares_memory)  # of the class in real engines
         self.values = Values()
         self._graph = TaskGraph(self.values.free)
         self._processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
@@ -110,11 +109,6 @@ class SimulatedEngine(GraphEngine):
         raise ValueError(
             f"{len(tasks)} tasks are to run at the same time, but the simulated engine runs one at a time"
         )
-
-    def host(self) -> str:
-        """Return the loopback address."""
-        self._check_open()
-        return LOOPBACK
 
     def shutdown(self, *, kill: bool = False) -> None:
         """End the processes; without ``kill`` the tasks that were submitted end first.

@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from compss_train.engines.base import Failure
+from compss_train.engines.calls import MAX_RUNS, Failure, map_args, name_of, results_of
 from compss_train.engines.codec import Bytes
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.local.task_graph import Task, TaskGraph
@@ -18,9 +18,6 @@ from tests.simulation.engine.values import HeldValue, Values, encoded
 Answer: TypeAlias = list[HeldValue] | Failure
 Runner: TypeAlias = Callable[[Task, Sequence[Any], Callable[[], list[Bytes]]], list[Bytes]]
 """Returns the encoded results of a task with these inputs; the last argument runs it."""
-
-MAX_RUNS = 4
-"""How often a task is run if its process dies each time, as in the local engine."""
 
 TASK_SECONDS = (20.0, 40.0, 60.0, 300.0)
 """How long tasks take; few values, so that many end at the same time."""
@@ -116,7 +113,7 @@ class Processes:
             raise
         except BaseException as error:
             return Failure.of(error)
-        return [self._values.store(result, f"result of {_name(task)}", process) for result in results]
+        return [self._values.store(result, f"result of {name_of(task.function)}", process) for result in results]
 
     def _die(self, task: Task, run: Callable[[], Answer], process: int, kind: str) -> None:
         """End a task's process, and with ``vanish`` what it has made, and run the task again."""
@@ -130,7 +127,7 @@ class Processes:
         if task.deaths < MAX_RUNS:
             self._graph.requeue(task)
         else:
-            lost = f"task {_name(task)!r} was running {MAX_RUNS} times when a process died"
+            lost = f"task {name_of(task.function)!r} was running {MAX_RUNS} times when a process died"
             self._graph.fail(task, WorkerLostError(lost))
         self.start_ready()
 
@@ -146,19 +143,6 @@ def run_always(task: Task, inputs: Sequence[Any], run: Callable[[], list[Bytes]]
 
 def _results(task: Task, stored: Sequence[Any]) -> list[Bytes]:
     """Run a task on new copies of its arguments, and encode its results."""
+    args = map_args(stored, StoredValue, lambda value: value.load())
     with intra_op_threads(task.cpus):
-        result = task.function(*map(_load, stored))
-    items = (result,) if len(task.outputs) == 1 else result
-    return [encoded(item) for item, _ in zip(items, task.outputs, strict=True)]
-
-
-def _name(task: Task) -> str:
-    return getattr(task.function, "__name__", repr(task.function))
-
-
-def _load(argument: Any) -> Any:
-    if isinstance(argument, StoredValue):
-        return argument.load()
-    if isinstance(argument, list):
-        return [_load(item) for item in argument]
-    return argument
+        return [encoded(result) for result in results_of(task.function, args, len(task.outputs))]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from compss_train.engines.base import Failure
+from compss_train.engines.calls import Failure
 from compss_train.engines.codec import Bytes, decode, encode
 from compss_train.engines.local.store import StoredValue
 from compss_train.exceptions import WorkerLostError

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -375,7 +376,7 @@ def test_an_outer_step_that_diverges_is_an_error(merge):
 
 
 def test_a_server_apart_has_an_outer_optimizer_that_is_a_function_of_this_program(monkeypatch, shared_local):
-    monkeypatch.setattr(type(shared_local), "waiting_stops_threads", True)
+    monkeypatch.setattr(type(shared_local), "traits", replace(shared_local.traits, interruptible=False))
     monkeypatch.setattr(parameter_server, "serve", None)
     outer = lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)  # noqa: E731
     apart = fit(trainer_of(shared_local, workers=1), num_epochs=1, outer_optimizer=outer, **SERVED)
@@ -418,7 +419,7 @@ def test_a_server_apart_that_cannot_listen_says_so():
 
 
 def test_a_fit_where_waiting_stops_threads_serves_apart(monkeypatch, shared_local):
-    monkeypatch.setattr(type(shared_local), "waiting_stops_threads", True)
+    monkeypatch.setattr(type(shared_local), "traits", replace(shared_local.traits, interruptible=False))
     monkeypatch.setattr(parameter_server, "serve", None)
     before = children()
     x, y = classification()

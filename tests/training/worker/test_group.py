@@ -1,5 +1,7 @@
 """Workers that train in one task: the same bits as in tasks of their own, whatever the groups are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,7 @@ class Places(SerialEngine):
 class DearTasks(Places):
     """An engine whose tasks cost so much that workers train in one task a place, once they were measured."""
 
-    task_seconds = 1e6
+    traits = replace(SerialEngine.traits, task_seconds=1e6)
 
 
 def trainer_with(engine, workers=WORKERS):

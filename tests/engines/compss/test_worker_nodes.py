@@ -6,39 +6,39 @@ from pathlib import Path
 
 import pytest
 
-from compss_train.engines.compss.configuration import nodes
-from compss_train.engines.compss.configuration.nodes import (
+from compss_train.engines.compss import worker_nodes
+from compss_train.engines.compss.worker_nodes import (
     DEFAULT_HOME,
     FIRST_PORT,
     LAST_PORT,
     LOWEST_PORT,
     PORTS,
-    Node,
+    WorkerNode,
     compss_home,
     free_first_port,
     host_nodes,
     loopback_nodes,
-    physical_cores,
     presumed_home,
 )
+from compss_train.engines.nodes import physical_cores
 
 
 def test_one_node_has_the_physical_cores():
     (node,) = loopback_nodes(1)
-    assert (node.name, node.units, node.gpus) == ("localhost", physical_cores(), 0)
+    assert (node.name, node.cpus, node.gpus) == ("localhost", physical_cores(), 0)
 
 
 def test_loopback_nodes_share_the_cores_and_have_ports_of_their_own(monkeypatch):
-    monkeypatch.setattr(nodes, "physical_cores", lambda: 8)
+    monkeypatch.setattr(worker_nodes, "physical_cores", lambda: 8)
     three = loopback_nodes(3)
     assert [node.name for node in three] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    assert [node.units for node in three] == [2, 2, 2]
+    assert [node.cpus for node in three] == [2, 2, 2]
     assert all(before.last_port < after.first_port for before, after in pairwise(three))
-    assert [node.units for node in loopback_nodes(9)] == [1] * 9
+    assert [node.cpus for node in loopback_nodes(9)] == [1] * 9
 
 
 def test_hosts():
-    assert host_nodes(["a", "b"], units=4, gpus=2) == (Node("a", 4, 2), Node("b", 4, 2))
+    assert host_nodes(["a", "b"], units=4, gpus=2) == (WorkerNode("a", 4, 2), WorkerNode("b", 4, 2))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_hosts():
         (lambda: loopback_nodes(1, gpus=-1), "gpus=-1 for localhost"),
         (lambda: loopback_nodes(9, first_port=65500), "127.0.0.4 would listen on port 65530"),
         (lambda: host_nodes(["a", "a"]), "each host once"),
-        (lambda: Node(" ", 1), "needs the name of a host"),
+        (lambda: WorkerNode(" ", 1), "needs the name of a host"),
     ],
 )
 def test_bad_nodes(make, message):
@@ -64,19 +64,19 @@ def test_free_ports():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        assert not nodes._is_free(listener.getsockname()[1])
+        assert not worker_nodes._is_free(listener.getsockname()[1])
 
 
 def test_no_free_ports(monkeypatch):
-    monkeypatch.setattr(nodes, "_is_free", lambda port: False)
+    monkeypatch.setattr(worker_nodes, "_is_free", lambda port: False)
     with pytest.raises(OSError, match="no 10 consecutive free ports"):
         free_first_port(1)
 
 
 def test_ports_of_outgoing_connections_are_left_out(monkeypatch, tmp_path):
     range_file = tmp_path / "range"
-    monkeypatch.setattr(nodes, "OUTGOING", range_file)
-    monkeypatch.setattr(nodes, "_is_free", lambda port: True)
+    monkeypatch.setattr(worker_nodes, "OUTGOING", range_file)
+    monkeypatch.setattr(worker_nodes, "_is_free", lambda port: True)
     range_file.write_text(f"{LOWEST_PORT + 20}\t{LAST_PORT - 10}\n")
     for _ in range(50):
         first = free_first_port(1)

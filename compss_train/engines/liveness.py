@@ -1,8 +1,8 @@
-"""Heartbeats: what the task of a process has done so far, in memory that the process shares with its engine.
+"""Liveness: what the task of a process has done so far, and for how long a healthy one may be silent.
 
 A report costs less than a microsecond, as nothing is sent: the process adds to counters in a mapped file. Whoever
 has mapped the file too reads them whenever it likes: the local engine, to notice processes that are stopped or
-hang (``local.watch``); a display of progress within a round could read the samples.
+hang (``local.watch``), and the display of progress within a round.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ _COUNTS = 16
 """Bytes of the counters: of reports, and of samples."""
 _SIZE = 256
 """Bytes of a heartbeat: the counters, and a text."""
+
+WARN_SECONDS = 30.0
+"""The shortest silence that is worth a warning: the first batch of a fit may have to read large files."""
+
+WARN_FACTOR = 10.0
+"""How many times as long as the longest silence so far a silence must be for a warning."""
+
+
+def too_silent(seconds: float, longest: float) -> bool:
+    """Return whether a silence is worth a warning, after silences of at most ``longest`` seconds."""
+    return seconds >= max(WARN_SECONDS, WARN_FACTOR * longest)
 
 
 class Report(NamedTuple):
@@ -59,7 +70,7 @@ class Heartbeat:
         raise ValueError("a heartbeat needs a folder for its file")
 
     def beat(self, samples: int = 0) -> None:
-        """Report that the task goes on, and has trained more samples."""
+        """Report that the task makes progress, and has trained more samples."""
         self._counts[0] += 1
         self._counts[1] += samples
 
@@ -100,7 +111,7 @@ def reporting_to(heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def beat(samples: int = 0) -> None:
-    """Report from a task that it goes on, and has trained more samples. Call it for every batch."""
+    """Report from a task that it makes progress, and has trained more samples. Call it for every batch."""
     if (own := _own.get()) is not None:
         own.beat(samples)
 

@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from compss_train.engines.compss.configuration.files import (
+from compss_train.engines.compss.configuration import (
     UNREADABLE,
-    DeclaredNode,
     project_xml,
     read_nodes,
     read_project,
@@ -18,7 +17,8 @@ from compss_train.engines.compss.configuration.files import (
     resources_xml,
     write,
 )
-from compss_train.engines.compss.configuration.nodes import DEFAULT_HOME, FIRST_PORT, Node, loopback_nodes
+from compss_train.engines.compss.worker_nodes import DEFAULT_HOME, FIRST_PORT, WorkerNode, loopback_nodes
+from compss_train.engines.nodes import Node
 
 HOME = Path(os.environ.get("COMPSS_HOME", DEFAULT_HOME))
 
@@ -85,16 +85,16 @@ def files(tmp_path):
 
 
 def test_what_is_written_is_read(tmp_path):
-    project, resources = write(tmp_path, [Node("a", 4), Node("b", 2, 3)], install_dir=Path("/c"))
+    project, resources = write(tmp_path, [WorkerNode("a", 4), WorkerNode("b", 2, 3)], install_dir=Path("/c"))
     assert read_project(project) == {"a": Path("/c"), "b": Path("/c")}
-    assert read_nodes(project, resources) == [DeclaredNode("a", 4, 0), DeclaredNode("b", 2, 3)]
+    assert read_nodes(project, resources) == [Node("a", 4, 0), Node("b", 2, 3)]
 
 
 def test_files_written_by_others(files):
     project, resources = files
     assert read_project(project) == {"a": Path("/opt/COMPSs"), "b": None}
-    assert read_resources(resources) == {"a": DeclaredNode("a", 6, 3), "c": DeclaredNode("c", 0, 0)}
-    assert read_nodes(project, resources) == [DeclaredNode("a", 6, 3)]
+    assert read_resources(resources) == {"a": Node("a", 6, 3), "c": Node("c", 0, 0)}
+    assert read_nodes(project, resources) == [Node("a", 6, 3)]
 
 
 @pytest.mark.parametrize("text", [None, "", "<Project>"])

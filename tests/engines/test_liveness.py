@@ -2,8 +2,8 @@
 
 import os
 
-from compss_train.engines import heartbeat
-from compss_train.engines.heartbeat import Heartbeat
+from compss_train.engines import liveness
+from compss_train.engines.liveness import Heartbeat
 
 
 def test_another_holder_of_the_file_reads_what_was_reported(tmp_path):
@@ -23,13 +23,10 @@ def test_a_full_folder_is_passed_over(tmp_path):
 
 
 def test_tasks_report_to_the_heartbeat_of_their_process_only(tmp_path):
-    heartbeat.beat(5)
-    heartbeat.describe("nobody listens")
+    liveness.beat(5)
+    liveness.describe("nobody listens")
     own = Heartbeat.create("beats", [str(tmp_path)])
-    token = heartbeat._own.set(own)
-    try:
-        heartbeat.beat(5)
-    finally:
-        heartbeat._own.reset(token)
-    heartbeat.beat(5)
+    with liveness.reporting_to(own):
+        liveness.beat(5)
+    liveness.beat(5)
     assert own.read()[:2] == (1, 5)

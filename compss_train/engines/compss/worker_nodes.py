@@ -1,15 +1,14 @@
-"""Worker nodes of COMPSs: their computing units, ports, and the folder that COMPSs is installed in."""
+"""Worker nodes that COMPSs is to start: their computing units and ports, and where COMPSs is installed."""
 
 import os
 import random
 import shutil
 import socket
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loky import cpu_count
+from compss_train.engines.nodes import Node, physical_cores
 
 # COMPSs's master uses the first free port from 43000 to 44000, so workers start above it. If a worker's port is in
 # use, COMPSs tries the next one after half a minute. A worker listens on all addresses of its machine, so that each
@@ -23,24 +22,21 @@ OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """File with the range of ports that Linux uses for outgoing connections."""
 
 
-@dataclass(frozen=True)
-class Node:
+@dataclass(frozen=True, slots=True)
+class WorkerNode(Node):
     """A worker of COMPSs: the host that it is started on by ssh, its computing units and GPUs, and its first port.
 
     Raises ``ValueError`` for an empty name, less than 1 unit, a negative number of GPUs, and ports out of range.
     """
 
-    name: str
-    units: int
-    gpus: int = 0
     first_port: int = FIRST_PORT
 
     def __post_init__(self) -> None:
         if not self.name or self.name != self.name.strip():
             raise ValueError(f"a node needs the name of a host, got {self.name!r}")
-        if self.units < 1:
+        if self.cpus < 1:
             raise ValueError(
-                f"units={self.units} for {self.name}: give at least 1, usually the number of physical cores"
+                f"units={self.cpus} for {self.name}: give at least 1, usually the number of physical cores"
             )
         if self.gpus < 0:
             raise ValueError(f"gpus={self.gpus} for {self.name}: give 0 or more")
@@ -92,17 +88,9 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def physical_cores() -> int:
-    """Return the number of physical cores that this process may use, within its affinity and container limits."""
-    with warnings.catch_warnings():
-        # If loky cannot determine the physical cores, it warns and counts the logical ones.
-        warnings.simplefilter("ignore")
-        return int(cpu_count(only_physical_cores=True))
-
-
 def loopback_nodes(
     count: int, units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
-) -> tuple[Node, ...]:
+) -> tuple[WorkerNode, ...]:
     """Return ``count`` workers on this machine: one on localhost, more on 127.0.0.1, 127.0.0.2 and so on.
 
     ``units`` is the number of computing units of each, by default its share of the physical cores. Raises
@@ -117,22 +105,16 @@ def loopback_nodes(
         )
     share = max(1, physical_cores() // count) if units is None else units
     names = ["localhost"] if count == 1 else [f"127.0.0.{index}" for index in range(1, count + 1)]
-    return tuple(Node(name, share, gpus, first_port + index * PORTS) for index, name in enumerate(names))
+    return tuple(WorkerNode(name, share, gpus, first_port + index * PORTS) for index, name in enumerate(names))
 
 
 def host_nodes(
     hosts: Sequence[str], units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
-) -> tuple[Node, ...]:
+) -> tuple[WorkerNode, ...]:
     """Return one worker per host, by default with as many units as this machine has physical cores."""
     if not hosts or len(set(hosts)) < len(hosts):
         raise ValueError(f"hosts={','.join(hosts)!r}: give at least one host, and each host once")
-    return tuple(Node(host, physical_cores() if units is None else units, gpus, first_port) for host in hosts)
-
-
-def is_local(name: str) -> bool:
-    """Return whether a node is this machine under one of its names."""
-    host = socket.gethostname()
-    return name in {"localhost", host, host.split(".")[0]} or name.startswith("127.")
+    return tuple(WorkerNode(host, physical_cores() if units is None else units, gpus, first_port) for host in hosts)
 
 
 DEFAULT_HOME = Path("/opt/COMPSs")

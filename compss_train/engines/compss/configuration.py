@@ -1,18 +1,21 @@
-"""Writing and reading the two files: the project names the nodes, the resources declare what each of them has."""
+"""COMPSs's two configuration files: the project names the worker nodes, the resources declare what each has.
+
+Imports no torch, so that the doctor can use it.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from getpass import getuser
 from pathlib import Path
 from xml.etree import ElementTree
 
-from compss_train.engines.compss.configuration.nodes import Node, presumed_home
+from compss_train.engines.compss.worker_nodes import WorkerNode, presumed_home
+from compss_train.engines.nodes import Node
 
 NIO_ADAPTOR = "es.bsc.compss.nio.master.NIOAdaptor"
 
 
 def write(
-    folder: Path, nodes: Sequence[Node], *, install_dir: Path | None = None, working_dir: Path | None = None
+    folder: Path, nodes: Sequence[WorkerNode], *, install_dir: Path | None = None, working_dir: Path | None = None
 ) -> tuple[Path, Path]:
     """Write ``project.xml`` and ``resources.xml`` into a folder, created if necessary; return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -22,7 +25,9 @@ def write(
     return project, resources
 
 
-def project_xml(nodes: Sequence[Node], *, install_dir: Path | None = None, working_dir: Path | None = None) -> str:
+def project_xml(
+    nodes: Sequence[WorkerNode], *, install_dir: Path | None = None, working_dir: Path | None = None
+) -> str:
     """Return the project file: the nodes, and the folders of COMPSs and of the workers' files on them."""
     installed = install_dir or presumed_home()
     working = working_dir or default_working_dir()
@@ -37,12 +42,12 @@ def project_xml(nodes: Sequence[Node], *, install_dir: Path | None = None, worki
     return _document(root)
 
 
-def resources_xml(nodes: Sequence[Node]) -> str:
+def resources_xml(nodes: Sequence[WorkerNode]) -> str:
     """Return the resources file: the units, GPUs and ports of each node."""
     root = ElementTree.Element("ResourcesList")
     for node in nodes:
         entry = ElementTree.SubElement(root, "ComputeNode", Name=node.name)
-        _processor(entry, "MainProcessor", node.units, "CPU")
+        _processor(entry, "MainProcessor", node.cpus, "CPU")
         if node.gpus:
             _processor(entry, "GPUs", node.gpus, "GPU")
         _adaptor(entry, node)
@@ -60,7 +65,7 @@ def _processor(parent: ElementTree.Element, name: str, units: int, kind: str) ->
     _add_text(processor, "Type", kind)
 
 
-def _adaptor(parent: ElementTree.Element, node: Node) -> None:
+def _adaptor(parent: ElementTree.Element, node: WorkerNode) -> None:
     adaptors = ElementTree.SubElement(parent, "Adaptors")
     adaptor = ElementTree.SubElement(adaptors, "Adaptor", Name=NIO_ADAPTOR)
     ElementTree.SubElement(ElementTree.SubElement(adaptor, "SubmissionSystem"), "Interactive")
@@ -88,17 +93,7 @@ UNREADABLE = (OSError, ElementTree.ParseError)
 """Exceptions of reading a file that is missing or is not XML."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredNode:
-    """A worker node as declared in a resources file."""
-
-    name: str
-    cpus: int
-    """Number of computing units of its CPUs."""
-    gpus: int
-
-
-def read_nodes(project: Path, resources: Path) -> list[DeclaredNode]:
+def read_nodes(project: Path, resources: Path) -> list[Node]:
     """Return the nodes that COMPSs starts workers on: those in both files."""
     names = read_project(project)
     return [node for node in read_resources(resources).values() if node.name in names]
@@ -110,9 +105,9 @@ def read_project(path: Path) -> dict[str, Path | None]:
     return {name: Path(folder) if folder else None for name, folder in folders.items()}
 
 
-def read_resources(path: Path) -> dict[str, DeclaredNode]:
+def read_resources(path: Path) -> dict[str, Node]:
     """Return the nodes of a resources file by name; invalid numbers count as 0."""
-    return {name: DeclaredNode(name, _units(entry, "CPU"), _units(entry, "GPU")) for name, entry in _entries(path)}
+    return {name: Node(name, _units(entry, "CPU"), _units(entry, "GPU")) for name, entry in _entries(path)}
 
 
 def _entries(path: Path) -> Iterator[tuple[str, ElementTree.Element]]:
