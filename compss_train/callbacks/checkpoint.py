@@ -11,9 +11,9 @@ from compss_train._utils.files import DISK, FolderLock, make_folders
 from compss_train._utils.validation import check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
+from compss_train.model.saved_state import IncrementalListEncoder
 from compss_train.training.callback import Callback, TrainerProtocol
 from compss_train.training.checkpoints import storage
-from compss_train.training.checkpoints.json_encoding import IncrementalListEncoder
 
 
 class Checkpoint(Callback):

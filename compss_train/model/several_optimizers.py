@@ -70,7 +70,7 @@ class SeveralOptimizers(ModuleOptimizer):
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one: their parameter groups and states follow each other.
+    """Several optimizers as one, which has their parameter groups in turn and the state of all.
 
     So learning-rate schedules, checkpoints and averages of moments need not know that there are several. ``step``
     steps all of them; a training step updates them one by one.
@@ -78,41 +78,24 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self.optimizers = dict(optimizers)
-        super().__init__(self._groups(), {})
-        self._share_groups()
+        super().__init__([*chain.from_iterable(each.param_groups for each in self.optimizers.values())], {})
+        for each in self.optimizers.values():
+            self.state.update(each.state)
+        self._share()
 
-    def _groups(self) -> list[dict[str, Any]]:
-        return [*chain.from_iterable(each.param_groups for each in self.optimizers.values())]
-
-    def _share_groups(self) -> None:
-        """Let a change of a group's options, such as ``lr``, be a change of its optimizer's."""
-        self.param_groups = self._groups()
+    def _share(self) -> None:
+        """Let each optimizer work on its groups of this one, and on the state of all."""
+        groups = iter(self.param_groups)
+        for each in self.optimizers.values():
+            each.param_groups = [next(groups) for _ in each.param_groups]
+            each.state = self.state
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step all optimizers."""
         for each in self.optimizers.values():
             each.step(closure)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of all, with their parameters numbered one after another."""
-        states: dict[int, Any] = {}
-        groups: list[dict[str, Any]] = []
-        first = 0
-        for each in self.optimizers.values():
-            own = each.state_dict()
-            states |= {first + number: state for number, state in own["state"].items()}
-            groups += [{**group, "params": [first + n for n in group["params"]]} for group in own["param_groups"]]
-            first += sum(len(group["params"]) for group in own["param_groups"])
-        return {"state": states, "param_groups": groups}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
-        groups, first = iter(state_dict["param_groups"]), 0
-        for each in self.optimizers.values():
-            count = sum(len(group["params"]) for group in each.param_groups)
-            own = [next(groups) for _ in each.param_groups]
-            numbers = [{**group, "params": [n - first for n in group["params"]]} for group in own]
-            states = {n: state_dict["state"][first + n] for n in range(count) if first + n in state_dict["state"]}
-            each.load_state_dict({"state": states, "param_groups": numbers})
-            first += count
-        self._share_groups()
+        super().load_state_dict(state_dict)
+        self._share()

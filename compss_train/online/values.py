@@ -8,9 +8,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from compss_train.model.saved_state import from_json, to_json
+from compss_train.model.state_files import without_sharing
 from compss_train.parameter_server.messages import MessageError
-from compss_train.training.checkpoints.json_encoding import from_json, to_json
-from compss_train.training.checkpoints.storage import without_sharing
 
 _DOCUMENT, _TENSORS = "json", "value"
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
+from compss_train.model import state_files
 from compss_train.training.checkpoints import storage
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
@@ -225,7 +226,7 @@ def test_resume_true_begins_where_there_is_nothing_yet(tmp_path):
 
 
 def damage(path: Path) -> None:
-    file = path / storage.ARRAYS
+    file = path / state_files.ARRAYS
     whole = bytearray(file.read_bytes())
     whole[len(whole) // 2] ^= 1
     file.write_bytes(whole)
@@ -267,7 +268,7 @@ def test_damaged_ones_only(own):
 
 
 def test_a_checkpoint_of_another_version(own, monkeypatch):
-    monkeypatch.setattr(storage, "VERSION", 3)
+    monkeypatch.setattr(state_files, "VERSION", 3)
     message = "its format has version 2, and this compss_train reads version 3"
     assert_refused(refusing(), BadCheckpointError, message, resume=own)
 
@@ -357,7 +358,7 @@ class Full(Callback):
             self.monkeypatch.setattr(self.call, full)
 
 
-@pytest.mark.parametrize("call", ["compss_train.training.checkpoints.storage.save_file", "os.fsync"])
+@pytest.mark.parametrize("call", ["compss_train.model.state_files.save_file", "os.fsync"])
 def test_a_disk_that_is_full_in_the_middle_of_a_fit(tmp_path, monkeypatch, call):
     trainer, first, whole = trainer_of(), trainer_of(), trainer_of()
     with pytest.raises(OSError, match="No space left") as caught:

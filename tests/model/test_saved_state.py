@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
-from compss_train.training.checkpoints import json_encoding
-from compss_train.training.checkpoints.json_encoding import EncodedValue, IncrementalListEncoder, from_json, to_json
+from compss_train.model import saved_state
+from compss_train.model.saved_state import EncodedValue, IncrementalListEncoder, from_json, to_json
 from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
 from tests.helpers.models import mlp
 from tests.training.checkpoints.trees import assert_same, trees
@@ -151,7 +151,7 @@ def test_incremental_encoding_equals_encoding_the_whole_list(steps):
 
 def test_each_item_is_encoded_as_the_last_one_and_once_more(monkeypatch):
     seen = []
-    monkeypatch.setattr(json_encoding, "to_json", lambda value, *rest: seen.append(value["round"]))
+    monkeypatch.setattr(saved_state, "to_json", lambda value, *rest: seen.append(value["round"]))
     encoder, items = IncrementalListEncoder("history"), []
     for number in range(4):
         items = [*items, {"round": number}]
