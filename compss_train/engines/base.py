@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, Self
 from compss_train.engines.calls import map_args
 from compss_train.engines.machine import this_machine
 from compss_train.engines.nodes import Node, address_for, physical_cores
+from compss_train.model.devices import CPU, gpu
 
 
 class Ref:
@@ -215,7 +216,7 @@ class Engine(ABC):
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
         """Return the torch device of a worker's tasks if all workers share ``num_gpu`` GPUs, in turns."""
-        return f"cuda:{worker % num_gpu}" if num_gpu else "cpu"
+        return gpu(worker % num_gpu) if num_gpu else CPU
 
     @classmethod
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:

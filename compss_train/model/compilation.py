@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
+from compss_train.model.devices import is_gpu
 
 OPTIONS = ("backend", "mode", "fullgraph", "dynamic", "options")
 """The arguments of ``torch.compile`` that ``build(compile={...})`` takes."""
@@ -62,7 +63,11 @@ class Compilation:
         """Return what this machine lacks to compile for a device, ``None`` if nothing."""
         if self.options.get("backend", "inductor") != "inductor":
             return None
-        return _gpu_problem() if device.startswith("cuda") else _cpu_problem()
+        if not is_gpu(device):
+            return _cpu_problem()
+        if find_spec("triton") is None:
+            return "triton is not installed, which compiles for GPUs"
+        return None if any(map(shutil.which, ("gcc", "cc", "clang"))) else "there is no C compiler for triton"
 
     def apply(self, net: nn.Module, device: str) -> None:
         """Let the network run compiled, and its children where a training step calls them, if that is possible."""
@@ -128,9 +133,3 @@ def _cpu_problem() -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's header files are not installed (Python.h)"
     return None
-
-
-def _gpu_problem() -> str | None:
-    if find_spec("triton") is None:
-        return "triton is not installed, which compiles for GPUs"
-    return None if any(map(shutil.which, ("gcc", "cc", "clang"))) else "there is no C compiler, which triton needs"

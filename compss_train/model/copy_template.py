@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 import weakref
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref)
 """What deepcopy does not copy, either."""
+_ARRAYS = (torch.Tensor, np.ndarray)
 
 
 class CopyTemplate(Generic[T]):
@@ -35,7 +36,11 @@ class CopyTemplate(Generic[T]):
         pickler = _Pickler(stream, self._kept)
         try:
             pickler.dump(value)
-            whole = _copies_any(pickler.memo.copy().keys(), self._kept)
+            copied: dict[int, Any] = {id(each): each for each in self._kept if isinstance(each, _ARRAYS)}
+            for each in self._kept:
+                if not isinstance(each, _SHARED):
+                    copy.deepcopy(each, copied)
+            whole = not pickler.memo.copy().keys().isdisjoint(copied)
         except Exception:
             whole = True
         self._pickle = None if whole else stream.getvalue()
@@ -68,17 +73,8 @@ class _Pickler(pickle.Pickler):
         return (MethodType, (obj.__func__, obj.__self__)) if isinstance(obj, MethodType) else NotImplemented
 
 
-def _copies_any(pickled: Set[int], kept: Sequence[Any]) -> bool:
-    """Return whether copies of what is kept have copies of pickled objects, by their ``id``, in them."""
-    memo: dict[int, Any] = {id(each): each for each in kept if isinstance(each, (torch.Tensor, np.ndarray))}
-    for each in kept:
-        if not isinstance(each, _SHARED):
-            copy.deepcopy(each, memo)
-    return not pickled.isdisjoint(memo)
-
-
 def _is_kept(obj: Any) -> bool:
-    if isinstance(obj, (*_SHARED, torch.Tensor, np.ndarray)):
+    if isinstance(obj, (*_SHARED, *_ARRAYS)):
         return True
     if not hasattr(type(obj), "__deepcopy__"):
         return False

@@ -79,26 +79,20 @@ def step_on_arrival(
     with np.errstate(over="ignore", invalid="ignore"):  # the error below says more than a warning
         merged = params.apply_delta(current, base, trained, count, total, buffers, optimizer.lr)
         if optimizer.momentum:
-            merged.outer = _gathered(getattr(current, "outer", None), base, trained, count / total, buffers)
-            if merged.outer["arrivals"] >= workers:
-                _apply_momentum(merged, merged.outer["momentum"], optimizer)
-                merged.outer["arrivals"] = 0
+            outer = getattr(current, "outer", None) or {"momentum": {}, "arrivals": 0}
+            # momentum · m, and the gradients since m was applied
+            momentum = {
+                name: _gather(outer["momentum"].get(name), array, trained[name], count / total)
+                for name, array in base.items()
+                if array.dtype.kind in "fc" and name not in buffers
+            }
+            arrivals = outer["arrivals"] + 1
+            if arrivals >= workers:
+                _apply_momentum(merged, momentum, optimizer)
+                arrivals = 0
+            merged.outer = {"kind": _KIND, "momentum": momentum, "arrivals": arrivals}
     params.check_outer_step(merged, current, trained)
     return merged
-
-
-def _gathered(
-    outer: Mapping[str, Any] | None,
-    base: Parameters,
-    trained: Contribution,
-    fraction: float,
-    buffers: Collection[str],
-) -> dict[str, Any]:
-    """Return the state after an arrival: ``momentum`` is momentum · m and the gradients since m was applied."""
-    before: Parameters = {} if outer is None else outer["momentum"]
-    weights = [name for name, array in base.items() if array.dtype.kind in "fc" and name not in buffers]
-    momentum = {name: _gather(before.get(name), base[name], trained[name], fraction) for name in weights}
-    return {"kind": _KIND, "momentum": momentum, "arrivals": 1 + (0 if outer is None else outer["arrivals"])}
 
 
 def _gather(

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +54,25 @@ def export(
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"cannot export to {path.name!r}; use a name that ends in {', '.join(FORMATS)}")
-    write = _onnx_writer(net, example, transform) if path.suffix == ONNX else partial(_write_parameters, net)
+    batch = _onnx_batch(example) if path.suffix == ONNX else None
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as unfinished:
-        write(unfinished)
+        if path.suffix == ONNX:
+            _write_onnx(_TransformedNet(net, transform).eval(), batch, unfinished)
+        else:
+            parameters.save(unfinished, parameters.from_module(net))
 
 
-def _write_parameters(net: nn.Module, path: Path) -> None:
-    parameters.save(path, parameters.from_module(net))
-
-
-def _onnx_writer(net: nn.Module, example: Any, transform: Transform | None) -> Callable[[Path], None]:
+def _onnx_batch(example: Any) -> Any:
+    """Return the example as tensors of at least two samples; raise if it or a package is missing."""
     if example is None:
         raise ValueError("ONNX needs the shape and dtype of a sample: give example=x[:2], a batch of x")
-    batch = map_leaves(_example_batch, example if isinstance(example, tuple | dict) else _listed(example))
+    if isinstance(example, list) and not all(isinstance(each, np.ndarray | Tensor) for each in example):
+        example = np.asanyarray(example)
+    batch = map_leaves(_example_batch, example)
     for package in ("onnx", "onnxscript"):
         import_optional(package, extra="onnx", needed_by="export to ONNX")
-    return partial(_write_onnx, _TransformedNet(net, transform).eval(), batch)
+    return batch
 
 
 class _TransformedNet(nn.Module):
@@ -85,13 +86,6 @@ class _TransformedNet(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         x = rebuilt(self.template, inputs)
         return network_outputs(self.net, x if self.transform is None else self.transform(x))
-
-
-def _listed(example: Any) -> Any:
-    """Return a list of arrays as it is, and any other list as an array."""
-    if isinstance(example, list) and not all(isinstance(each, np.ndarray | Tensor) for each in example):
-        return np.asanyarray(example)
-    return example
 
 
 def _names(value: Any, name: str) -> list[str]:

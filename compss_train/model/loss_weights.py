@@ -35,7 +35,7 @@ class TrainingLoss:
             self._class_weight = torch.tensor(class_weight, dtype=torch.float64, device=device)
 
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1)."""
+        """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if all are 0."""
         if weight is None and self._class_weight is None:
             return _as_loss(self._loss(output, target))
         samples = len(leaves(target)[0])
@@ -52,9 +52,11 @@ class TrainingLoss:
                 "weighted loss must return one or more values for each sample"
             )
         product = _multiply(weights, output, losses.shape)
-        if self._ignore_index is not None:
-            product = product * _not_ignored(target, losses, self._ignore_index)
-        return _weighted_mean(losses, product)
+        indices = not target.is_floating_point() and target.numel() == losses.numel()
+        if self._ignore_index is not None and indices:
+            product = product * (target.reshape(losses.shape) != self._ignore_index)
+        total = product.sum()
+        return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
     @cached_property
     def _elementwise(self) -> BatchFunction | None:
@@ -104,19 +106,6 @@ def _multiply(weights: Sequence[Tensor], output: object, shape: torch.Size) -> T
         one_per_loss = weight.numel() == shape.numel()
         product *= weight.reshape(shape if one_per_loss else (-1, *[1] * (len(shape) - 1)))
     return product
-
-
-def _not_ignored(target: Tensor, losses: Tensor, ignore_index: int) -> Tensor:
-    """Return 0 for losses of ignored targets, and 1 for the others."""
-    if target.is_floating_point() or target.numel() != losses.numel():
-        return torch.ones_like(losses)
-    return (target.reshape(losses.shape) != ignore_index).to(losses.dtype)
-
-
-def _weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean, or 0 if all weights are 0."""
-    total = weights.sum()
-    return (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
 
 def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None) -> Tensor:

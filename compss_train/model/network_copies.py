@@ -18,6 +18,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from compss_train.model.devices import CPU
+
 
 def copy_network(net: nn.Module) -> nn.Module:
     """Return a deep copy."""
@@ -34,8 +36,14 @@ def own_entries(net: nn.Module) -> list[torch.Tensor]:
     """Return the tensors of the state_dict that share no memory with others and have no attributes."""
     stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
     own = [tensor for tensor in (*net.parameters(), *net.buffers()) if id(tensor) in stored and _is_plain(tensor)]
-    users = Counter(tensor.untyped_storage().data_ptr() for tensor in own)
-    return [tensor for tensor in own if tensor.is_meta or _owns_memory(tensor, users)]
+    storages = [tensor.untyped_storage() for tensor in own]
+    users = Counter(storage.data_ptr() for storage in storages)
+    return [
+        tensor
+        for tensor, storage in zip(own, storages, strict=True)
+        if tensor.is_meta
+        or (storage.nbytes() == tensor.numel() * tensor.element_size() and users[storage.data_ptr()] == 1)
+    ]
 
 
 def unset_copies(entries: Iterable[torch.Tensor], device: str) -> dict[int, torch.Tensor]:
@@ -51,11 +59,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return plain and not (vars(tensor) or tensor.is_quantized)
 
 
-def _owns_memory(tensor: torch.Tensor, users: Counter[int]) -> bool:
-    storage = tensor.untyped_storage()
-    return storage.nbytes() == tensor.numel() * tensor.element_size() and users[storage.data_ptr()] == 1
-
-
 _LARGE = 2**22
 """Bytes from which on memory comes from numpy, which asks the system for large pages: that is 5 times as fast."""
 
@@ -65,19 +68,16 @@ _ALIGNMENT = 64
 
 def _unset(tensor: torch.Tensor, device: str) -> torch.Tensor:
     size = tensor.numel() * tensor.element_size()
-    large = size >= _LARGE and device == "cpu"
-    # Not empty_like: of a tensor without memory it is computed in Python, which takes 20 times as long.
-    layout: Any = {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype}
-    new = _large_tensor(tensor, size) if large else torch.empty_strided(**layout, device=device)
+    if size >= _LARGE and device == CPU:
+        memory = torch.from_numpy(np.empty(size + _ALIGNMENT, np.uint8))
+        start = -memory.data_ptr() % _ALIGNMENT
+        flat = memory[start : start + size].view(tensor.dtype)
+        like = torch.empty_like(tensor, device="meta")
+        new = flat.as_strided(like.shape, like.stride(), flat.storage_offset())
+    else:
+        # Not empty_like: of a tensor without memory it is computed in Python, which takes 20 times as long.
+        new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-
-
-def _large_tensor(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    memory = torch.from_numpy(np.empty(size + _ALIGNMENT, np.uint8))
-    start = -memory.data_ptr() % _ALIGNMENT
-    flat = memory[start : start + size].view(tensor.dtype)
-    like = torch.empty_like(tensor, device="meta")
-    return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
 
 
 def _picklable(parametrized: type) -> type:

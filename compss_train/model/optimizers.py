@@ -88,14 +88,14 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return _takes_closure(type(optimizer).step)
 
 
+def _short_repr(value: object) -> str:
+    return f"<{type(value).__name__}>" if isinstance(value, torch.optim.Optimizer) else repr(value)
+
+
 @cache
 def _takes_closure(step: Callable[..., Any]) -> bool:
     _, *parameters = inspect.signature(step).parameters.values()
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
-
-
-def _short_repr(value: object) -> str:
-    return f"<{type(value).__name__}>" if isinstance(value, torch.optim.Optimizer) else repr(value)
 
 
 def _from_mapping(spec: dict[str, Any]) -> TorchOptimizer:

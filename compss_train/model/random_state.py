@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from compss_train.model import devices
+
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
@@ -25,17 +27,15 @@ class RandomState:
     @classmethod
     def capture(cls, device: str) -> RandomState:
         """Return the current states."""
-        cuda = torch.cuda.get_rng_state(device) if device.startswith("cuda") else None
         numpy: dict[str, Any] = np.random.get_state(legacy=False)
-        return cls(torch.get_rng_state(), numpy, random.getstate(), cuda)
+        return cls(torch.get_rng_state(), numpy, random.getstate(), devices.generator_state(device))
 
     def restore(self, device: str) -> None:
         """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, device)
+        devices.set_generator_state(device, self.cuda)
 
     def is_same(self, other: RandomState) -> bool:
         """Return whether all generators have the same states."""
@@ -53,17 +53,9 @@ class RandomState:
 
 def seed_generators(seed: int, device: str) -> None:
     """Seed the generators of torch, numpy and Python, and that of the device."""
-    _seed_torch(seed, device)
+    devices.seed_torch(seed, device)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-def _seed_torch(seed: int, device: str) -> None:
-    # torch.manual_seed would seed every GPU, also those that others use.
-    torch.default_generator.manual_seed(seed)
-    if device.startswith("cuda"):
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
 
 
 @contextmanager

@@ -34,7 +34,9 @@ def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Mod
 
     Raises as ``optimizer_factory``, and ``ValueError`` for names that are no submodules of ``net``.
     """
-    if not isinstance(spec, Mapping) or "optimizer" in spec or not all(map(_is_spec, spec.values())) or not spec:
+    if not isinstance(spec, Mapping) or "optimizer" in spec or not spec:
+        return optimizer_factory(spec)
+    if not all(isinstance(each, Mapping) or callable(each) for each in spec.values()):
         return optimizer_factory(spec)
     modules = dict(net.named_modules())
     if unknown := [name for name in spec if name not in modules or not name]:
@@ -43,10 +45,6 @@ def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Mod
             f"optimizer= has {unknown[0]!r}, which is no module of the network; its modules are {children}"
         )
     return SeveralOptimizers({name: optimizer_factory(each) for name, each in spec.items()})
-
-
-def _is_spec(value: object) -> bool:
-    return isinstance(value, Mapping) or callable(value)
 
 
 class SeveralOptimizers(ModuleOptimizer):

@@ -74,7 +74,9 @@ def run_step(step: Step, net: nn.Module, x: Any, y: Any, context: StepContext, *
     """Call a step and check what it returns; with ``measured`` there are metrics, which need its outputs."""
     returned = step(net, x if y is None else (x, y), context)
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
-    values = {**{_plain_name(name): value for name, value in context.logged.items()}, **_without_none(values)}
+    # Records have prefixes of their own; a step that returns no loss has "loss" as None.
+    logged = {name.removeprefix("train_").removeprefix("val_"): value for name, value in context.logged.items()}
+    values = logged | {key: value for key, value in values.items() if key != "loss" or value is not None}
     name = getattr(step, "__name__", type(step).__name__)
     if not isinstance(loss := values.pop("loss", None), Tensor):
         raise TypeError(
@@ -88,15 +90,6 @@ def run_step(step: Step, net: nn.Module, x: Any, y: Any, context: StepContext, *
             "{'loss': loss, 'output': output}, or build without metric= and return the numbers themselves"
         )
     return StepResult(loss, output, target, {name: measured_number(name, value) for name, value in values.items()})
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != "loss" or value is not None}
-
-
-def _plain_name(name: str) -> str:
-    """Return the name of a logged number; records have prefixes of their own."""
-    return name.removeprefix("train_").removeprefix("val_")
 
 
 def measured_number(name: str, value: Any) -> Any:

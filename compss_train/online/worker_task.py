@@ -21,6 +21,7 @@ from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.block import Block
 from compss_train.data.block_passes import Place
 from compss_train.data.order import buffer_seed
+from compss_train.model.devices import is_gpu
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.online.authentication import ConnectionLostError
@@ -204,7 +205,7 @@ class OnlineWorker:
 
     def _make_buffer(self, number: int, checkpoint: WorkerCheckpoint | None) -> Buffer:
         seed = buffer_seed(self._job.seed, 0, number)
-        buffer = self._job.buffer.make(self._job.batch_size, seed, pin_memory=self._device.startswith("cuda"))
+        buffer = self._job.buffer.make(self._job.batch_size, seed, pin_memory=is_gpu(self._device))
         if checkpoint is not None:
             buffer.load_state_dict(checkpoint.buffer)
         return buffer

@@ -298,22 +298,21 @@ def lightning_with(**methods):
     return type("Asking", (Lightning,), methods)()
 
 
-def test_what_a_module_asks_of_a_trainer_is_named():
-    def helper(self):
-        return self.trainer.max_epochs, (lambda: self.logger.experiment)
-
-    def asking(self, batch, batch_idx):
-        self.manual_backward(self.current_epoch * self.helper())
-
-    net = lightning_with(training_step=asking, helper=helper, on_train_epoch_end=lambda self: None)
-    parts = (
-        r"Asking asks for what only Lightning's Trainer has: self.manual_backward in training_step\(\), "
-        r"self.current_epoch in training_step\(\), self.trainer in helper\(\), "
-    )
-    with pytest.raises(TypeError, match=parts + r".*the hook on_train_epoch_end\(\); leave it out"):
+def test_what_only_a_trainer_calls_is_an_error_of_build():
+    net = lightning_with(on_train_epoch_end=lambda self: None, setup=lambda self: None)
+    with pytest.raises(TypeError, match=r"Trainer has: the hook on_train_epoch_end\(\), the hook setup\(\); leave"):
         trainer_of(net)
     with pytest.raises(TypeError, match="automatic_optimization=False"):
         trainer_of(lightning_with(automatic_optimization=False))
+
+
+def test_what_asks_for_a_trainer_fails_with_a_note():
+    trainer = trainer_of(lightning_with(training_step=lambda self, batch: self.trainer.max_epochs))
+    with pytest.raises(AttributeError, match="no attribute 'trainer'") as caught:
+        trainer.check_fit(X, Y, num_epochs=1, batch_size=20)
+    assert any(
+        "runs without Lightning's Trainer. If it asks for that, write build" in n for n in caught.value.__notes__
+    )
 
 
 @pytest.mark.parametrize(

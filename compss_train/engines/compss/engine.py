@@ -31,6 +31,7 @@ from compss_train.engines.compss.task_body import Call, LostInputError, Placehol
 from compss_train.engines.local.child import run_in_child
 from compss_train.engines.nodes import Node
 from compss_train.exceptions import EngineClosedError
+from compss_train.model.devices import CPU, gpu
 
 COMPUTING_UNITS = "ComputingUnits"
 """Environment variable with the number of computing units of a task, as dislib uses it."""
@@ -112,7 +113,7 @@ class CompssEngine(Engine):
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
         """Return the CPU, or the GPU that COMPSs binds a task to."""
-        return "cuda" if num_gpu else "cpu"
+        return gpu() if num_gpu else CPU
 
     @classmethod
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:

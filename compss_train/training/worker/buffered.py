@@ -10,6 +10,7 @@ from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through, batches_while_filling
 from compss_train.data.block_passes import Draws, Place, WorkerAssignment
 from compss_train.data.order import buffer_seed
+from compss_train.model.devices import is_gpu
 from compss_train.training.worker.device_copies import to_device
 from compss_train.training.worker.source import Columns, PlacedColumns, Shard, Source
 
@@ -62,7 +63,7 @@ def _drawn(
 ) -> Iterator[Columns]:
     seed = buffer_seed(shard.seed, draws.epoch, draws.origin)
     limited = spec.limited(draws.total, draws.largest)
-    buffer = limited.make(draws.largest, seed, pin_memory=device.startswith("cuda"))
+    buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
     if not draws.is_first and carried.before is not None:
         buffer.load_state_dict(carried.before)
     with source.chunks(block_passes) as read:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import torch
 
+from compss_train.model.devices import is_gpu
 from compss_train.training.worker.source import Columns
 
 Bounds: TypeAlias = tuple[int, int]
@@ -16,24 +17,19 @@ _PIECE_BYTES = 2**23
 """Bytes that go to a GPU at a time: many small batches in one copy, as each copy costs tens of microseconds."""
 
 
-def on_gpu(device: str) -> bool:
-    """Return whether a device is a GPU."""
-    return device.startswith("cuda")
-
-
 def to_device(columns: Sequence[torch.Tensor], device: str) -> Columns:
     """Return columns on the device; copies to a GPU go on after the return, from pinned memory.
 
     The pinned memory and the GPU's are reused when a copy or its use has ended; torch's allocators see to that.
     """
-    if not on_gpu(device):
+    if not is_gpu(device):
         return tuple(part.to(device) for part in columns)
     return tuple(part.pin_memory().to(device, non_blocking=True) for part in columns)
 
 
 def pieces(bounds: Sequence[Bounds], rows: Columns, device: str) -> Iterator[list[Bounds]]:
     """Group consecutive batches into pieces that go to a GPU together; for a CPU each batch is one."""
-    if not on_gpu(device):
+    if not is_gpu(device):
         for each in bounds:
             yield [each]
         return
@@ -50,7 +46,7 @@ class CopyStream:
     """
 
     def __init__(self, device: str) -> None:
-        self._stream = torch.cuda.Stream(device) if on_gpu(device) else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device) if is_gpu(device) else None  # type: ignore[no-untyped-call]
         if self._stream is not None:  # the transform's own tensors have been copied in the step's stream
             self._stream.wait_stream(torch.cuda.current_stream(device))
 

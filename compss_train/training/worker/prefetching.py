@@ -15,12 +15,13 @@ from compss_train._utils.nested import leaves
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
+from compss_train.model.devices import is_gpu
 from compss_train.model.random_state import RandomState, random_state, seed_generators
 from compss_train.model.torch_draws import CannotRedirectError, TorchDraws
 from compss_train.model.training_spec import ModelReplica
 from compss_train.training.worker.batches import Batch, PlacedBatch
 from compss_train.training.worker.collating import collated
-from compss_train.training.worker.device_copies import CopyStream, on_gpu
+from compss_train.training.worker.device_copies import CopyStream
 
 _AHEAD = 2
 """Batches that are ready or being prepared while the model trains on another."""
@@ -103,14 +104,14 @@ class Preparation:
     @property
     def has_work(self) -> bool:
         """Whether there is anything to do: a transform, or copies to a GPU."""
-        return self._transforms or on_gpu(self._replica.device)
+        return self._transforms or is_gpu(self._replica.device)
 
     @property
     def is_worth_a_thread(self) -> bool:
         """Whether there is enough to do for a thread, as far as the batches so far have shown."""
         if self._transforms and not self._takes_turns:
-            return self._seconds is not None and (self._seconds >= _WORTH_SECONDS or on_gpu(self._replica.device))
-        return on_gpu(self._replica.device)
+            return self._seconds is not None and (self._seconds >= _WORTH_SECONDS or is_gpu(self._replica.device))
+        return is_gpu(self._replica.device)
 
     def read(self, batches: Iterable[PlacedBatch]) -> Iterator[PlacedBatch]:
         """Iterate over batches in the thread; copies to a GPU are in the thread's stream."""

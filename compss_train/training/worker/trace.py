@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import torch
 
+from compss_train.model.devices import is_gpu
+
 MOST_BATCHES = 100
 """The first batches of a round, which a trace is limited to: each adds up to a megabyte."""
 
@@ -58,6 +60,6 @@ class Tracer:
 
 def _new_profiler(device: str) -> Any:
     activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.startswith("cuda"):
+    if is_gpu(device):
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     return torch.profiler.profile(activities=activities, record_shapes=True)
