@@ -67,14 +67,18 @@ def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, 
     References may be arguments, or items of lists that are arguments. Raises ``TypeError`` for a reference at any
     other place in tuples, lists or dicts.
     """
-    for argument in args:
-        for value in argument if isinstance(argument, list) else [argument]:
-            if isinstance(value, list | tuple | dict) and _holds_ref(value):
-                raise TypeError(
-                    f"a reference is hidden in a {type(value).__name__}; pass references as arguments of their "
-                    "own or in a plain list that is an argument"
-                )
-    return map_args(args, Ref, function)
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return function(value)
+        if isinstance(value, list | tuple | dict) and _holds_ref(value):
+            raise TypeError(
+                f"a reference is hidden in a {type(value).__name__}; pass references as arguments of their own or "
+                "in a plain list that is an argument"
+            )
+        return value
+
+    return map_args(args, mapped)
 
 
 def _holds_ref(value: Any) -> bool:

@@ -6,30 +6,21 @@ import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 
 from compss_train.exceptions import WorkerTraceback
 
-T = TypeVar("T")
-
 MAX_RUNS = 4
 """How often a task is run if its process dies each time; COMPSs makes as many attempts."""
 
 
-def map_args(args: Sequence[Any], kind: type[T], function: Callable[[T], Any]) -> tuple[Any, ...]:
-    """Return a task's arguments with every value of a kind replaced by ``function(value)``.
-
-    Such values are arguments, or items of lists that are arguments.
-    """
+def map_args(args: Sequence[Any], function: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return a task's arguments, each replaced by ``function(argument)``; of a list, its items are replaced."""
     return tuple(
         [
-            [function(item) if isinstance(item, kind) else item for item in argument]
-            if isinstance(argument, list)
-            else function(argument)
-            if isinstance(argument, kind)
-            else argument
+            [function(item) for item in argument] if isinstance(argument, list) else function(argument)
             for argument in args
         ]
     )

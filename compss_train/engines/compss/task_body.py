@@ -117,7 +117,7 @@ def _prepare_worker() -> None:
 
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:
     values = [_load_input(item) for item in inputs]
-    args = map_args(call.args, Placeholder, lambda placeholder: values[placeholder.index])
+    args = map_args(call.args, lambda value: values[value.index] if isinstance(value, Placeholder) else value)
     with bound_resources(cpus, call.gpu):
         made = results_of(call.function, args, results)
     return [SerializedValue.of(item) for item in made]

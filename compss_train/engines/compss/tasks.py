@@ -16,7 +16,7 @@ from pycompss.api.on_failure import on_failure
 from pycompss.api.parameter import COLLECTION_IN, COMMUTATIVE, IN_DELETE
 from pycompss.api.task import task
 
-from compss_train.engines.compss.task_body import SerializedValue, run_task, run_update, task_name
+from compss_train.engines.compss.task_body import TASK_NAMES, SerializedValue, run_task, run_update, task_name
 
 Task = Callable[..., Any]
 
@@ -50,22 +50,12 @@ def _commute(cpus: int, call: SerializedValue, target: SerializedValue, inputs: 
     return run_update(cpus, call, target, inputs)
 
 
-train = _task("train")
-train_gpu = _gpu_task("train_gpu")
-evaluate = _task("evaluate")
-evaluate_gpu = _gpu_task("evaluate_gpu")
-predict = _task("predict")
-predict_gpu = _gpu_task("predict_gpu")
-average = _task("average", priority=True)
-shuffle = _task("shuffle")
-describe = _task("describe")
-simulate = _task("simulate")
-copy = _task("copy", priority=True)
-gather = _task("gather", priority=True)
-run = _task("run")
-run_gpu = _gpu_task("run_gpu")
-run_first = _task("run_first", priority=True)
 commute = _decorated("commute", _commute, {}, target=COMMUTATIVE, priority=True)
+_FIRST = ("average", "copy", "gather")
+_CPU = {name: _task(name, priority=name in _FIRST) for name in {*TASK_NAMES.values(), "run"}}
+_CPU["run_first"] = _task("run_first", priority=True)
+_GPU = {name: _gpu_task(f"{name}_gpu") for name in ("train", "evaluate", "predict", "run")}
+globals().update(_CPU | {f"{name}_gpu": made for name, made in _GPU.items()})  # where PyCOMPSs finds them
 
 
 def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
@@ -75,12 +65,5 @@ def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
     """
     name = task_name(function)
     if gpu:
-        return _GPU.get(name, run_gpu)
-    return run_first if name == "run" and priority else _CPU[name]
-
-
-_CPU = {
-    task.__name__: task
-    for task in (train, evaluate, predict, average, shuffle, describe, simulate, copy, gather, run)
-}
-_GPU = {"train": train_gpu, "evaluate": evaluate_gpu, "predict": predict_gpu}
+        return _GPU.get(name, _GPU["run"])
+    return _CPU["run_first" if name == "run" and priority else name]

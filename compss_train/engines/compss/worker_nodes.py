@@ -18,6 +18,8 @@ PORTS = 10
 LAST_PORT = 65535
 LOWEST_PORT = 10_000
 """Registered services use lower ports."""
+_USUAL_OUTGOING_PORT = 32768
+"""The lowest port of outgoing connections, unless an administrator has changed it."""
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """File with the range of ports that Linux uses for outgoing connections."""
 
@@ -56,11 +58,12 @@ def free_first_port(count: int) -> int:
     """Return the first of enough consecutive free ports for ``count`` processes of COMPSs on this machine.
 
     The search starts at a random port: two runs that start at the same time must not use the same ports, since the
-    coordinator of one would then contact the workers of the other. Ports of outgoing connections are excluded,
-    since any of them may be in use by the time the workers start. Raises ``OSError`` if there are not enough.
+    coordinator of one would then contact the workers of the other. Ports from that of the first outgoing connection
+    on are excluded, since any of them may be in use by the time the workers start. Raises ``OSError`` if there are
+    not enough.
     """
     needed = count * PORTS
-    candidates = [first for low, high in _listening_ranges() for first in range(low, high - needed + 2)]
+    candidates = range(LOWEST_PORT, _first_outgoing_port() - needed + 1)
     for _ in range(100 if candidates else 0):
         first = random.choice(candidates)
         if all(_is_free(port) for port in range(first, first + needed)):
@@ -68,13 +71,11 @@ def free_first_port(count: int) -> int:
     raise OSError(f"found no {needed} consecutive free ports; give the first one with --first-port")
 
 
-def _listening_ranges() -> list[tuple[int, int]]:
-    """Return the ranges of ports, both ends included, that are not used for outgoing connections."""
+def _first_outgoing_port() -> int:
     try:
-        low, high = map(int, OUTGOING.read_text().split())
+        return int(OUTGOING.read_text().split()[0])
     except (OSError, ValueError):
-        return [(FIRST_PORT, LAST_PORT)]
-    return [(LOWEST_PORT, low - 1), (max(high + 1, LOWEST_PORT), LAST_PORT)]
+        return _USUAL_OUTGOING_PORT
 
 
 def _is_free(port: int) -> bool:

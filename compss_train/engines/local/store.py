@@ -32,6 +32,11 @@ class StoredValue:
         return decode(np.frombuffer(bytearray(self.inline or b""), np.uint8))
 
 
+def loaded(argument: Any) -> Any:
+    """Return the value of a stored argument of a task, and any other as it is."""
+    return argument.load() if isinstance(argument, StoredValue) else argument
+
+
 def store(value: object, name: str, folders: Sequence[str]) -> StoredValue:
     """Write a value to the first of the folders with enough space, or keep it inline if it is small.
 
@@ -40,18 +45,15 @@ def store(value: object, name: str, folders: Sequence[str]) -> StoredValue:
     chunks = encode(value)
     if sum(chunk.nbytes for chunk in chunks) <= MAX_INLINE_BYTES:
         return StoredValue(None, b"".join(chunks))
-    for folder in folders[:-1]:
+    for folder in folders:
         try:
             return _write(chunks, os.path.join(folder, name))
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno != errno.ENOSPC or folder == folders[-1]:
+                where = f"one of {', '.join(folders)}; free some space there"
+                error.add_note(f"{sum(chunk.nbytes for chunk in chunks):,} bytes had to be written to {where}")
                 raise
-    try:
-        return _write(chunks, os.path.join(folders[-1], name))
-    except OSError as error:
-        needed = sum(chunk.nbytes for chunk in chunks)
-        error.add_note(f"{needed:,} bytes had to be written to one of {', '.join(folders)}; free some space there")
-        raise
+    raise ValueError("values need a folder for their files")
 
 
 def _write(chunks: Sequence[memoryview], path: str) -> StoredValue:

@@ -42,7 +42,7 @@ class Updates:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Task:
-    """A task and its dependencies. The first argument of an update, ``updates``, stands for its current value."""
+    """A task and its dependencies. An ``Updates`` object among the arguments stands for its current value."""
 
     number: int
     function: Callable[..., Any]
@@ -71,11 +71,16 @@ class Task:
 
     def stored_args(self) -> tuple[Any, ...]:
         """Return the arguments with the stored content of each value in its place."""
-        args = map_args(self.args, Value, lambda value: value.future.result())
-        return args if self.updates is None else (self.updates.current, *args[1:])
+        return map_args(self.args, _stored)
 
     def __lt__(self, other: Task) -> bool:
         return (not self.priority, self.number) < (not other.priority, other.number)
+
+
+def _stored(argument: Any) -> Any:
+    if isinstance(argument, Value):
+        return argument.future.result()
+    return argument.current if isinstance(argument, Updates) else argument
 
 
 class TaskGraph:

@@ -14,9 +14,6 @@ from compss_train.engines.local.worker_process import WorkerProcess
 CHECK_SECONDS = 0.25
 """How often the reports of the processes are read."""
 
-_STACK_CHECKS = 4
-"""How many checks later a process that has not written its stack will not do so: it is stopped."""
-
 _STATES = {
     "R": "computes",
     "S": "waits for something",
@@ -35,8 +32,6 @@ class _Run:
     beats: int
     silence: float = 0.0
     """Seconds since its last report, or since its start."""
-    asked: int = 0
-    """At how many checks its process has been asked for its stack."""
     warned: bool = False
     ended: bool = False
     """Whether its process was killed by the watch."""
@@ -110,17 +105,11 @@ class Watch:
             _say(f"{doing} goes on after {run.silence:.0f} s")
         else:
             self._longest = max(self._longest, run.silence)
-        run.silence, run.asked, run.warned = 0.0, 0, False
+        run.silence, run.warned = 0.0, False
 
     def _warn(self, run: _Run, doing: str) -> None:
-        """Warn of a silent task once its process has written its stack, or does not write any."""
-        stack = run.process.stack() if run.asked else ""
-        if not stack and run.asked < _STACK_CHECKS:
-            if not run.asked:
-                run.process.ask_for_stack()
-            run.asked += 1
-            return
-        run.warned = True
+        """Warn of a silent task, with its stack if its process writes that."""
+        stack, run.warned = run.process.stack(), True
         advice = "" if self._timeout else "; fit(worker_timeout=SECONDS) would run its task in another process"
         _say(f"{doing} {self._silence(run)}: {_process(run)}{advice}{stack and '. Its stack:'}")
         print(stack, end="", file=sys.stderr, flush=True)

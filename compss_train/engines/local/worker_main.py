@@ -14,7 +14,7 @@ from loky import process_executor
 
 from compss_train.engines import liveness
 from compss_train.engines.calls import Failure, map_args, name_of, results_of
-from compss_train.engines.local.store import StoredValue, discard_all, store
+from compss_train.engines.local.store import StoredValue, discard_all, loaded, store
 from compss_train.engines.machine import intra_op_threads, prepare_process
 
 STACK_SIGNAL = signal.SIGUSR1
@@ -36,7 +36,7 @@ def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | Failure:
     """Run a task and return its stored results, or a ``Failure`` for any exception."""
     try:
         liveness.describe(f"task {name_of(call.function)!r}")
-        args = map_args(call.args, StoredValue, StoredValue.load)
+        args = map_args(call.args, loaded)
         with intra_op_threads(call.cpus):
             results = results_of(call.function, args, len(call.outputs))
         return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]

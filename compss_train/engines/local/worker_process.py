@@ -23,6 +23,10 @@ from compss_train.engines.local.worker_main import Call
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
+_STACK_SECONDS, _STACK_CHECKS = 0.1, 5
+"""How often a process that writes its stack is looked at, and how many times before it counts as stopped."""
+
+
 class WorkerProcess:
     """A worker process with ``threads`` intra-op threads; it is replaced by a new one when it dies.
 
@@ -95,17 +99,16 @@ class WorkerProcess:
         """Kill the process and the task that it runs, even if it is stopped."""
         self._send(signal.SIGKILL)
 
-    def ask_for_stack(self) -> None:
-        """Make the process write the stack of its task, unless it is stopped."""
-        self._send(worker_main.STACK_SIGNAL)
-
     def stack(self) -> str:
-        """Return the stack that the process has written since the last call; empty if it has written none."""
+        """Return the stack of the task that runs; empty if the process does not write it, as it is stopped."""
         path = Path(worker_main.stack_path(self.heartbeat.path))
         with suppress(OSError):
-            text = path.read_text(errors="replace")
             os.truncate(path, 0)
-            return text
+            self._send(worker_main.STACK_SIGNAL)
+            for _ in range(_STACK_CHECKS):
+                time.sleep(_STACK_SECONDS)
+                if text := path.read_text(errors="replace"):
+                    return text
         return ""
 
     def _send(self, number: signal.Signals) -> None:

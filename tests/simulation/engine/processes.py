@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from compss_train.engines.calls import MAX_RUNS, Failure, map_args, name_of, results_of
 from compss_train.engines.codec import Bytes
-from compss_train.engines.local.store import StoredValue
+from compss_train.engines.local.store import loaded
 from compss_train.engines.local.task_graph import Task, TaskGraph
 from compss_train.engines.machine import intra_op_threads
 from compss_train.exceptions import WorkerLostError
@@ -143,6 +143,6 @@ def run_always(task: Task, inputs: Sequence[Any], run: Callable[[], list[Bytes]]
 
 def _results(task: Task, stored: Sequence[Any]) -> list[Bytes]:
     """Run a task on new copies of its arguments, and encode its results."""
-    args = map_args(stored, StoredValue, lambda value: value.load())
+    args = map_args(stored, loaded)
     with intra_op_threads(task.cpus):
         return [encoded(result) for result in results_of(task.function, args, len(task.outputs))]
