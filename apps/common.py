@@ -20,6 +20,7 @@ from compss_train import (
     BlockedTensor,
     DistributedTrainer,
     DivergedError,
+    Merge,
     SimulationError,
     WorkerLostError,
 )
@@ -218,9 +219,7 @@ def _fit(
             num_epochs=arguments.epochs,
             num_batches_per_worker=arguments.batches,
             batch_size=arguments.batch_size if arguments.batches is None else None,
-            merge=arguments.merge,
-            merge_every=arguments.merge_every,
-            merge_unit=arguments.merge_unit,
+            merge=Merge(arguments.merge, every=arguments.merge_every, unit=arguments.merge_unit),
             shuffle=None if arguments.shuffle == "none" else arguments.shuffle,
             validation_data=(data.test_x, data.test_y) if arguments.validate else None,
             callbacks=_callbacks(arguments.output),

@@ -13,7 +13,7 @@ from typing import Any
 import heat
 from heat_experiment import TRAINING, Experiment, Record, Recorder, Run, simulator
 
-from compss_train import FileDataset, write_files
+from compss_train import FileDataset, Merge, PartialShuffle, write_files
 
 OFFLINE = "offline"
 
@@ -29,9 +29,8 @@ def offline(experiment: Experiment, simulations: int) -> Run:
             files,
             num_epochs=plan.number,
             batch_size=options.batch_size,
-            merge_every=plan.between_merges,
-            shuffle="partial",
-            shuffle_buffer=options.buffer_size,
+            merge=Merge(every=plan.between_merges),
+            shuffle=PartialShuffle(options.buffer_size),
             validation_data=experiment.validation,
             callbacks=[recorder],
             progress=False,

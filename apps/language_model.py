@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, Ragged
+from compss_train import BlockedTensor, DistributedTrainer, Gradients, Ragged
 
 END = "."
 CHARACTERS = " abcdefghijklmnopqrstuvwxyz" + END  # 0, a space, is also what sentences are padded with
@@ -63,12 +63,14 @@ def main() -> None:
     arguments = parser.parse_args()
 
     texts = [tokens(sentence) for sentence in made_sentences(1200)]
-    x = BlockedTensor.from_array(Ragged([text[:-1] for text in texts]), 4)
+    x = BlockedTensor.from_array(Ragged([text[:-1] for text in texts], bucket_by_length=True), 4)
     y = BlockedTensor.from_array(Ragged([text[1:] for text in texts]), 4)  # padded with -100, which has no loss
     torch.manual_seed(0)
     with DistributedTrainer(arguments.workers, engine=arguments.engine, seed=0) as trainer:
-        trainer.build(CharacterModel(), {"optimizer": "adam", "lr": 0.01}, "cross_entropy", clip_norm=1.0)
-        trainer.fit(x, y, num_epochs=arguments.epochs, batch_size=30, bucket_by_length=True, progress=False)
+        trainer.build(
+            CharacterModel(), {"optimizer": "adam", "lr": 0.01}, "cross_entropy", gradients=Gradients(clip_norm=1.0)
+        )
+        trainer.fit(x, y, num_epochs=arguments.epochs, batch_size=30, progress=False)
         losses = [record["loss"] for record in trainer.history]
         net = trainer.model().eval()
     print(f"loss {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")

@@ -16,7 +16,7 @@ import datasets
 import models
 from common import add_option
 
-from compss_train import DistributedTrainer, FileDataset, write_files
+from compss_train import DistributedTrainer, FileDataset, PartialShuffle, write_files
 from compss_train._utils.validation import check_count
 from compss_train.callbacks import Callback
 
@@ -67,7 +67,7 @@ def write(problem: common.Problem, options: argparse.Namespace) -> FileDataset:
         path.unlink()
     y = problem.dataset.train_y.astype("int64")
     files = write_files(folder, {"x": problem.dataset.train_x, "y": y}, rows=rows)
-    return FileDataset(files, index=options.output / "index.json")
+    return FileDataset(files, index=options.output / "index.json", file_buffer=options.file_buffer)
 
 
 def train(problem: common.Problem, options: argparse.Namespace) -> None:
@@ -81,10 +81,7 @@ def train(problem: common.Problem, options: argparse.Namespace) -> None:
             dataset,
             num_epochs=options.epochs,
             batch_size=options.batch_size,
-            shuffle="partial",
-            shuffle_buffer=options.shuffle_buffer,
-            pools=options.pools,
-            file_buffer=options.file_buffer,
+            shuffle=PartialShuffle(options.shuffle_buffer, pools=options.pools),
             callbacks=[common.Table(), FileTable()],
             progress=False,
         )

@@ -20,31 +20,31 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "mean": {"batch_size": 100},
-    "auto": {"preset": "auto"},
+    "auto": {"merge": "auto"},
     "commutative mean": {"batch_size": 100, "merge": "commutative"},
     "commutative": {
         "batch_size": 25,
         "merge": "commutative",
-        "merge_every": 9,
-        "merge_unit": "batches",
+        "every": 9,
+        "unit": "batches",
     },
-    "plain merges": {"batch_size": 100, "merge_every": 75, "merge_unit": "batches"},
+    "plain merges": {"batch_size": 100, "every": 75, "unit": "batches"},
     "post-local": {
         "batch_size": 100,
-        "merge_every": {"epochs": 1, "then": 75},
-        "merge_unit": "batches",
+        "every": {"epochs": 1, "then": 75},
+        "unit": "batches",
     },
-    "every batch at first": {"preset": "post_local", "optimizer_state": "average"},
+    "every batch at first": {"merge": "post_local", "optimizer_state": "average"},
     "outer steps": {
         "batch_size": 100,
-        "merge_every": 75,
-        "merge_unit": "batches",
+        "every": 75,
+        "unit": "batches",
         "outer_optimizer": NESTEROV,
     },
-    "auto, bf16": {"preset": "auto", "merge_dtype": "bf16"},
-    "auto, int8": {"preset": "auto", "merge_dtype": "int8"},
+    "auto, bf16": {"merge": "auto", "dtype": "bf16"},
+    "auto, int8": {"merge": "auto", "dtype": "int8"},
 }
-"""Options of ``fit`` by name; a dict as ``merge_every`` is a ``PostLocal``.
+"""Options of ``fit`` and its ``Merge`` by name; a dict as ``every`` is a ``PostLocal``.
 
 ``mean`` is the plain mean once an epoch, and with one worker the baseline.
 """
@@ -63,7 +63,7 @@ class Case:
     workers: int
     setting: str
     options: dict[str, Any]
-    """Of ``fit``; a peer follows those that it knows: ``batch_size``, ``merge_every``, ``outer_optimizer``."""
+    """Of ``fit`` and its ``Merge``; peers follow ``batch_size``, ``every`` and ``outer_optimizer``."""
     optimizer: dict[str, Any] = field(default_factory=OPTIMIZERS["sgd"].copy)
     seed: int = 0
     epochs: int = 8

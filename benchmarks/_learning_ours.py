@@ -7,6 +7,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from _learning_cases import OURS, Case, schedule_of
 from _learning_results import Marks, Result, images_of
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Callback
 from compss_train.engines import SerialEngine
 from compss_train.exceptions import DivergedError
@@ -112,8 +113,10 @@ def run_ours(case: Case) -> Result:
 def _fit(trainer: DistributedTrainer, case: Case, x: Any, y: Any, *callbacks: Callback) -> None:
     """Fit with the options of the case; all samples are shuffled, so that the shares of workers are alike."""
     options = dict(case.options)
-    if isinstance(every := options.get("merge_every"), dict):
-        options["merge_every"] = PostLocal(**every)
+    if isinstance(every := options.get("every"), dict):
+        options["every"] = PostLocal(**every)
+    chosen = {each.name: options.pop(each.name) for each in fields(Merge) if each.name in options}
+    options["merge"] = Merge(options.get("merge"), **chosen)
     try:
         trainer.fit(x, y, num_epochs=case.epochs, shuffle="total", callbacks=callbacks, progress=False, **options)
     except Exception as error:

@@ -36,13 +36,13 @@ class _Rank:
     @property
     def period(self) -> int:
         """Steps between merges; with DDP gradients are averaged at each."""
-        every = self.case.options.get("merge_every", 1)
+        every = self.case.options.get("every", 1)
         return int(every["then"] if isinstance(every, dict) else every)
 
     @property
     def first_steps(self) -> int:
         """Steps at which gradients are averaged, before the parameters are."""
-        every = self.case.options.get("merge_every", 1)
+        every = self.case.options.get("every", 1)
         samples = len(images_of(self.case).x) // self.case.workers
         return (
             int(every["epochs"] * -(-samples // self.case.options["batch_size"])) if isinstance(every, dict) else 0

@@ -19,7 +19,7 @@ from _common import in_fresh_process, parser, print_table, spread
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
+from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback
 from compss_train.engines import Ref, Resources
 from compss_train.engines.base import ONE_CPU, Traits, map_refs
@@ -171,9 +171,8 @@ def coordinate(case: Case, workers: int, rounds: int) -> dict[str, float]:
             y,
             num_epochs=rounds,
             num_batches_per_worker=1,
-            merge=case.merge,  # type: ignore[arg-type]
+            merge=Merge(case.merge, unit=case.unit),  # type: ignore[arg-type]
             shuffle=case.shuffle,  # type: ignore[arg-type]
-            merge_unit=case.unit,  # type: ignore[arg-type]
             validation_data=(x, y) if case.validation else None,
             callbacks=[watch],
             progress=False,

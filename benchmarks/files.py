@@ -26,7 +26,15 @@ import torch
 from _common import image_source, load_images, network, parser, print_table, ratios, spread
 from torch.utils.data import Sampler
 
-from compss_train import BlockedTensor, DistributedTrainer, FileDataset, PartialShuffleSampler, Samples, write_files
+from compss_train import (
+    BlockedTensor,
+    DistributedTrainer,
+    FileDataset,
+    PartialShuffle,
+    PartialShuffleSampler,
+    Samples,
+    write_files,
+)
 from compss_train.data.readers import NpzReader
 
 FILES, BATCH, POOL, LARGE_POOL = 20, 128, 4096, 65_536
@@ -180,7 +188,7 @@ def report_cache(folder: Path, options: argparse.Namespace) -> None:
     """Train on the slow store: the first epoch reads it, the second one a cache; beside a fit from memory."""
     images = load_images(options.samples)
     files = write_files(folder / "slow", {"x": images.x, "y": images.y}, rows=-(-len(images.y) // SLOW_FILES))
-    partial = {"shuffle": "partial", "shuffle_buffer": POOL}
+    partial = {"shuffle": PartialShuffle(POOL)}
     caches: dict[str, Any] = {"no cache": None, "in memory": "memory", "in a folder": folder / "cache"}
     speeds: dict[str, list[tuple[float, float]]] = {"memory, no files": [], **{label: [] for label in caches}}
     for repetition in range(options.repetitions):
@@ -218,7 +226,7 @@ def report_fits(folder: Path, options: argparse.Namespace) -> None:
     images = load_images(options.samples)
     rows = -(-len(images.y) // FILES)
     dataset = FileDataset(write_files(folder / "fit", {"x": images.x, "y": images.y}, rows=rows))
-    partial = {"shuffle": "partial", "shuffle_buffer": POOL}
+    partial = {"shuffle": PartialShuffle(POOL)}
     contestants: dict[str, tuple[bool, dict[str, Any]]] = {
         "memory, shuffled by blocks": (False, {}),
         "files, 1 pool": (True, partial),

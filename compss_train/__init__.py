@@ -22,12 +22,16 @@ __all__ = [
     "Engine",
     "EngineClosedError",
     "FileDataset",
+    "Gradients",
     "LocalEngine",
+    "Merge",
     "NotBuiltError",
+    "PartialShuffle",
     "PartialShuffleSampler",
     "Ragged",
     "SampleSender",
     "Samples",
+    "Schedule",
     "SerialEngine",
     "SimulationError",
     "StepContext",
@@ -49,10 +53,13 @@ _HOMES = {
         *("BadCheckpointError", "BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
     ),
+    "model.gradients": ("Gradients",),
+    "model.lr_schedules": ("Schedule",),
     "model.train_transform": ("TrainTransform",),
     "model.training_step": ("StepContext",),
     "online": ("SampleSender",),
-    "samplers": ("PartialShuffleSampler",),
+    "samplers": ("PartialShuffle", "PartialShuffleSampler"),
+    "training.merge": ("Merge",),
     "trainer": ("DistributedTrainer",),
 }
 """The submodules that the public names are in.
@@ -80,11 +87,14 @@ if TYPE_CHECKING:
     )
     from compss_train.integrations.sklearn import DistributedClassifier as DistributedClassifier
     from compss_train.integrations.sklearn import DistributedRegressor as DistributedRegressor
+    from compss_train.model.gradients import Gradients
+    from compss_train.model.lr_schedules import Schedule
     from compss_train.model.train_transform import TrainTransform
     from compss_train.model.training_step import StepContext
     from compss_train.online import SampleSender
-    from compss_train.samplers import PartialShuffleSampler
+    from compss_train.samplers import PartialShuffle, PartialShuffleSampler
     from compss_train.trainer import DistributedTrainer
+    from compss_train.training.merge import Merge
 else:  # a type checker that saw this would take any name for one of the package's
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 

@@ -8,22 +8,19 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from compss_train.buffers import BufferSpec
-from compss_train.callbacks import Callback
+from compss_train.callbacks import Callback, Profile
 from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
-from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
-from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.training import OnlineTrainer
 from compss_train.training.callback import AnyCallback
 from compss_train.training.description import described_fit
-from compss_train.training.fit_options import FitOptions, MergeName, Rule
+from compss_train.training.fit_options import FitOptions, ShuffleLike
 from compss_train.training.fit_state import ActiveFit
+from compss_train.training.merge import MergeLike
 from compss_train.training.named_fits import NamedFits
-from compss_train.training.presets import OptimizerState, Preset
-from compss_train.training.profile import ProfileLike
 
 
 class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
@@ -44,6 +41,10 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
     threads:
         Intra-op threads of each task (under COMPSs, its computing units); by default the cores divided among the
         workers, or the threads of the given engine. Another number of threads may round differently.
+    worker_timeout:
+        Seconds without a batch after which a worker's process counts as stopped or hung in ``fit``: it is ended,
+        and its task runs again in another one, up to 4 times in all. Give more than the slowest batch and the
+        slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
 
     The worker processes start with the first call that needs them and are kept for later calls, with each worker's
     optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
@@ -57,32 +58,18 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         y: Any = None,
         *,
         num_epochs: int,
-        preset: Preset | None = None,
-        num_batches_per_worker: int | None = None,
         batch_size: int | None = None,
-        merge: MergeName = "synchronous",
-        merge_every: MergeEvery | None = None,
-        merge_unit: MergeUnit | None = None,
-        shuffle: Shuffle = "blocks",
+        num_batches_per_worker: int | None = None,
+        merge: MergeLike = "synchronous",
+        shuffle: ShuffleLike = "blocks",
         shuffle_block_data: bool = True,
+        buffer: BufferSpec | None = None,
+        sample_weight: Any = None,
         validation_data: tuple[Any, Any] | FileDataset | None = None,
         callbacks: Sequence[AnyCallback] = (),
         progress: bool = True,
-        profile: ProfileLike = None,
         resume: str | os.PathLike[str] | bool = False,
         max_time: float | timedelta | None = None,
-        worker_timeout: float | None = None,
-        rule: Rule = "weighted",
-        outer_optimizer: OptimizerSpec | None = None,
-        optimizer_state: OptimizerState | None = None,
-        weight_averaging: Literal["ema"] | float | None = None,
-        merge_dtype: MergeDtype | None = None,
-        buffer: BufferSpec | None = None,
-        shuffle_buffer: int | None = None,
-        pools: int = 1,
-        file_buffer: int = 10,
-        bucket_by_length: bool = False,
-        sample_weight: Any = None,
     ) -> Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
@@ -99,29 +86,27 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             docs/models.md.
         num_epochs:
             Passes over all samples, at most 10**9 (with ``max_time``).
-        preset:
-            Chooses among ``batch_size``, ``merge_every``, ``merge_unit``, ``outer_optimizer`` and
-            ``optimizer_state`` those that are not given: ``"auto"`` by the number of workers, the data and the
-            network, or as published ``"diloco"``, ``"slowmo"`` and ``"post_local"``. ``configuration["fit"]`` has
-            the options used, and docs/learning.md what to expect of each. ``None`` (default) for the defaults.
-        num_batches_per_worker, batch_size:
-            Exactly one of them: the number of batches that each block is cut into, or the maximum number of samples
-            in a batch. Batch sizes within a block differ by one at most.
+        batch_size, num_batches_per_worker:
+            Exactly one of them: the maximum number of samples in a batch, or the number of batches that each block
+            is cut into. Batch sizes within a block differ by one at most. ``merge="auto"`` needs neither.
         merge:
-            ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each worker's
-            weighted change on arrival, so that no worker waits; ``"parameter_server"`` does so layer by layer on a
-            server that the workers connect to (needs the extra ``server``).
-        merge_every, merge_unit:
-            Number of ``"epochs"`` (default: 1), or of ``"blocks"`` or ``"batches"`` a worker in an epoch, between
-            merges; 0 merges once, at the end (not with batches). The last round of an epoch may be shorter.
-            ``merge_every`` may be a function of the epoch, counted from 0 over all fits, such as
-            ``training.PostLocal`` and ``training.Quadratic``; a round of epochs takes the number of its first one.
+            When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"`` (default) averages all
+            workers at the end of every epoch, ``"commutative"`` adds each worker's change on arrival,
+            ``"parameter_server"`` does so layer by layer; ``"auto"`` chooses, as other presets do.
+            ``configuration["fit"]`` has the options used.
         shuffle:
             In each epoch distribute whole ``"blocks"`` to the workers in a new order, or permute all samples
-            (``"total"``, not for files), or distribute equal shares of blocks in a new order and mix their samples
-            in pools while they are read in sequence (``"partial"``), or keep the order (``None``).
+            (``"total"``, not for files), or a ``PartialShuffle``: distribute equal shares of blocks in a new order
+            and mix their samples in pools while they are read in sequence; or keep the order (``None``).
         shuffle_block_data:
             Whether to shuffle the samples within each block in every epoch.
+        buffer:
+            ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
+            that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
+        sample_weight:
+            A weight for each sample in the training loss, finite and at least 0: blocks like those of ``x``, or an
+            array of shape (samples,) or (samples, 1). For files use ``FileDataset(..., weight=NAME)``. ``None``
+            (default) for no weights; docs/training-options.md.
         validation_data:
             (x, y) or files on which the global parameters are evaluated after every round, as ``val_loss`` and so
             on. Commutative merging then applies all updates of a round before those of the next.
@@ -130,10 +115,6 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         progress:
             Whether to show a progress bar in a terminal or notebook, or elsewhere write a line a round, to standard
             error; a ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
-        profile:
-            A path that ends in .json or .json.gz for the trace of a worker's second round by ``torch.profiler``,
-            at most 100 batches of it, or a ``training.Profile`` of another round or worker; ``True`` for
-            "profile.json". docs/watching.md. ``None`` (default) for no trace.
         resume:
             Folder of checkpoints (the newest good one is used; a warning names later ones that are damaged), or one
             checkpoint, to resume from: the rest of the interrupted fit is trained, bit for bit as without
@@ -143,45 +124,6 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             Time limit of the fit: seconds or a ``timedelta``. The fit stops before a round that would exceed it,
             judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended). The
             limit of ``runcompss --wall_clock_limit`` is another one, less a twentieth, at most 60 s.
-        worker_timeout:
-            Seconds without a batch after which a worker's process counts as stopped or hung: it is ended, and its
-            task runs again in another one, up to 4 times in all. Give more than the slowest batch and the slowest
-            merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
-        rule:
-            Of commutative merging: ``"weighted"`` by samples, or dislib's ``"halving"``, (global + worker) / 2.
-        outer_optimizer:
-            How the global parameters move when workers merge: ``None`` (default) to the mean of the workers; or an
-            optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
-            mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is
-            DiLoCo's (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are averaged
-            only. Commutative merging takes ``sgd`` alone, as delayed Nesterov (arXiv 2401.09135), and a parameter
-            server steps with each change on arrival: docs/learning.md.
-        optimizer_state:
-            What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) leaves each
-            worker its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with none.
-        weight_averaging:
-            ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8,
-            or the given one between 0 and 1. It is evaluated on the validation data as ``val_averaged_loss`` and so
-            on, and ``trainer.model(averaged=True)`` has it. ``None`` (default) for no average.
-        merge_dtype:
-            ``"bf16"`` or ``"int8"``: workers return changes of the weights in half or a quarter of the bytes, and
-            add what was rounded away to their next change (Seide et al. 2014; Karimireddy et al. 2019, arXiv
-            1901.09847); docs/training.md. ``None`` (default): parameters as they are.
-        buffer:
-            ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
-            that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
-        shuffle_buffer, pools:
-            Of a partial shuffle: samples in a pool (default: the size of the largest block), and 1 or 2 pools; see
-            ``PartialShuffleSampler``. The pools are emptied at the end of an epoch and before workers merge.
-        file_buffer:
-            Maximum number of files that each worker holds in memory; 1 reads none ahead.
-        bucket_by_length:
-            Whether batches are made of samples of similar lengths, so that little is padded where x or y has
-            sequences of different lengths; within each block, in random order. ``False`` by default.
-        sample_weight:
-            A weight for each sample in the training loss, finite and at least 0: blocks like those of ``x``, or an
-            array of shape (samples,) or (samples, 1). For files use ``FileDataset(..., weight=NAME)``. ``None``
-            (default) for no weights; docs/training-options.md.
 
         Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``, ``DivergedError``
         if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
@@ -194,29 +136,17 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         options = self._fit_options(
             x,
             y,
-            preset,
             num_epochs=num_epochs,
-            num_batches_per_worker=num_batches_per_worker,
             batch_size=batch_size,
+            num_batches_per_worker=num_batches_per_worker,
             merge=merge,
-            merge_every=merge_every,
-            merge_unit=merge_unit,
             shuffle=shuffle,
             shuffle_block_data=shuffle_block_data,
-            rule=rule,
-            outer_optimizer=outer_optimizer,
-            weight_averaging=weight_averaging,
-            merge_dtype=merge_dtype,
-            optimizer_state=optimizer_state,
             buffer=buffer,
-            shuffle_buffer=shuffle_buffer,
-            pools=pools,
-            file_buffer=file_buffer,
-            bucket_by_length=bucket_by_length,
         )
         built = self._require_built()
         self._require_idle("fit")
-        measured = {"validated": validation_data is not None, "averaged": weight_averaging is not None}
+        measured = {"validated": validation_data is not None, "averaged": options.merge.averaging is not None}
         plan = self._plan_fit(
             x=x,
             y=y,
@@ -225,9 +155,7 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             validation_data=validation_data,
             resume=resume,
             max_time=max_time,
-            worker_timeout=worker_timeout,
             sample_weight=sample_weight,
-            profile=profile,
         )
         self._resume(plan.checkpoint, plan.callbacks)
         if built.lr_schedule is not None:
@@ -238,7 +166,7 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             plan.callbacks.all,
             data=plan.data,
             validation_data=plan.validation,
-            profile=plan.profile and plan.profile.location,
+            profile=next((str(each.path) for each in plan.callbacks.callbacks if isinstance(each, Profile)), None),
         )
         round_plan = self._round_plan(plan.progress)
         start = ActiveFit(stopping=plan.stopping, callbacks=plan.callbacks, progress=plan.progress)
@@ -259,11 +187,11 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
         bound.apply_defaults()
         arguments = bound.arguments
-        given = {each.name: arguments.pop(each.name) for each in fields(FitOptions)}
+        given = {each.name: arguments.pop(each.name) for each in fields(FitOptions) if each.name in arguments}
         fit_options = self._fit_options(x, y, **given)
         self._require_built()
         validated = arguments["validation_data"] is not None
-        averaged = fit_options.weight_averaging is not None
+        averaged = fit_options.merge.averaging is not None
         shown = arguments.pop("callbacks"), arguments.pop("progress")
         called = callback_list(self, *shown, validated=validated, averaged=averaged)
         self._check_plan(self._plan_fit(options=fit_options, callbacks=called, **arguments))

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
-from compss_train import BufferSpec, DistributedTrainer
-from compss_train.callbacks import Checkpoint
+from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge
+from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
@@ -42,7 +42,7 @@ def test_gpus_train_what_cpus_train(engine, merge):
             net = awkward_net().double()
             net[3].p = 0.0  # the generators of CPU and GPU differ
             trainer.build(net, ADAM, "cross_entropy", "accuracy", num_gpu=gpus)
-            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge=merge, merge_every=0))
+            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge=Merge(merge, every=0)))
             assert all(isinstance(array, np.ndarray) for array in results[-1].values())
             assert next(trainer.model().parameters()).device.type == "cpu"
             assert trainer.predict(x).shape == (60, 3)
@@ -58,7 +58,10 @@ def test_steps_on_a_gpu_are_those_on_a_cpu():
         with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
             net = awkward_net().double()
             net[3].p = 0.0
-            options = {"schedule": lambda epoch: 0.5**epoch, "clip_norm": 0.5, "accumulate": 2, "on_nan": "skip"}
+            options = {
+                "schedule": lambda epoch: 0.5**epoch,
+                "gradients": Gradients(clip_norm=0.5, accumulate=2, on_nan="skip"),
+            }
             trainer.build(net, ADAM, "cross_entropy", num_gpu=gpus, **options)
             results.append(trainer.fit(*blocked(x, y, 4), num_epochs=3, batch_size=5))
             assert [record["skipped_batches"] for record in trainer.history] == [1, 1, 1]
@@ -71,14 +74,14 @@ def test_dropout_on_a_gpu_is_reproducible():
     for _ in range(2):
         with DistributedTrainer(2, engine="local", seed=0) as trainer:
             trainer.build(awkward_net().double(), ADAM, "cross_entropy", num_gpu=torch.cuda.device_count())
-            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge_unit="blocks"))
+            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge=Merge(unit="blocks")))
     assert_close(*results, ROUNDING)
 
 
 def test_a_resumed_fit_goes_on_on_a_gpu_and_on_a_cpu(tmp_path):
     """Generators, too: the network has Dropout. On a CPU it goes on without the GPU's generator."""
     x, y = double_data()
-    options = {"num_epochs": 2, "batch_size": 5, "merge_unit": "blocks", "progress": False}
+    options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(unit="blocks"), "progress": False}
     results = []
     for gpus, resume in ((1, False), (1, tmp_path / "round-000001"), (0, tmp_path / "round-000001")):
         with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
@@ -188,7 +191,7 @@ def test_fits_with_random_transforms_and_buffers_are_reproducible_on_a_gpu():
 
 def test_fp16_on_a_gpu_keeps_its_scale_and_resumes_with_it(tmp_path):
     x, y = classification(samples=60)
-    options = {"num_epochs": 2, "batch_size": 5, "merge_unit": "blocks", "progress": False}
+    options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(unit="blocks"), "progress": False}
     results = []
     for resume in (False, tmp_path / "round-000001"):
         with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
@@ -218,5 +221,11 @@ def test_a_trace_of_a_gpu_has_its_kernels(tmp_path):
     x, y = classification(samples=60)
     with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(mlp(), ADAM, "cross_entropy", num_gpu=1)
-        trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, progress=False, profile=tmp_path / "trace.json")
+        trainer.fit(
+            *blocked(x, y, 4),
+            num_epochs=2,
+            batch_size=5,
+            progress=False,
+            callbacks=[Profile(tmp_path / "trace.json")],
+        )
     assert '"cat": "kernel"' in (tmp_path / "trace.json").read_text()

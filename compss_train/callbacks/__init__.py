@@ -3,6 +3,7 @@
 from compss_train.callbacks.checkpoint import Checkpoint
 from compss_train.callbacks.early_stopping import EarlyStopping
 from compss_train.callbacks.loggers import Csv, JsonLines
+from compss_train.callbacks.profile import Profile
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.report import Report
 from compss_train.callbacks.tensorboard import TensorBoard
@@ -17,6 +18,7 @@ __all__ = [
     "EarlyStopping",
     "JsonLines",
     "MLflow",
+    "Profile",
     "ProgressBar",
     "Report",
     "RoundLines",

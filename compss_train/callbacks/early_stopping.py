@@ -25,7 +25,7 @@ class EarlyStopping(Callback):
     restore_best:
         Whether to restore the parameters of the best round at the end of the fit. With commutative merging these
         are the latest global parameters at the end of the best round; if ``monitor`` begins with ``val_averaged_``,
-        they are the average that ``weight_averaging`` kept then.
+        they are the average that ``Merge(averaging=...)`` kept then.
 
     Attributes: ``best``, the best value, and ``best_round``, the number of its round.
     """

@@ -69,7 +69,7 @@ class ProgressBar(_Progress):
         """Show an empty bar, and that workers are starting."""
         super().on_fit_start(trainer, total_samples)
         self._pending = None
-        self._rounds_are_epochs = trainer.configuration["fit"].get("merge_unit") == "epochs"
+        self._rounds_are_epochs = trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
         text = f"starting {_workers(trainer)}"
         self._bar = tqdm(total=total_samples, desc=text, unit=" samples", unit_scale=True, file=self._file)
         self._mover = _Mover(self._bar, trainer.trained_samples)

@@ -34,6 +34,8 @@ class ColumnStructure:
     """Those of y, if there are columns for it: without, x is its own target."""
     ragged: bool = False
     """Whether some columns have sequences of different lengths."""
+    bucketed: bool = False
+    """Whether batches are made of samples of similar lengths."""
     weighted: bool = False
     """Whether the last column holds the samples' weights."""
 

@@ -79,6 +79,8 @@ class FileDataset:
     threads:
         Number of files that each worker, or sampler, reads at the same time; 1 by default. The order of samples
         does not depend on it. Each thread needs one file of the ``file_buffer``, and the file in use another.
+    file_buffer:
+        Maximum number of files that each worker holds in memory, 10 by default; 1 reads none ahead.
     cache:
         Where to keep what was read for the next round and epoch: ``"memory"``, or a folder on a local disk, which
         all processes of a machine share, as the next fits do. ``None`` (default) keeps nothing.
@@ -113,11 +115,13 @@ class FileDataset:
         index: str | os.PathLike[str] | None = None,
         on_bad_file: OnBadFile = "raise",
         threads: int = 1,
+        file_buffer: int = 10,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
         self.threads = check_count("threads", threads)
+        self.file_buffer = check_count("file_buffer", file_buffer)
         self.cache = make_cache(cache, cache_bytes)
         names = file_names(files)
         self._paths = {name: absolute(name) for name in names}  # resolved now: the working directory can change
@@ -293,6 +297,7 @@ class FileDataset:
             reference=self.reference,
             skip=self.on_bad_file == "skip",
             threads=self.threads,
+            file_buffer=self.file_buffer,
             cache=self.cache,
             reader_id="" if self.cache is None else self._reader_id,
             upcoming=upcoming,

@@ -289,7 +289,7 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     """Return the number of units between merges; raise ``ValueError`` if a function returns none of at least 1."""
-    return check_count(f"merge_every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
+    return check_count(f"every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
 
 
 def _join_assignments(epochs: list[list[WorkerAssignment]]) -> tuple[WorkerAssignment, ...]:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_choice
+
 IGNORED = -100
 """What integer targets are padded with: the class index that torch's losses ignore."""
 
@@ -23,11 +25,17 @@ class Ragged:
     ----------
     sequences:
         Arrays, tensors or lists of one dtype, with shapes that differ in the first dimension only.
+    bucket_by_length:
+        Whether ``fit`` makes batches of samples of similar lengths, so that little is padded: within each block, in
+        random order. ``False`` by default.
 
     Raises ``ValueError`` if there are none, or if their shapes or dtypes differ otherwise.
     """
 
-    def __init__(self, sequences: Sequence[Any]) -> None:
+    bucket_by_length: bool = False
+
+    def __init__(self, sequences: Sequence[Any], *, bucket_by_length: bool = False) -> None:
+        check_choice("bucket_by_length", bucket_by_length, (True, False))
         items = [torch.as_tensor(each).detach().cpu() for each in sequences]
         kinds = {(each.dtype, tuple(each.shape[1:])) for each in items if each.dim() and len(each)}
         if len(kinds) != 1 or not all(each.dim() for each in items):
@@ -38,18 +46,19 @@ class Ragged:
         filled = [each for each in items if len(each)]
         self.values = torch.cat(filled)
         self.offsets = torch.tensor([0, *(len(each) for each in items)]).cumsum(0)
+        self.bucket_by_length = bucket_by_length
 
     @classmethod
-    def of(cls, values: torch.Tensor, offsets: torch.Tensor) -> Ragged:
+    def of(cls, values: torch.Tensor, offsets: torch.Tensor, bucket_by_length: bool = False) -> Ragged:
         """Return sequences of these items; ``offsets`` has where each begins, and the end of the last one."""
         made = cls.__new__(cls)
-        made.values, made.offsets = values, offsets
+        made.values, made.offsets, made.bucket_by_length = values, offsets, bucket_by_length
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the items of these sequences alone."""
         own = self.clone()
-        return Ragged.of, (own.values, own.offsets)
+        return Ragged.of, (own.values, own.offsets, own.bucket_by_length)
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -78,7 +87,7 @@ class Ragged:
         """Return one sequence as a tensor, or consecutive ones; both share this memory."""
         if isinstance(key, slice):
             start, stop, _ = key.indices(len(self))
-            return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1])
+            return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1], self.bucket_by_length)
         if not -len(self) <= key < len(self):
             raise IndexError(key)
         number = key % len(self)
@@ -90,12 +99,13 @@ class Ragged:
         starts, lengths = self.offsets[:-1][rows], self.lengths[rows]
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         shifts = torch.repeat_interleave(starts - offsets[:-1], lengths)
-        return Ragged.of(self.values.index_select(0, shifts + torch.arange(len(shifts))), offsets)
+        values = self.values.index_select(0, shifts + torch.arange(len(shifts)))
+        return Ragged.of(values, offsets, self.bucket_by_length)
 
     def clone(self) -> Ragged:
         """Return a copy with only the items of these sequences."""
         first, last = int(self.offsets[0]), int(self.offsets[-1])
-        return Ragged.of(self.values[first:last].clone(), self.offsets - first)
+        return Ragged.of(self.values[first:last].clone(), self.offsets - first, self.bucket_by_length)
 
     def to(self, device: str, *, non_blocking: bool = False) -> Ragged:
         """Return the sequences with their items on a device."""
@@ -157,7 +167,7 @@ def join(parts: Sequence[Any]) -> Any:
     own = [part.clone() for part in parts]
     lengths = torch.cat([part.lengths for part in own])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return Ragged.of(torch.cat([part.values for part in own]), offsets)
+    return Ragged.of(torch.cat([part.values for part in own]), offsets, own[0].bucket_by_length)
 
 
 def gathered(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Any]) -> Any:

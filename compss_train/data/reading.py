@@ -119,6 +119,8 @@ class FilePart:
     """Whether to skip invalid files."""
     threads: int = 1
     """Number of files to read at the same time."""
+    file_buffer: int = 10
+    """The most files in memory, those read ahead and the one in use."""
     cache: FileCache | None = None
     """Where to keep what was read."""
     reader_id: str = ""

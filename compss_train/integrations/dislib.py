@@ -8,6 +8,7 @@ and optimizer states: docs/from-dislib.md lists the differences.
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +34,7 @@ from compss_train.model import parameters as params
 from compss_train.model.losses import BatchFunction, resolve_function
 from compss_train.model.metrics import MetricSpec
 from compss_train.trainer import DistributedTrainer
+from compss_train.training.merge import Merge
 from compss_train.training.named_fits import Fitted, NamedFits
 
 GPU_UNITS = "ComputingUnitsGPUs"
@@ -76,10 +78,14 @@ class _Encapsulated(NamedFits[Fitted]):
     def fit(self, *args: Any, **kwargs: Any) -> Fitted:
         """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the new parameters.
 
+        Where nothing else is given, each block begins with a new optimizer, as with dislib.
+
         After an exception ``model_parameters`` are those that ``DistributedTrainer.fit`` keeps then.
         """
         if self.model_parameters is None:
             raise NotBuiltError("this object has no network yet; call build(net, optimizer, loss, ...) first")
+        if kwargs.get("buffer") is None:
+            kwargs["merge"] = _renewing(Merge.of(kwargs.get("merge", "synchronous")))
         self.trainer.set_parameters(params.from_module(self._module(self.model_parameters)))
         try:
             self.trainer.fit(*args, **kwargs)
@@ -274,6 +280,13 @@ class EddlDistributedConmutativo:
         for layer, other in zip(model_params, parameters_to_aggregate, strict=True):
             layer[:] = [((a + b) / 2).astype(a.dtype) for a, b in zip(layer, other, strict=True)]
         return model_params
+
+
+def _renewing(merge: Merge) -> Merge:
+    """Return the merge with a new optimizer for each block, unless it says otherwise, or its preset may."""
+    if merge.optimizer_state is not None or merge.preset is not None:
+        return merge
+    return replace(merge, optimizer_state="reset_blocks")
 
 
 def _made(loss: LossFactory | str) -> BatchFunction | str:

@@ -1,4 +1,4 @@
-"""Compressed changes: what workers return to a merge with ``merge_dtype``, in a half or a quarter of the bytes.
+"""Compressed changes: what workers return with ``Merge(dtype=...)``, in a half or a quarter of the bytes.
 
 What is rounded away is not lost: it stays with the worker, which adds it to its next change. This error feedback
 (Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv 1901.09847) makes the sum of

@@ -7,16 +7,16 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
-from compss_train._utils.validation import check_choice, check_count, check_positive
 from compss_train.model import parameters as params
 from compss_train.model.compilation import Compilation, has_forward
 from compss_train.model.copy_template import CopyTemplate
+from compss_train.model.gradients import Gradients
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import Measures
@@ -25,31 +25,6 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.several_optimizers import NetOptimizer
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_step import Step, StepContext, StepResult, no_loss, run_step
-
-OnNan = Literal["raise", "skip", "ignore"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """How gradients become optimizer steps; ``DistributedTrainer.build`` explains each option."""
-
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    accumulate: int = 1
-    on_nan: OnNan = "raise"
-
-    def __post_init__(self) -> None:
-        for name in ("clip_norm", "clip_value"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        if self.clip_norm is not None and self.clip_value is not None:
-            raise ValueError(
-                f"clip_norm={self.clip_norm} and clip_value={self.clip_value}: give at most one of them, the "
-                "largest norm of all gradients together or the largest absolute value of each element"
-            )
-        check_count("accumulate", self.accumulate)
-        check_choice("on_nan", self.on_nan, get_args(OnNan))
-
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -115,7 +90,7 @@ class TrainingSpec:
     memory_format: MemoryFormat = "contiguous"
     class_weight: tuple[float, ...] | None = None
     """Class weights of the training loss."""
-    step_options: StepOptions = field(default_factory=StepOptions)
+    gradients: Gradients = field(default_factory=Gradients)
     training_step: Step | None = None
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None

@@ -83,7 +83,7 @@ class OnlineLearner:
         self._stepper.finish()
         net = self._replica.training_spec.net
         trained = params.from_module(net)
-        if self._replica.training_spec.step_options.on_nan != "ignore":
+        if self._replica.training_spec.gradients.on_nan != "ignore":
             self._check_finite(trained)
         self._server_share.push_change(self._base, trained)
         self._base = self._server_share.pull()

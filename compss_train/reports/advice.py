@@ -168,7 +168,7 @@ def measured_noise(history: Sequence[Record], batch: float) -> NoiseScale:
     if ceil(longest - 1e-9) > MOST_BATCHES:
         raise ValueError(
             f"its rounds have {ceil(longest)} batches a worker, and only short ones measure gradient noise: "
-            f"fit an epoch or two with merge_unit='batches' and merge_every={MOST_BATCHES} at most, or name a "
+            f"fit an epoch or two with Merge(unit='batches', every={MOST_BATCHES}) at most, or name a "
             "second run with another number of workers, and rounds of any length"
         )
     found = [record["noise_scale"] for record in history[len(history) // 2 :] if "noise_scale" in record]
@@ -226,7 +226,7 @@ def common_values(runs: Sequence[MeasuredRun]) -> tuple[float, float]:
         ranges = ", ".join(f"{run.plan.workers}: {run.curve.first:.4g} to {run.curve.best:.4g}" for run in runs)
         raise ValueError(
             f"no value was passed by all runs (workers: first to best value: {ranges}): fit the slowest for more "
-            "epochs, or evaluate the fastest more often, by merge_unit='batches' and a small merge_every"
+            "epochs, or evaluate the fastest more often, by Merge(unit='batches') and a small every"
         )
     return worst, best
 

@@ -2,11 +2,12 @@
 
 from compss_train.samplers.by_file import DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2
 from compss_train.samplers.partial import PartialShuffleSampler
-from compss_train.samplers.pools import Pools, partial_order
+from compss_train.samplers.pools import PartialShuffle, Pools, partial_order
 
 __all__ = [
     "DistributedSamplerViaLocallyShuffle",
     "DistributedSamplerViaLocallyShuffleV2",
+    "PartialShuffle",
     "PartialShuffleSampler",
     "Pools",
     "partial_order",

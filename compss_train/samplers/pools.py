@@ -7,7 +7,7 @@ Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +142,36 @@ class Pools:
     def capacity(self) -> int:
         """Number of samples in all pools."""
         return self.size * self.number
+
+
+@dataclass(frozen=True)
+class PartialShuffle:
+    """Equal shares of blocks in a new order, whose samples are mixed in pools while they are read in sequence.
+
+    ``fit(shuffle=PartialShuffle(...))``; see ``PartialShuffleSampler`` for what pools do. They are emptied at the
+    end of an epoch and before workers merge.
+
+    Parameters
+    ----------
+    pool_size:
+        Samples in a pool; ``None`` (default) for the size of the largest block.
+    pools:
+        Number of pools, 1 (default) or 2.
+
+    Raises ``ValueError`` for other numbers.
+    """
+
+    pool_size: int | None = None
+    pools: int = 1
+
+    def __post_init__(self) -> None:
+        if self.pool_size is not None:
+            check_count("pool_size", self.pool_size)
+        check_pools(self.pool_size or 1, self.pools)
+
+    def of_blocks(self, sizes: Sequence[int]) -> Pools:
+        """Return the pools of a shuffle of blocks of these sizes."""
+        return Pools(max(sizes) if self.pool_size is None else self.pool_size, self.pools)
 
 
 class SlotPlan:

@@ -73,8 +73,8 @@ class BaseTrainer(BuildableTrainer):
     def model(self, *, averaged: bool = False) -> nn.Module:
         """Return a new copy of the network with the global parameters, on the CPU.
 
-        With ``averaged=True`` these are the average that a fit with ``weight_averaging`` keeps; ``ValueError`` if
-        the last fit kept none.
+        With ``averaged=True`` these are the average that a fit with ``Merge(averaging=...)`` keeps; ``ValueError``
+        if the last fit kept none.
         """
         net = copy_network(self._require_built().training_spec.net)
         params.load_into(net, self._current_average() if averaged else self._current())
@@ -84,7 +84,9 @@ class BaseTrainer(BuildableTrainer):
         running = None if self._active is None else self._active.running
         averaged = self._averaged if running is None else running.averaged()
         if averaged is None:
-            raise ValueError('the last fit kept no average of the parameters; give fit weight_averaging="ema"')
+            raise ValueError(
+                'the last fit kept no average of the parameters; give fit merge=Merge(averaging="ema")'
+            )
         return averaged
 
     def get_parameters(self, *, averaged: bool = False) -> Parameters:

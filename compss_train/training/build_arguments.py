@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from compss_train._utils.validation import check_choice, check_count, check_dense
+from compss_train._utils.validation import check_choice, check_dense
 from compss_train.model.compilation import Compilation, check_not_compiled
+from compss_train.model.gradients import Gradients
 from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.model.losses import BatchFunction, resolve_loss
-from compss_train.model.lr_schedules import LrSchedule, ScheduleSpec, make_schedule
+from compss_train.model.lr_schedules import LrSchedule, Schedule, ScheduleSpec, make_schedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
 from compss_train.model.network_copies import copy_network
 from compss_train.model.optimizers import OptimizerSpec, needs_closure, optimizer_factory
@@ -30,7 +31,6 @@ from compss_train.model.training_spec import (
     MEMORY_FORMATS,
     MemoryFormat,
     Precision,
-    StepOptions,
     TrainingSpec,
 )
 from compss_train.model.training_step import Step, no_loss
@@ -42,9 +42,7 @@ class BuildArguments:
 
     training_spec: TrainingSpec
     num_gpu: int
-    schedule: ScheduleSpec | None = None
-    """The argument ``schedule``."""
-    schedule_steps: int = 1
+    schedule: Schedule | None = None
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
 
 
@@ -63,8 +61,7 @@ def build_arguments(
     compile: bool | Mapping[str, Any],
     class_weight: ClassWeight | None,
     schedule: ScheduleSpec | None,
-    schedule_steps: int,
-    step_options: StepOptions,
+    gradients: Gradients,
     training_step: Step | str | None,
     validation_step: Step | str | None,
 ) -> BuildArguments:
@@ -76,11 +73,11 @@ def build_arguments(
     measures = resolve_metrics(metric)
     loss_function = no_loss if loss is None else resolve_loss(loss)
     if isinstance(factory, SeveralOptimizers):
-        _check_several(steps.training, step_options)
+        _check_several(steps.training, gradients)
     check_choice("precision", precision, get_args(Precision))
     check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
-    if check_count("schedule_steps", schedule_steps) > 1 and schedule is None:
-        raise ValueError(f"schedule_steps={schedule_steps} belongs to a schedule=, which was not given")
+    if not isinstance(gradients, Gradients):
+        raise TypeError(f"gradients={gradients!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
     weights = check_class_weight(class_weight)
     if weights is not None and loss is None:
         raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in the training step")
@@ -107,8 +104,9 @@ def build_arguments(
     )
     if precision == "fp16" and any(parameter.dtype == torch.float16 for parameter in own.parameters()):
         raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
-    check_optimizer(own, factory, _no_closures(factory, step_options, precision))
-    lr_schedule = None if schedule is None else make_schedule(schedule, own, factory, schedule_steps)
+    check_optimizer(own, factory, _no_closures(factory, gradients, precision))
+    chosen = None if schedule is None else Schedule.of(schedule)
+    lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
     training_spec = TrainingSpec(
         net=own,
         optimizer=factory,
@@ -121,11 +119,11 @@ def build_arguments(
         compile=compilation,
         memory_format=memory_format,
         class_weight=weights,
-        step_options=step_options,
+        gradients=gradients,
         training_step=steps.training,
         validation_step=steps.validation,
     )
-    return BuildArguments(training_spec, num_gpu, schedule, schedule_steps, lr_schedule)
+    return BuildArguments(training_spec, num_gpu, chosen, lr_schedule)
 
 
 def _own_copy(net: nn.Module) -> nn.Module:
@@ -137,7 +135,7 @@ def _own_copy(net: nn.Module) -> nn.Module:
         raise
 
 
-def _no_closures(factory: NetOptimizer, options: StepOptions, precision: Precision) -> str:
+def _no_closures(factory: NetOptimizer, options: Gradients, precision: Precision) -> str:
     """Return what does not go with an optimizer that evaluates the loss itself, an empty text if all does."""
     if isinstance(factory, SeveralOptimizers):
         return "one of several optimizers"
@@ -148,7 +146,7 @@ def _no_closures(factory: NetOptimizer, options: StepOptions, precision: Precisi
     return "on_nan='skip'" if options.on_nan == "skip" else ""
 
 
-def _check_several(training_step: Step | None, options: StepOptions) -> None:
+def _check_several(training_step: Step | None, options: Gradients) -> None:
     """Raise ``ValueError`` for what several optimizers do not support."""
     if training_step is None:
         raise ValueError(

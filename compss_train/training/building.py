@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from compss_train._utils.validation import check_count, check_seed
+from compss_train._utils.validation import check_count, check_seconds, check_seed
 from compss_train.engines import Engine, engine_class
 from compss_train.engines.base import Resources
 from compss_train.exceptions import NotBuiltError
 from compss_train.model import parameters as params
+from compss_train.model.gradients import Gradients
 from compss_train.model.loss_weights import ClassWeight
 from compss_train.model.losses import BatchFunction
 from compss_train.model.lr_schedules import ScheduleSpec
@@ -22,9 +23,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_spec import (
     MemoryFormat,
-    OnNan,
     Precision,
-    StepOptions,
 )
 from compss_train.model.training_step import Step
 from compss_train.reports.history import History
@@ -48,7 +47,9 @@ class BuildableTrainer:
         engine: str | Engine = "auto",
         seed: int | None = None,
         threads: int | None = None,
+        worker_timeout: float | None = None,
     ) -> None:
+        self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
         self._seed_argument = None if seed is None else check_seed(seed)
         self.seed = secrets.randbits(32) if self._seed_argument is None else self._seed_argument
         self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
@@ -70,7 +71,7 @@ class BuildableTrainer:
         self._saved_state = TrainingState()
         """What the next session starts from."""
         self._averaged: Parameters | None = None
-        """The average of the parameters that the last fit kept, with ``weight_averaging``."""
+        """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
         self._last_fit: dict[str, Any] | None = None
         self.history = History()
         self._clock: Callable[[], float] = time.monotonic
@@ -96,11 +97,7 @@ class BuildableTrainer:
         compile: bool | Mapping[str, Any] = False,
         class_weight: ClassWeight | None = None,
         schedule: ScheduleSpec | None = None,
-        schedule_steps: int = 1,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        accumulate: int = 1,
-        on_nan: OnNan = "raise",
+        gradients: Gradients | None = None,
         training_step: Step | str | None = None,
         validation_step: Step | str | None = None,
     ) -> None:
@@ -154,20 +151,11 @@ class BuildableTrainer:
         schedule:
             Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
             factor, or a callable that makes a torch scheduler of an optimizer, such as
-            ``functools.partial(StepLR, step_size=10)``; docs/training-options.md. ``None`` (default) for a constant
-            learning rate.
-        schedule_steps:
-            Number of times an epoch that the schedule is stepped, 1 by default. With more, a function is called
-            with fractions of epochs, and a torch scheduler counts steps instead of epochs.
-        clip_norm, clip_value:
-            The maximum norm of all gradients together, or the maximum absolute value of each element; at most one
-            of them. ``None`` (default) does not clip.
-        accumulate:
-            Batches per optimizer step, 1 by default; their gradients are averaged over the samples. The last step
-            of an epoch, and the last one before workers merge, may have fewer.
-        on_nan:
-            If a loss or parameter is NaN or infinite: ``"raise"`` (default) ends the fit; ``"skip"`` makes no step
-            for a batch whose loss or gradients are not finite, and counts it; ``"ignore"`` continues.
+            ``functools.partial(StepLR, step_size=10)``; or a ``Schedule`` of it, with several steps an epoch:
+            docs/training-options.md. ``None`` (default) for a constant learning rate.
+        gradients:
+            ``Gradients``: clipping, batches per optimizer step, and what happens if a loss is NaN. ``None``
+            (default) for its defaults.
         training_step, validation_step:
             A function of the model, the batch, (x, y) or x, and a ``StepContext``, or a method of the module; it
             returns a loss, or a dict with ``"loss"`` and other numbers, which records contain. A module in the
@@ -194,8 +182,7 @@ class BuildableTrainer:
             compile=compile,
             class_weight=class_weight,
             schedule=schedule,
-            schedule_steps=schedule_steps,
-            step_options=StepOptions(clip_norm, clip_value, accumulate, on_nan),
+            gradients=Gradients() if gradients is None else gradients,
             training_step=training_step,
             validation_step=validation_step,
         )

@@ -51,7 +51,7 @@ class TrainerProtocol(Protocol):
         """Return the state from which a later fit can resume."""
 
     def get_parameters(self, *, averaged: bool = False) -> Parameters:
-        """Return a copy of the global parameters, or of the average that ``weight_averaging`` keeps."""
+        """Return a copy of the global parameters, or of the average that ``Merge(averaging=...)`` keeps."""
 
     def set_parameters(self, parameters: Parameters) -> None:
         """Replace the global parameters."""
@@ -88,6 +88,16 @@ class Callback:
 
     def on_exception(self, trainer: Any, error: BaseException) -> None:
         """Run when an exception, Ctrl-C included, ends a fit after ``on_fit_start``; it is re-raised afterwards."""
+
+    def check(self, trainer: Any) -> None:
+        """Raise an exception if the trainer does not suit the callback; called before fits and in ``check_fit``."""
+
+    def traced_worker(self, number: int) -> int | None:
+        """Return the worker that is traced (``torch.profiler``) in round ``number``, ``None`` for none."""
+        return None
+
+    def write_trace(self, trainer: Any, worker: int, trace: bytes) -> None:
+        """Keep the trace of a worker's round, JSON that gzip has compressed; called after the round."""
 
     def needs_state(self, number: int) -> bool:
         """Return whether ``on_round_end`` of round ``number`` will call ``trainer.snapshot()``.
@@ -164,6 +174,16 @@ class CallbackList:
     def round_end(self, record: dict[str, Any]) -> None:
         """Call ``on_round_end``."""
         self._call_hook(self.callbacks, "on_round_end", record)
+
+    def traced(self, number: int) -> set[int]:
+        """Return the workers that are traced in round ``number``."""
+        workers = {self._call(callback, "traced_worker", number) for callback in self.callbacks}
+        return workers - {None}
+
+    def trace(self, number: int, worker: int, trace: bytes) -> None:
+        """Call ``write_trace`` of those that wanted the trace."""
+        wanting = [each for each in self.callbacks if self._call(each, "traced_worker", number) == worker]
+        self._call_hook(wanting, "write_trace", worker, trace)
 
     def states(self) -> dict[str, Any]:
         """Return the non-empty states of callbacks, by name."""

@@ -32,8 +32,8 @@ class DataHandles(ABC):
     """Whether a task that is given a block reads only the rows that it uses."""
     may_skip = False
     """Whether tasks may have fewer samples than planned: files that are skipped, streams that end before."""
-    reads_ahead = False
-    """Whether tasks read the files of the next round ahead."""
+    read_ahead = 0
+    """How many files of the next round tasks read ahead."""
     structure: ColumnStructure
     """Which of their columns are x, y and weights."""
 
@@ -119,7 +119,7 @@ class FileHandles(DataHandles):
         self._dataset = dataset
         self._keys = keys
         self.may_skip = dataset.on_bad_file == "skip"
-        self.reads_ahead = dataset.cache is not None
+        self.read_ahead = 0 if dataset.cache is None else dataset.file_buffer - 1
 
     def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[FilePart, list[Ref]]:
         """Return the part of the data set with these files, which holds all columns."""

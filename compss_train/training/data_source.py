@@ -19,7 +19,7 @@ from compss_train.data.blocked import as_blocked_like, as_weights, check_paired,
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.frames import without_frames
 from compss_train.data.partitioning import Shuffle
-from compss_train.data.ragged import Ragged
+from compss_train.data.ragged import as_ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
@@ -120,8 +120,10 @@ class BlockedSource(DataSource):
     @property
     def structure(self) -> ColumnStructure:
         """Which columns are x, y and weights."""
-        ragged = any(isinstance(next(each.blocks()), Ragged) for each in self._columns)
-        return replace(ColumnStructure.of(self.x, self.y), ragged=ragged, weighted=self.weight is not None)
+        ragged = [*filter(None, (as_ragged(next(each.blocks())) for each in self._columns))]
+        bucketed = any(block.bucket_by_length for block in ragged)
+        own = ColumnStructure.of(self.x, self.y)
+        return replace(own, ragged=bool(ragged), bucketed=bucketed, weighted=self.weight is not None)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -193,16 +195,16 @@ class ReadSource(BlockedSource):
         """Raise ``ValueError`` for options of a fit that need samples by number, or how many there are."""
         if self.reader is None or not self.reader.is_stream:
             return
-        if options.buffer is not None or options.shuffle in ("total", "partial"):
+        if options.buffer is not None or options.order in ("total", "partial"):
             mixing = f"shuffle={options.shuffle!r}" if options.buffer is None else "buffer="
             raise ValueError(
                 f"{mixing} takes samples out of their order, and an IterableDataset has no other; leave it "
                 "out, and let the data set shuffle"
             )
         needing = {
-            f"merge_unit={options.merge_unit!r}": options.merge_unit != "epochs",
+            f"Merge(unit={options.merge.unit!r})": options.merge.unit != "epochs",
             f"num_batches_per_worker={options.num_batches_per_worker}": options.num_batches_per_worker is not None,
-            f"schedule_steps={schedule_steps}": schedule_steps > 1,
+            f"Schedule(steps={schedule_steps})": schedule_steps > 1,
         }
         given = [name for name, is_given in needing.items() if is_given]
         if given and not self.counted:

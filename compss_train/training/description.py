@@ -119,7 +119,7 @@ def described_build(built: BuildArguments) -> dict[str, Any]:
     return {
         "net": training_spec.pop("net"),
         "parameters": count,
-        **training_spec.pop("step_options"),
+        **training_spec.pop("gradients"),
         **training_spec,
         **others,
     }

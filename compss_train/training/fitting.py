@@ -4,11 +4,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any
 
-from compss_train._utils.validation import check_choice, check_seconds, warn_user
+from compss_train._utils.validation import check_count, warn_user
 from compss_train.data import FileDataset
 from compss_train.data.block_passes import BlockPass
+from compss_train.data.order import Batching
 from compss_train.data.partitioning import RoundPlan
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -26,9 +27,9 @@ from compss_train.training.data_source import (
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.fit_state import ActiveFit, FitProgress
 from compss_train.training.lr_finder import LearningRates, growing_rates, shard_of_steps
+from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.merging import make_merge
-from compss_train.training.presets import CHOSEN, Preset, Situation, with_preset
-from compss_train.training.profile import Profile, ProfileLike
+from compss_train.training.presets import Situation, with_preset
 from compss_train.training.resuming import Checkpoint, ResumableTrainer
 from compss_train.training.rounds import Record, RoundRunner
 from compss_train.training.session import Session
@@ -47,13 +48,10 @@ class FitPlan:
     validation: DataSource | None
     callbacks: CallbackList
     stopping: Stopping
-    worker_timeout: float | None
-    """Seconds without a batch after which a worker's task runs again elsewhere."""
     checkpoint: Checkpoint | None
     """The checkpoint that the fit resumes from."""
     progress: FitProgress
     """Where the fit starts."""
-    profile: Profile | None
 
     @property
     def last_epoch(self) -> int:
@@ -64,21 +62,38 @@ class FitPlan:
 class FittingTrainer(ResumableTrainer):
     """A trainer that runs the rounds of fits; ``DistributedTrainer.fit`` documents their options."""
 
-    def _fit_options(self, x: Any, y: Any, preset: Preset | None, **given: Any) -> FitOptions:
+    def _fit_options(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        num_epochs: int,
+        batch_size: int | None,
+        num_batches_per_worker: int | None,
+        merge: MergeLike,
+        **given: Any,
+    ) -> FitOptions:
         """Return the options, with those of the preset and defaults for those that are ``None``."""
-        if given["batch_size"] is None and given["num_batches_per_worker"] is None:
-            given["batch_size"] = batch_size_of(x)
-        given = {name: value for name, value in given.items() if value is not None or name not in CHOSEN}
-        if preset is None:
-            return FitOptions(**given)
-        check_choice("preset", preset, (*get_args(Preset), None))
-        spec = self._require_built().training_spec
+        if batch_size is None and num_batches_per_worker is None:
+            batch_size = batch_size_of(x)
+        asked = Merge.of(merge)
 
         def situation() -> Situation:
+            spec = self._require_built().training_spec
             sizes = as_data_source(x, y, self.num_workers).sizes
             return Situation.of(self.num_workers, sizes, spec.net, spec.optimizer)
 
-        return FitOptions(preset=preset, **with_preset(preset, given, situation))
+        check_count("num_epochs", num_epochs)
+        batches = Batching(num_batches_per_worker, batch_size)
+        chosen, batch_size = with_preset(asked, situation, num_epochs=num_epochs, batches=batches)
+        return FitOptions(
+            num_epochs=num_epochs,
+            batch_size=batch_size,
+            num_batches_per_worker=num_batches_per_worker,
+            merge=chosen,
+            preset=asked.preset,
+            **given,
+        )
 
     def _plan_fit(
         self,
@@ -90,18 +105,11 @@ class FittingTrainer(ResumableTrainer):
         validation_data: Any,
         resume: Any,
         max_time: float | timedelta | None,
-        worker_timeout: float | None,
         sample_weight: Any,
-        profile: ProfileLike,
     ) -> FitPlan:
         """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing."""
         built = self._require_built()
         stopping = Stopping(max_time, self._clock, self._engine_class.time_left())
-        if worker_timeout is not None:
-            worker_timeout = check_seconds("worker_timeout", worker_timeout)
-        traced = Profile.of(profile)
-        if traced is not None:
-            traced.check(self.num_workers)
         checkpoint = self._find_checkpoint(resume, callbacks)
         floats = built.training_spec.float_dtype
         data = as_data_source(x, y, self._number_blocks(checkpoint), floats=floats).weighted(sample_weight)
@@ -110,19 +118,18 @@ class FittingTrainer(ResumableTrainer):
         validation = None if validation_data is None else self._validation_source(validation_data)
         if validation is not None:
             check_same_classes(data, validation)
-        if options.outer_optimizer is not None:
-            check_outer_factory(built.training_spec.net, options.outer_optimizer)
-        if options.optimizer_state == "average":
+        if options.merge.outer_optimizer is not None:
+            check_outer_factory(built.training_spec.net, options.merge.outer_optimizer)
+        if options.merge.optimizer_state == "average":
             check_averageable(built.training_spec.net, built.training_spec.optimizer)
-        reading_threads = x.threads if isinstance(x, FileDataset) else None
-        data.check_options(options, built.schedule_steps)
-        options.check_lengths(ragged=data.structure.ragged)
-        options.check_blocks(data.sizes, self.num_workers, reading_threads=reading_threads)
+        data.check_options(options, 1 if built.schedule is None else built.schedule.steps)
+        options.check_lengths(ragged=data.structure.ragged, bucketed=data.structure.bucketed)
+        options.check_blocks(data.sizes, self.num_workers, x if isinstance(x, FileDataset) else None)
         progress = self._progress(checkpoint, options, data)
         epochs = range(progress.first_epoch, progress.first_epoch + options.num_epochs)
         options.check_epochs(epochs, blocks=len(data.sizes))
         params.check_finite(self._parameters if checkpoint is None else checkpoint[1].parameters)
-        data.warn_of_idle_workers(self.num_workers, options.shuffle)
+        data.warn_of_idle_workers(self.num_workers, options.order)
         for note in data.notes:
             warn_user(note)
         return FitPlan(
@@ -131,10 +138,8 @@ class FittingTrainer(ResumableTrainer):
             validation=validation,
             callbacks=callbacks,
             stopping=stopping,
-            worker_timeout=worker_timeout,
             checkpoint=checkpoint,
             progress=progress,
-            profile=traced,
         )
 
     def _validation_source(self, validation_data: Any) -> DataSource:
@@ -153,7 +158,7 @@ class FittingTrainer(ResumableTrainer):
         built = self._require_built()
         if built.schedule is not None and built.lr_schedule is not None:
             spec = built.training_spec
-            schedule = make_schedule(built.schedule, spec.net, spec.optimizer, built.schedule_steps)
+            schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
             saved = built.lr_schedule.state_dict() if plan.checkpoint is None else plan.checkpoint[1].schedule
             schedule.load_state_dict(saved)
             schedule.prepare(plan.last_epoch)
@@ -164,8 +169,8 @@ class FittingTrainer(ResumableTrainer):
         """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""
         # Compiling would take long.
         spec = replace(self._require_built().training_spec, samples=data.reader, compile=None)
-        skipped_errors = [DivergedError] if spec.step_options.on_nan == "skip" else []
-        plain = replace(options, shuffle=None, shuffle_block_data=False, shuffle_buffer=None, pools=1, buffer=None)
+        skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
+        plain = replace(options, shuffle=None, shuffle_block_data=False, buffer=None)
         one_batch = replace(plain, num_batches_per_worker=1, batch_size=None)
         for number, rows in enumerate(data.sizes):
             _, size = options.batching.bounds(rows)[0]
@@ -237,9 +242,9 @@ class FittingTrainer(ResumableTrainer):
     def _run_rounds(self, session: Session, plan: FitPlan, active: ActiveFit, round_plan: RoundPlan) -> None:
         """Run the rounds of a fit, and set parameters, ``stopped`` and the history."""
         built = self._require_built()
-        traced = None if plan.profile is None else plan.profile.starting_at(len(self.history))
+        callbacks = plan.callbacks
         workers = session.worker_group(
-            plan.data, plan.options, self.seed, built.lr_schedule, plan.callbacks.in_workers, traced
+            plan.data, plan.options, self.seed, built.lr_schedule, callbacks.in_workers, callbacks.traced
         )
         validation = None if plan.validation is None else session.inference(plan.validation)
         merge = make_merge(
@@ -263,7 +268,7 @@ class FittingTrainer(ResumableTrainer):
         )
         active.running = rounds
         try:
-            with session.engine.watched(plan.worker_timeout):
+            with session.engine.watched(self.worker_timeout):
                 self._parameters = params.copy_of(rounds.run(round_plan.rounds(rounds.is_over)) or self._parameters)
             self.stopped = rounds.stopped
         except BaseException:
@@ -273,8 +278,6 @@ class FittingTrainer(ResumableTrainer):
         finally:
             active.running = None
             merge.stop()
-        if traced is not None:
-            traced.warn_if_missing()
         session.merge_state = rounds.merge_state
         self._averaged = rounds.averaged()
         merge.close()

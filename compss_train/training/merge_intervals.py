@@ -1,4 +1,4 @@
-"""Numbers of batches between merges as functions of the epoch, for ``merge_every`` with ``merge_unit="batches"``.
+"""Numbers of batches between merges as functions of the epoch, for ``Merge(every=..., unit="batches")``.
 
 Epochs are counted from 0 over all fits of a trainer, as in learning-rate schedules.
 """
@@ -18,7 +18,7 @@ class PostLocal:
     epochs:
         The number of first epochs in which workers merge after every batch.
     then:
-        The number of batches, or what ``merge_unit`` says, between two merges from then on.
+        The number of batches, or what ``unit`` says, between two merges from then on.
 
     Raises ``ValueError`` unless both are integers of at least 1.
 

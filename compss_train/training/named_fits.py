@@ -7,19 +7,16 @@ and shuffling by blocks or in total. They train on the CPU if ``num_gpu`` is 0.
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset
-from compss_train.data.partitioning import Shuffle
-from compss_train.model.compression import MergeDtype
-from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.callback import AnyCallback
-from compss_train.training.fit_options import Rule
-from compss_train.training.presets import OptimizerState, Preset
-from compss_train.training.profile import ProfileLike
+from compss_train.training.fit_options import ShuffleLike
+from compss_train.training.merge import Merge, MergeLike, Preset
 
 Fitted = TypeVar("Fitted")
 
@@ -27,62 +24,67 @@ Fitted = TypeVar("Fitted")
 class FitKeywords(TypedDict, total=False):
     """The keywords of ``DistributedTrainer.fit`` that no name fixes; its documentation explains them."""
 
-    preset: Preset | None
+    merge: Merge | Preset
+    buffer: BufferSpec | None
+    sample_weight: Any
     validation_data: tuple[Any, Any] | FileDataset | None
     callbacks: Sequence[AnyCallback]
     progress: bool
-    profile: ProfileLike
     resume: str | os.PathLike[str] | bool
     max_time: float | timedelta | None
-    worker_timeout: float | None
-    rule: Rule
-    outer_optimizer: OptimizerSpec | None
-    optimizer_state: OptimizerState | None
-    weight_averaging: Literal["ema"] | float | None
-    merge_dtype: MergeDtype | None
-    buffer: BufferSpec | None
-    file_buffer: int
-    bucket_by_length: bool
-    sample_weight: Any
 
 
-_COMMON: Mapping[str, Any] = {"merge_unit": "epochs", "shuffle_buffer": None, "pools": 1}
-_SYNCHRONOUS: Mapping[str, Any] = {**_COMMON, "merge": "synchronous"}
-_ASYNCHRONOUS: Mapping[str, Any] = {**_COMMON, "merge": "commutative"}
-_EVERY_EPOCH: Mapping[str, Any] = {"merge_every": 1}
 _IN_TOTAL: Mapping[str, Any] = {"shuffle": "total", "shuffle_block_data": True}
 
 FIXED: Mapping[str, Mapping[str, Any]] = {
-    "fit_synchronous_with_GPU": {**_SYNCHRONOUS, **_EVERY_EPOCH},
-    "fit_synchronous_shuffle_with_GPU": {**_SYNCHRONOUS, **_EVERY_EPOCH, **_IN_TOTAL},
-    "fit_synchronous_every_n_epochs_with_GPU": _SYNCHRONOUS,
-    "fit_synchronous_shuffle_every_n_epochs_with_GPU": {**_SYNCHRONOUS, **_IN_TOTAL},
-    "fit_asynchronous_with_GPU": {**_ASYNCHRONOUS, **_EVERY_EPOCH},
-    "fit_asynchronous_shuffle_with_GPU": {**_ASYNCHRONOUS, **_EVERY_EPOCH, **_IN_TOTAL},
-    "fit_asynchronous_n_epochs_with_GPU": _ASYNCHRONOUS,
-    "fit_asynchronous_shuffle_n_epochs_with_GPU": {**_ASYNCHRONOUS, **_IN_TOTAL},
+    "fit_synchronous_with_GPU": {"kind": "synchronous", "every": 1},
+    "fit_synchronous_shuffle_with_GPU": {"kind": "synchronous", "every": 1, **_IN_TOTAL},
+    "fit_synchronous_every_n_epochs_with_GPU": {"kind": "synchronous"},
+    "fit_synchronous_shuffle_every_n_epochs_with_GPU": {"kind": "synchronous", **_IN_TOTAL},
+    "fit_asynchronous_with_GPU": {"kind": "commutative", "every": 1},
+    "fit_asynchronous_shuffle_with_GPU": {"kind": "commutative", "every": 1, **_IN_TOTAL},
+    "fit_asynchronous_n_epochs_with_GPU": {"kind": "commutative"},
+    "fit_asynchronous_shuffle_n_epochs_with_GPU": {"kind": "commutative", **_IN_TOTAL},
 }
-"""The keywords of ``fit`` that each name fixes, with their values."""
+"""What each name fixes of ``fit`` and its ``Merge``, beside ``unit="epochs"``."""
 ARGUMENTS: Mapping[str, str] = {
     "batch_size": "num_batches_per_worker",
-    "merge_every": "n_epocs_sync",
+    "every": "n_epocs_sync",
     "shuffle": "shuffle_blocks",
 }
-"""The keywords of ``fit`` that the named fits have arguments of their own for."""
+"""The options that the named fits have arguments of their own for."""
 
 
 def check_keywords(name: str, given: Mapping[str, Any]) -> None:
     """Raise ``TypeError`` for the first keyword that this named fit fixes or has an argument of its own for."""
     keyword_of = {argument: keyword for keyword, argument in ARGUMENTS.items()}
     for key in given:
-        keyword = keyword_of.get(key, key)
-        if keyword in FIXED[name]:
-            reason = f"its name fixes {keyword}={FIXED[name][keyword]!r}"
-        elif keyword in ARGUMENTS:
-            reason = f"its argument {ARGUMENTS[keyword]} decides that"
-        else:
-            continue
-        raise TypeError(f"{name} takes no {key}=: {reason}; leave it out, or call fit(..., {keyword}=...)")
+        _check_open(name, keyword_of.get(key, key), f"{key}=", "fit(..., {}=...)")
+
+
+def _check_open(name: str, option: str, written: str, call: str) -> None:
+    fixed = {"unit": "epochs", **FIXED[name]}
+    if option in fixed:
+        reason = f"its name fixes {option}={fixed[option]!r}"
+    elif option in ARGUMENTS:
+        reason = f"its argument {ARGUMENTS[option]} decides that"
+    else:
+        return
+    raise TypeError(f"{name} takes no {written}: {reason}; leave it out, or call {call.format(option)}")
+
+
+def merge_of(name: str, given: MergeLike | None, every: int) -> Merge:
+    """Return how this named fit merges, with the options of ``given`` that the name leaves open.
+
+    Raises ``TypeError`` for those that it fixes, and for presets of asynchronous fits.
+    """
+    merge = Merge() if given is None else Merge.of(given)
+    kind = FIXED[name]["kind"]
+    for option in ("kind", "every", "unit"):
+        preset = option == "kind" and merge.preset is not None and kind == "synchronous"
+        if getattr(merge, option) is not None and not preset:
+            _check_open(name, option, f"Merge({option}=...)", "fit(..., merge=Merge({}=...))")
+    return replace(merge, kind=merge.kind or kind, every=every, unit="epochs")
 
 
 class NamedFits(Generic[Fitted]):
@@ -93,7 +95,9 @@ class NamedFits(Generic[Fitted]):
     passes over all samples. ``n_epocs_sync`` is the number of epochs between merges, 0 for one merge at the end.
     ``shuffle_blocks`` distributes blocks to workers in a new order each epoch, ``shuffle_block_data`` shuffles the
     samples within each block. All other keywords of ``fit`` may be given as well (``FitKeywords``), except those
-    that the name fixes (``FIXED``), which are a ``TypeError``. Results and errors are those of ``fit``.
+    that the name fixes (``FIXED``), which are a ``TypeError``. So ``merge`` is a ``Merge`` whose kind, every and
+    unit are left open; the synchronous fits take a preset too, whose every and unit the name replaces. Results and
+    errors are those of ``fit``.
     """
 
     @abstractmethod
@@ -106,8 +110,10 @@ class NamedFits(Generic[Fitted]):
         """Call ``fit`` with what the name fixes, the ``options`` of its arguments, and the ``given`` keywords."""
         check_keywords(name, given)
         check_count("num_batches_per_worker", batches)
-        check_count("n_epocs_sync", options.get("merge_every", 1), least=0)
-        options |= {**FIXED[name], **given}
+        every = check_count("n_epocs_sync", options.pop("every", 1), least=0)
+        merge = merge_of(name, given.get("merge"), every)
+        options |= {key: value for key, value in FIXED[name].items() if key in _IN_TOTAL}
+        options |= {**given, "merge": merge}
         return self.fit(x, y, num_batches_per_worker=batches, num_epochs=num_epochs, **options)
 
     def fit_synchronous_with_GPU(
@@ -169,7 +175,7 @@ class NamedFits(Generic[Fitted]):
             y_train,
             num_batches_per_worker,
             num_epochs,
-            merge_every=n_epocs_sync,
+            every=n_epocs_sync,
             shuffle=_by_blocks(shuffle_blocks),
             shuffle_block_data=shuffle_block_data,
         )
@@ -191,7 +197,7 @@ class NamedFits(Generic[Fitted]):
             y_train,
             num_batches_per_worker,
             num_epochs,
-            merge_every=n_epocs_sync,
+            every=n_epocs_sync,
         )
 
     def fit_asynchronous_with_GPU(
@@ -253,7 +259,7 @@ class NamedFits(Generic[Fitted]):
             y_train,
             num_batches_per_worker,
             num_epochs,
-            merge_every=n_epocs_sync,
+            every=n_epocs_sync,
             shuffle=_by_blocks(shuffle_blocks),
             shuffle_block_data=shuffle_block_data,
         )
@@ -275,10 +281,10 @@ class NamedFits(Generic[Fitted]):
             y_train,
             num_batches_per_worker,
             num_epochs,
-            merge_every=n_epocs_sync,
+            every=n_epocs_sync,
         )
 
 
-def _by_blocks(shuffle_blocks: bool) -> Shuffle:
+def _by_blocks(shuffle_blocks: bool) -> ShuffleLike:
     check_choice("shuffle_blocks", shuffle_blocks, (True, False))
     return "blocks" if shuffle_blocks else None

@@ -1,4 +1,4 @@
-"""Presets: sets of the options of a fit that decide how many workers learn as one.
+"""Presets: kinds of ``Merge`` that choose the options which decide how many workers learn as one.
 
 Each sets what the caller left out. ``"diloco"``, ``"slowmo"`` and ``"post_local"`` are the settings of their
 papers. ``"auto"`` chooses by the number of workers, the number of samples and the network; docs/learning.md has the
@@ -6,25 +6,18 @@ measurements that its numbers come from. None of them changes the learning rate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from compss_train._utils.validation import check_count
+from compss_train.data.order import Batching
 from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
+from compss_train.training.merge import Merge, OptimizerState, Preset
 from compss_train.training.merge_intervals import PostLocal
-
-Preset = Literal["auto", "diloco", "slowmo", "post_local"]
-OptimizerState = Literal["keep", "average", "reset"]
-
-CHOSEN = (
-    *("num_batches_per_worker", "batch_size", "merge_every", "merge_unit"),
-    *("outer_optimizer", "optimizer_state"),
-)
-"""Options that presets choose where they are ``None``, which stands for the default without a preset."""
 
 NESTEROV: Mapping[str, Any] = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 SLOW_MOMENTUM: Mapping[str, Any] = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.7}
@@ -67,75 +60,49 @@ class Situation:
         )
 
 
-def with_preset(preset: Preset, given: Mapping[str, Any], situation: Callable[[], Situation]) -> dict[str, Any]:
-    """Return the options of a fit with those of the preset where ``given`` has none.
+def with_preset(
+    merge: Merge, situation: Callable[[], Situation], *, num_epochs: int, batches: Batching
+) -> tuple[Merge, int | None]:
+    """Return the merge with the options of its preset where it has none, and the batch size.
 
-    Raises ``ValueError`` for options that no preset can be combined with.
+    The size is the given one, or that of ``"auto"``; ``None`` for neither.
     """
-    if given.get("merge", "synchronous") != "synchronous":
-        raise ValueError(
-            f"preset={preset!r} belongs to merge='synchronous', not to merge={given['merge']!r}: give the options "
-            "themselves, as docs/learning.md recommends them"
-        )
-    for name in {"num_epochs", "batch_size", "num_batches_per_worker"} & set(given):
-        check_count(name, given[name])
-    if ("merge_every" in given) != ("merge_unit" in given):
-        raise ValueError(
-            f"preset={preset!r} chooses merge_every= and merge_unit= together: give both or neither of them"
-        )
+    for name, value in (("batch_size", batches.size), ("num_batches_per_worker", batches.number)):
+        if value is not None:
+            check_count(name, value)
+    preset = merge.preset
+    chosen, batch = Merge(), batches.size
     if preset == "auto":
-        return {**_auto(given, situation()), **given}
-    return {**_PUBLISHED[preset](given), **given}
+        known = situation()
+        size = _batch_size(known, batches)
+        chosen, batch = _auto(known, size), size if batches.number is None else batch
+    elif preset is not None:
+        chosen = _published(preset, num_epochs)
+    return replace(merge, kind="synchronous").filled(chosen) if preset is not None else merge, batch
 
 
-def _diloco(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of Douillard et al. 2023, "DiLoCo", arXiv 2311.08105, whose inner optimizer is AdamW."""
-    return {
-        "merge_unit": "batches",
-        "merge_every": 500,
-        "outer_optimizer": NESTEROV,
-        "optimizer_state": "keep",
-    }
+def _published(preset: Preset, num_epochs: int) -> Merge:
+    """Return the options of a paper, all for image classification.
+
+    Douillard et al. 2023, "DiLoCo", arXiv 2311.08105, whose inner optimizer is AdamW. Wang et al. 2020, "SlowMo",
+    arXiv 1910.00643. Lin et al. 2020, "Don't use large mini-batches, use local SGD", arXiv 1808.07217.
+    """
+    if preset == "diloco":
+        return Merge(every=500, unit="batches", outer_optimizer=NESTEROV, optimizer_state="keep")
+    if preset == "slowmo":
+        return Merge(every=12, unit="batches", outer_optimizer=SLOW_MOMENTUM, optimizer_state="reset")
+    every = PostLocal(epochs=max(1, num_epochs // 2), then=16)
+    return Merge(every=every, unit="batches", optimizer_state="keep")
 
 
-def _slowmo(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of Wang et al. 2020, "SlowMo", arXiv 1910.00643, for image classification."""
-    return {
-        "merge_unit": "batches",
-        "merge_every": 12,
-        "outer_optimizer": SLOW_MOMENTUM,
-        "optimizer_state": "reset",
-    }
-
-
-def _post_local(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of Lin et al. 2020, "Don't use large mini-batches, use local SGD", arXiv 1808.07217."""
-    half = max(1, given["num_epochs"] // 2)
-    return {"merge_unit": "batches", "merge_every": PostLocal(epochs=half, then=16), "optimizer_state": "keep"}
-
-
-_PUBLISHED: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "diloco": _diloco,
-    "slowmo": _slowmo,
-    "post_local": _post_local,
-}
-
-
-def _auto(given: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
-    batch = _batch_size(given, situation)
-    batches = {} if "num_batches_per_worker" in given else {"batch_size": batch}
+def _auto(situation: Situation, batch: int) -> Merge:
     if situation.num_workers == 1:
-        return batches
+        return Merge()
     most = SAMPLES_PER_MERGE_WITH_BATCH_NORM if situation.batch_norm else SAMPLES_PER_MERGE
     samples = min(most, situation.samples / 4)
     outer, state = _momentum(situation)
-    return {
-        **batches,
-        "merge_unit": "batches",
-        "merge_every": max(1, round(samples / (batch * situation.num_workers))),
-        "outer_optimizer": outer,
-        "optimizer_state": state,
-    }
+    every = max(1, round(samples / (batch * situation.num_workers)))
+    return Merge(every=every, unit="batches", outer_optimizer=outer, optimizer_state=state)
 
 
 def _momentum(situation: Situation) -> tuple[Mapping[str, Any] | None, OptimizerState]:
@@ -161,10 +128,10 @@ def _outer_momentum(num_workers: int) -> float:
     return round(min(most, 1 - lr / num_workers), 3)
 
 
-def _batch_size(given: Mapping[str, Any], situation: Situation) -> int:
+def _batch_size(situation: Situation, batches: Batching) -> int:
     """Return the local batch: the given one, or a share of the joint batch."""
-    if "batch_size" in given:
-        return int(given["batch_size"])
-    if "num_batches_per_worker" in given:
-        return -(-situation.block // int(given["num_batches_per_worker"]))
+    if batches.size is not None:
+        return batches.size
+    if batches.number is not None:
+        return -(-situation.block // batches.number)
     return min(BATCH, max(SMALLEST_BATCH, JOINT_BATCH // situation.num_workers))

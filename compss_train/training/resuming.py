@@ -121,8 +121,7 @@ class ResumableTrainer(BaseTrainer):
             "collate": described(training_spec.collate),
             "training_step": described(training_spec.training_step),
             "schedule": described(built.schedule),
-            "schedule_steps": built.schedule_steps,
-            **described_fields(training_spec.step_options),
+            **described_fields(training_spec.gradients),
             "torch": torch.__version__,
             "numpy": np.__version__,
         }
@@ -211,6 +210,7 @@ class ResumableTrainer(BaseTrainer):
             "loss": described(training_spec.loss),
             "class_weight": training_spec.class_weight,
             "sample_weight": "given" if data.structure.weighted else None,
+            "bucket_by_length": data.structure.bucketed,
         }
 
     def _load(self, snapshot: Snapshot) -> None:

@@ -246,8 +246,9 @@ class RoundRunner:
         self.progress.skipped = tuple(dict.fromkeys([*self.progress.skipped, *self._skipped]))
         warn_of_first_batch(values["workers"])  # those of the first round only
         self._warned = self._warned or warn_of_random_transform(values[PLAIN])
-        if self.workers.traced_round is not None:
-            self.workers.traced_round.write(values["workers"])
+        for worker, part in zip(chain.from_iterable(pending.submitted.tasks), values["workers"], strict=True):
+            if "trace" in part:
+                self.callbacks.trace(pending.submitted.round.number, worker, part["trace"])
         self._check_readable(values["workers"])
         self._check_weights(pending.submitted.round, values["workers"])
         record = self._record(pending.submitted, values)

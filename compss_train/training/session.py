@@ -1,6 +1,6 @@
 """``Session``: the values that the engine holds for a built model from one call of the trainer to the next."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -16,7 +16,6 @@ from compss_train.training.data_handles import DataHandles
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, fetch_states, state_refs
-from compss_train.training.profile import TracedRound
 from compss_train.training.task_submission import EVALUATION_BATCH, Inference, WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 from compss_train.training.worker import WorkerCallback, WorkerState
@@ -88,10 +87,10 @@ class Session:
         seed: int,
         schedule: LrSchedule | None = None,
         callbacks: Sequence[WorkerCallback] = (),
-        traced_round: TracedRound | None = None,
+        traced: Callable[[int], Collection[int]] = lambda number: (),
     ) -> WorkerGroup:
         """Publish the samples and return the workers that train on them."""
-        sharing = min(data.shares(options.shuffle), len(self.devices))
+        sharing = min(data.shares(options.order), len(self.devices))
         places = self.engine.places(self.resources) if self._may_share(options) else 0
         self.regroup(
             [*aligned_ranges(sharing, places), *(range(n, n + 1) for n in range(sharing, len(self.devices)))]
@@ -111,7 +110,7 @@ class Session:
             states=self.states,
             schedule=schedule,
             callbacks=callbacks,
-            traced_round=traced_round,
+            traced=traced,
         )
 
     def _publish(self, data: DataSource) -> DataHandles:
@@ -134,7 +133,7 @@ class Session:
         Each has its own where it merges by itself, where sums would have more bytes than compressed changes, and on
         GPUs, which they share in another order.
         """
-        return options.merge == "synchronous" and options.merge_dtype is None and not self.resources.gpus
+        return options.merge.kind == "synchronous" and options.merge.dtype is None and not self.resources.gpus
 
     def inference(self, data: DataSource, batch_size: int | None = None) -> Inference:
         """Publish samples for evaluation or prediction, by default in batches of their own, or large ones."""

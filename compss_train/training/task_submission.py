@@ -1,6 +1,6 @@
 """Submission of tasks: ``WorkerGroup`` for training, ``Inference`` for evaluation and prediction."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
@@ -21,7 +21,6 @@ from compss_train.model.weighted_mean import aligned_ranges, ranges_for_costs
 from compss_train.training.data_handles import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, States, joined_states, parts, state_refs
-from compss_train.training.profile import TracedRound
 from compss_train.training.task_inputs import RoundInputs
 from compss_train.training.worker import (
     GroupWork,
@@ -62,7 +61,8 @@ class WorkerGroup:
     ``free_states``, as a fit that is stopped returns to them."""
     schedule: LrSchedule | None = None
     callbacks: Sequence[WorkerCallback] = ()
-    traced_round: TracedRound | None = None
+    traced: Callable[[int], Collection[int]] = lambda number: ()
+    """Returns the workers that are traced in a round."""
     next_round: Round | None = None
     """The round after the one whose tasks are submitted."""
     _tasks: "_RoundTasks | None" = field(default=None, repr=False)
@@ -140,7 +140,6 @@ class _RoundTasks:
         self._workers = workers
         self._inputs = RoundInputs(workers.engine, workers.data, workers.groups, round_)
         self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
-        traced_round = workers.traced_round
         self._settings = RoundSettings(
             number=round_.number,
             options=workers.options,
@@ -149,13 +148,13 @@ class _RoundTasks:
             check_outputs=check_outputs,
             may_skip=workers.data.may_skip,
             callbacks=workers.callbacks,
-            traced=None if traced_round is None else traced_round.worker_in(round_.number),
+            traced=frozenset(workers.traced(round_.number)),
         )
 
     def of(self, group: int) -> tuple[list[Ref], GroupWork]:
         """Return the values that the task of a group receives, and what its workers train on."""
         active = self._workers.active(group, self.round)
-        ahead = {worker: self._upcoming(worker) for worker in active} if self._workers.data.reads_ahead else {}
+        ahead = {worker: self._upcoming(worker) for worker in active} if self._workers.data.read_ahead else {}
         inputs = self._inputs.of(group, ahead.values())
         first = self._workers.groups[group].start
         members = [
@@ -182,7 +181,7 @@ class _RoundTasks:
         """Return the first files that a worker needs in the next round, as many as it may read ahead."""
         next_round = self._workers.next_round
         blocks = blocks_of(next_round.assignments[worker]) if next_round else ()
-        return blocks[: self._workers.options.read_ahead]
+        return blocks[: self._workers.data.read_ahead]
 
     def _timed(
         self, schedule: LrSchedule, worker: int, assignment: WorkerAssignment

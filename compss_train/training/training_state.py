@@ -17,7 +17,7 @@ class MergeState:
     outer: Any = None
     """The state of the outer optimizer."""
     averaged: Any = None
-    """The average of the parameters of the last merges, with ``weight_averaging``."""
+    """The average of the parameters of the last merges, with ``Merge(averaging=...)``."""
 
     def refs(self) -> Iterator[Ref]:
         """Iterate over the references."""

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from compss_train import Merge
 from compss_train import callbacks as package
 from compss_train.callbacks import (
     Callback,
@@ -13,6 +14,7 @@ from compss_train.callbacks import (
     EarlyStopping,
     JsonLines,
     MLflow,
+    Profile,
     ProgressBar,
     Report,
     RoundLines,
@@ -38,8 +40,8 @@ FACTORIES = {
     TensorBoard: lambda folder: TensorBoard(folder / "board"),
 }
 
-TRACKERS = {MLflow, Trackio, WandB}
-"""Their packages take seconds for each run: test_trackers.py has their tests."""
+TRACKERS = {MLflow, Trackio, WandB, Profile}
+"""Those that take seconds for each run: test_trackers.py and tests/training/test_profile.py have their tests."""
 
 HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end")
 
@@ -210,8 +212,8 @@ def test_its_state_is_restored_from_a_checkpoint(make, tmp_path):
     ("options", "callbacks", "calls"),
     [
         ({}, [], "SrerereE"),
-        ({"merge_unit": "blocks", "num_epochs": 1}, [], "SrerereE"),
-        ({"merge_every": 0}, [], "SreE"),
+        ({"merge": Merge(unit="blocks"), "num_epochs": 1}, [], "SrerereE"),
+        ({"merge": Merge(every=0)}, [], "SreE"),
         ({}, [StopAfter(1)], "SrereE"),
         ({}, [Failing("on_fit_start")], "SX"),
         ({}, [Failing("on_round_start")], "SrerX"),

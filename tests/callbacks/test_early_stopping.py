@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train import Merge
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.helpers.callbacks import CallAt, InterruptAt
@@ -114,7 +115,7 @@ def test_the_average_is_restored_where_it_is_monitored():
     trainer, averages = trainer_of(), []
     keeping = CallAt("round_end", lambda each: averages.append(each.get_parameters(averaged=True)), number=2)
     stopping = EarlyStopping("val_averaged_loss", patience=9)  # the last of three rounds is the best
-    fit(trainer, stopping, keeping, weight_averaging=0.5, **VALIDATION)
+    fit(trainer, stopping, keeping, merge=Merge(averaging=0.5), **VALIDATION)
     assert stopping.best_round == 2
     assert_same_bits(trainer.get_parameters(), averages[0])
     assert_same_bits(trainer.get_parameters(), trainer.get_parameters(averaged=True))

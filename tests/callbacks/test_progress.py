@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from compss_train import Merge
 from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines, progress
 from compss_train.callbacks.progress import with_progress
 from tests.helpers.callbacks import CallAt, InterruptAt, StopAfter
@@ -38,7 +39,7 @@ def test_terminals_show_a_bar(monkeypatch):
     assert text.endswith("\n")
 
 
-@pytest.mark.parametrize("merges", [{}, {"merge_unit": "blocks", "merge_every": 1}])
+@pytest.mark.parametrize("merges", [{}, {"merge": Merge(every=1, unit="blocks")}])
 def test_a_line_for_each_epoch_stays_above_the_bar(monkeypatch, merges):
     trainer, text = shown(monkeypatch, Terminal(), **merges)
     last_of = {record["epoch"]: record for record in trainer.history}
@@ -61,7 +62,7 @@ def test_the_bar_moves_within_a_round_and_never_beyond_its_end(monkeypatch):
             shown_all.set()
         return number
 
-    configuration = {"fit": {"merge_unit": "epochs"}}
+    configuration = {"fit": {"merge": {"unit": "epochs"}}}
     trainer = SimpleNamespace(
         configuration=configuration, num_workers=1, resumed_from=None, stopped=None, trained_samples=reported
     )

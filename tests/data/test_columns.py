@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, TrainTransform
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, TrainTransform
 from compss_train.callbacks import Checkpoint
 from compss_train.data.columns import ColumnStructure, structured
 from compss_train.engines.machine import intra_op_threads
@@ -85,9 +85,9 @@ def test_every_form_is_the_plain_loop(form):
 
 OPTIONS = [
     {"shuffle": "total"},
-    {"shuffle": "partial", "shuffle_buffer": 9},
+    {"shuffle": PartialShuffle(9)},
     {"buffer": BufferSpec("FIRO", 20)},
-    {"merge_unit": "batches", "merge_every": 2, "sample_weight": np.ones(62)},
+    {"merge": Merge(every=2, unit="batches"), "sample_weight": np.ones(62)},
 ]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Ragged
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, Ragged
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import bucketed_order
 from compss_train.data.ragged import gathered, join
@@ -22,6 +22,7 @@ TOKENS = [RANDOM.integers(1, 9, length) for length in LENGTHS]
 NEXT = [np.roll(each, -1) for each in TOKENS]
 CLASSES = np.array([each[0] % 2 for each in TOKENS])
 STILL = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+BUCKETED = Ragged(TOKENS, bucket_by_length=True)
 
 
 class Characters(nn.Module):
@@ -71,23 +72,19 @@ def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": "total"}, {"bucket_by_length": True}], ids=["plain", "total", "bucket"]
+    ("tokens", "shuffle"),
+    [(TOKENS, "blocks"), (TOKENS, "total"), (BUCKETED, "blocks")],
+    ids=["plain", "total", "bucket"],
 )
-def test_engines_agree_and_fits_are_resumed(engine, options, tmp_path):
-    given = {
-        "num_epochs": 2,
-        "batch_size": 5,
-        "progress": False,
-        "merge_unit": "batches",
-        "merge_every": 2,
-        **options,
-    }
+def test_engines_agree_and_fits_are_resumed(engine, tokens, shuffle, tmp_path):
+    merge = Merge(every=2, unit="batches")
+    given = {"shuffle": shuffle, "num_epochs": 2, "batch_size": 5, "progress": False, "merge": merge}
     one, other = (trainer_of(each, workers=2) for each in (engine, "serial"))
-    one.fit(TOKENS, NEXT, validation_data=(TOKENS, NEXT), **given)
-    other.fit(TOKENS, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **given)
+    one.fit(tokens, NEXT, validation_data=(TOKENS, NEXT), **given)
+    other.fit(tokens, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **given)
     assert_same_bits(one.get_parameters(), other.get_parameters())
     resumed = trainer_of(workers=2)
-    resumed.fit(TOKENS, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **given)
+    resumed.fit(tokens, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **given)
     assert_same_bits(one.get_parameters(), resumed.get_parameters())
 
 
@@ -101,7 +98,7 @@ def test_batches_of_similar_lengths_hold_every_sample_once():
     plain = trainer_of(collate=collate)
     for bucketed in (False, True):
         seen.clear()
-        plain.fit(TOKENS, NEXT, num_epochs=1, batch_size=5, progress=False, bucket_by_length=bucketed)
+        plain.fit(BUCKETED if bucketed else TOKENS, NEXT, num_epochs=1, batch_size=5, progress=False)
         assert sorted(length for batch in seen for length in batch) == sorted(LENGTHS.tolist())
         spread = sum(max(batch) - min(batch) for batch in seen)
         assert (spread < 2 * len(set(LENGTHS.tolist()))) == bucketed
@@ -121,6 +118,7 @@ def test_predictions_of_batches_of_different_lengths_are_a_list():
     net = trainer.model().eval()
     found = trainer.predict(TOKENS, batch_size=4)
     assert len(found) == len(TOKENS)
+    assert all(np.array_equal(*pair) for pair in zip(found, trainer.predict(BUCKETED, batch_size=4), strict=True))
     for tokens, output in zip(TOKENS, found, strict=True):
         with torch.no_grad():
             expected = net(torch.from_numpy(tokens)[None])[0].numpy()
@@ -140,7 +138,7 @@ def test_other_columns_and_dicts_go_with_them():
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
     trainer.build(Classifier(), SGD, "cross_entropy", "accuracy")
     x = {"tokens": [each.tolist() for each in TOKENS], "number": np.ones(41, np.float32)}
-    trainer.fit(x, CLASSES, num_epochs=2, batch_size=6, bucket_by_length=True, progress=False)
+    trainer.fit({**x, "tokens": BUCKETED}, CLASSES, num_epochs=2, batch_size=6, progress=False)
     assert trainer.predict(x).shape == (41, 2)
 
 
@@ -161,21 +159,21 @@ def test_sequences_are_cut_selected_and_pickled_without_the_others():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("tokens", "options", "message"),
     [
-        ({"shuffle": "partial"}, "shuffle='partial' mixes samples of one size"),
-        ({"buffer": BufferSpec("FIFO", 20)}, "buffer= mixes samples of one size"),
-        ({"bucket_by_length": True, "shuffle": "total"}, "bucket_by_length=True orders the samples within"),
+        (TOKENS, {"shuffle": PartialShuffle()}, "PartialShuffle mixes samples of one size"),
+        (TOKENS, {"buffer": BufferSpec("FIFO", 20)}, "buffer= mixes samples of one size"),
+        (BUCKETED, {"shuffle": "total"}, "bucket_by_length=True orders the samples within"),
     ],
 )
-def test_options_that_need_samples_of_one_size_are_errors(options, message):
+def test_options_that_need_samples_of_one_size_are_errors(tokens, options, message):
     with pytest.raises(ValueError, match=message):
-        trainer_of().fit(TOKENS, NEXT, num_epochs=1, batch_size=5, **options)
+        trainer_of().fit(tokens, NEXT, num_epochs=1, batch_size=5, **options)
 
 
 def test_wrong_arguments_are_errors():
-    with pytest.raises(ValueError, match="needs sequences of different lengths"):
-        trainer_of().fit(np.zeros((9, 3)), np.zeros(9), num_epochs=1, batch_size=5, bucket_by_length=True)
+    with pytest.raises(ValueError, match="bucket_by_length=3: choose one of True, False"):
+        Ragged(TOKENS, bucket_by_length=3)
     with pytest.raises(TypeError, match="collate=3"):
         trainer_of(collate=3)
     with pytest.raises(TypeError, match=r"collate returned a Tensor for a list of \(x, y\)"):

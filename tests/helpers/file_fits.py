@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 
-from compss_train import DistributedTrainer, FileDataset
+from compss_train import DistributedTrainer, FileDataset, PartialShuffle
 from tests.helpers.models import ADAM, awkward_net
 
 SIZES = (13, 20, 7, 17)
 BOUNDS = (0, *itertools.accumulate(SIZES))
-POOLS = {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}
+POOLS = {"shuffle": PartialShuffle(11, pools=2)}
 
 
 def rows(array):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor
+from compss_train import BlockedTensor, Merge
 
 SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
 ADAM = {"optimizer": "adam", "lr": 0.01}
@@ -23,10 +23,10 @@ FITS = [
 ]
 # When synchronous workers merge.
 MODES = [
-    {"merge_every": 1},
-    {"merge_every": 2},
-    {"merge_every": 0},
-    {"merge_every": 1, "merge_unit": "blocks"},
+    {"merge": Merge(every=1)},
+    {"merge": Merge(every=2)},
+    {"merge": Merge(every=0)},
+    {"merge": Merge(every=1, unit="blocks")},
 ]
 
 

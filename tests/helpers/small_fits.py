@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.training.checkpoints.trees import assert_same
@@ -76,3 +76,14 @@ class RefusingTransform:
 
     def __call__(self, x):
         raise AssertionError("this was trained on")
+
+
+def combined(*options, **more):
+    """Return several dicts of options as one; their merges are combined, of which later ones count more."""
+    result: dict[str, Any] = {}
+    for each in (*options, more):
+        before = result.get("merge")
+        result |= each
+        if before is not None and "merge" in each:
+            result["merge"] = Merge.of(each["merge"]).filled(Merge.of(before))
+    return result

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from compss_train import BlockedTensor, DistributedTrainer
+from compss_train import BlockedTensor, DistributedTrainer, Merge
 from compss_train.engines import SerialEngine
 from compss_train.integrations import dislib
 from compss_train.integrations.dislib import (
@@ -120,9 +120,9 @@ def test_no_epochs_between_merges_is_one_merge(made, fit):
 @CLASSES
 def test_optimizer_states_stay_or_are_made_anew(made):
     x, y = rows_of(60)
-    for kept in (True, False):
+    for kept in (True, False):  # by default it is made anew for each block, here the only one
         encapsulated = made()
-        options = {} if kept else {"optimizer_state": "reset"}
+        options = {"merge": Merge(optimizer_state="keep")} if kept else {}
         encapsulated.fit_synchronous_with_GPU(x, y, 3, 2, **ORDERED, **options)
         assert_same_bits(arrays(encapsulated), plain_loop(kept=kept, like=made))
 
@@ -173,7 +173,7 @@ def test_halving_is_a_keyword(made):
     moved.fit_synchronous_with_GPU(X, Y, 3, 1, **ORDERED)
     for rule, share in (("weighted", 1.0), ("halving", 0.5)):
         encapsulated = made()
-        encapsulated.fit_asynchronous_with_GPU(X, Y, 3, 1, **ORDERED, rule=rule)
+        encapsulated.fit_asynchronous_with_GPU(X, Y, 3, 1, merge=Merge(rule=rule), **ORDERED)
         expected = {name: base[name] + share * (arrays(moved)[name] - base[name]) for name in base}
         assert_close(arrays(encapsulated), expected, 1e-6)
 
@@ -184,7 +184,7 @@ def test_asynchronous_workers_merge_every_epoch_or_every_block(made):
     encapsulated = made()
     encapsulated.fit_asynchronous_with_GPU(X, Y, 3, 2, progress=False)
     assert len(encapsulated.trainer.history) == 2
-    options = {"merge": "commutative", "merge_unit": "blocks", "progress": False}
+    options = {"merge": Merge("commutative", unit="blocks"), "progress": False}
     encapsulated.fit(X, Y, num_epochs=2, num_batches_per_worker=3, **options)
     assert len(encapsulated.trainer.history) == 2 + 2 * 4
 
@@ -261,7 +261,7 @@ def built(spec, loss="softmax_cross_entropy", net=None, **options):
 
 
 def fitted(made, x=X, y=Y, epochs=2):
-    made.fit_synchronous_with_GPU(x, y, 3, epochs, **ORDERED)
+    made.fit_synchronous_with_GPU(x, y, 3, epochs, merge=Merge(optimizer_state="keep"), **ORDERED)
     return (made if isinstance(made, DistributedTrainer) else made.trainer).get_parameters()
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Callback
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
@@ -187,10 +187,12 @@ def test_a_fit_before_build_is_an_error(made):
 def test_fits_take_the_keywords_of_fit(made):
     x, y = tensors()
     encapsulated = made()
-    encapsulated.fit_asynchronous_with_GPU(x, y, 3, 2, validation_data=(x, y), rule="halving", progress=False)
+    encapsulated.fit_asynchronous_with_GPU(
+        x, y, 3, 2, validation_data=(x, y), merge=Merge(rule="halving"), progress=False
+    )
     assert all("val_loss" in record for record in encapsulated.trainer.history)
     with pytest.raises(
-        TypeError, match="fit_asynchronous_with_GPU takes no merge=: its name fixes merge='commutative'"
+        TypeError, match=r"fit_asynchronous_with_GPU takes no Merge\(kind=...\): its name fixes kind='commutative'"
     ):
         encapsulated.fit_asynchronous_with_GPU(x, y, 3, 2, merge="synchronous")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Gradients
 from compss_train.model.compilation import Compilation
 from compss_train.model.training_spec import TrainingSpec
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, mlp, state_arrays
@@ -44,7 +44,7 @@ def step(model, batch, context):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"training_step": step}, {"precision": "bf16", "accumulate": 2}],
+    [{}, {"training_step": step}, {"precision": "bf16", "gradients": Gradients(accumulate=2)}],
     ids=lambda options: ", ".join(options) or "plain",
 )
 def test_a_compiled_fit_is_the_plain_one(options):

@@ -5,7 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset, SerialEngine, write_files
+from compss_train import (
+    BlockedTensor,
+    BufferSpec,
+    DistributedTrainer,
+    FileDataset,
+    Merge,
+    PartialShuffle,
+    SerialEngine,
+    write_files,
+)
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -27,12 +36,12 @@ WAYS = {
     "blocks": {},
     "blocks in order": {"shuffle": None, "shuffle_block_data": False},
     "total": {"shuffle": "total"},
-    "partial": {"shuffle": "partial"},
-    "two pools": {"shuffle": "partial", "pools": 2, "shuffle_buffer": 9},
+    "partial": {"shuffle": PartialShuffle()},
+    "two pools": {"shuffle": PartialShuffle(9, pools=2)},
     "queue": {"buffer": FIRO},
     "queue, total": {"buffer": FIRO, "shuffle": "total"},
     "reservoir": {"buffer": BufferSpec("Reservoir", 16)},
-    "commutative": {"merge": "commutative", "merge_unit": "blocks"},
+    "commutative": {"merge": Merge("commutative", unit="blocks")},
 }
 
 
@@ -252,7 +261,7 @@ def test_weights_in_files_that_are_all_zero_are_an_error(tmp_path, merge_unit):
         write_files(tmp_path / folder, arrays, rows=7)
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
     trainer.build(nn.Linear(1, 1), SGD, "mse")
-    options = {"shuffle": None, "batch_size": 5, "merge_unit": merge_unit, "progress": False}
+    options = {"shuffle": None, "batch_size": 5, "merge": Merge(unit=merge_unit), "progress": False}
     trainer.fit(FileDataset(tmp_path / "half" / "*.npz", weight="w"), num_epochs=2, **options)
     with pytest.raises(ValueError, match=f"the weights of all {SAMPLES} samples of the first epoch are 0, so that"):
         trainer.fit(FileDataset(tmp_path / "none" / "*.npz", weight="w"), num_epochs=2, **options)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, TrainTransform
+from compss_train import DistributedTrainer, Gradients, Merge, TrainTransform
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.engines.machine import intra_op_threads
@@ -98,7 +98,7 @@ def test_one_worker_is_the_plain_loop_with_a_seed_for_each_batch_or_sample(engin
 
 @pytest.mark.parametrize("given", [mixup, TrainTransform(noisy, by_sample=True)], ids=["batch", "sample"])
 def test_resumed_fits_draw_what_they_would_have_drawn(tmp_path, given):
-    options = {"num_epochs": 2, "shuffle": "total", "merge_unit": "batches", "merge_every": 2}
+    options = {"num_epochs": 2, "shuffle": "total", "merge": Merge(every=2, unit="batches")}
     whole = trainer_of(train_transform=given, metric=None)
     fit(whole, Checkpoint(tmp_path, keep=99), **options)
     for folder in sorted(tmp_path.glob("round-*"))[:-1:2]:
@@ -127,7 +127,7 @@ def test_evaluation_prediction_and_exports_leave_it_out(tmp_path):
     def spoil(x):
         return torch.full_like(x, torch.nan)
 
-    trainer = trainer_of(train_transform=spoil, transform=lambda x: x / 3, on_nan="ignore")
+    trainer = trainer_of(train_transform=spoil, transform=lambda x: x / 3, gradients=Gradients(on_nan="ignore"))
     plain = trainer_of(transform=lambda x: x / 3)
     assert trainer.evaluate(X, Y) == plain.evaluate(X, Y)
     np.testing.assert_array_equal(trainer.predict(X), plain.predict(X))

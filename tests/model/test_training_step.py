@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import DistributedTrainer, StepContext
+from compss_train import DistributedTrainer, Gradients, Merge, StepContext
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.random_state import random_state
@@ -133,7 +133,11 @@ def test_options_of_steps_apply_and_weights_reach_the_step():
     def plain(model, batch, context):
         return context.loss(model(batch[0]), batch[1], context.weight)
 
-    options = {"accumulate": 2, "clip_norm": 0.5, "class_weight": [1, 2, 3], "schedule": lambda e: 0.5**e}
+    options = {
+        "gradients": Gradients(clip_norm=0.5, accumulate=2),
+        "class_weight": [1, 2, 3],
+        "schedule": lambda e: 0.5**e,
+    }
     weights = np.linspace(0, 1, len(X))
     trainers = [
         trainer_of(awkward_net(), SGD, "cross_entropy", **options, **given, workers=2)
@@ -201,13 +205,13 @@ def plain_gan():
 
 def test_two_optimizers_in_turns_are_the_plain_loop(engine):
     """The number of the batch goes on from task to task, so that every second batch is the same."""
-    ours = gan(engine).fit(*blocked(X, Y, 4), **STILL, merge_unit="blocks")
+    ours = gan(engine).fit(*blocked(X, Y, 4), merge=Merge(unit="blocks"), **STILL)
     assert_same_bits(ours, plain_gan())
 
 
 @pytest.mark.parametrize("state", ["keep", "average"])
 def test_all_modules_are_merged_and_each_optimizers_state_is_resumed(tmp_path, state):
-    options = {"optimizer_state": state, "num_epochs": 2, "merge_unit": "batches", "merge_every": 3}
+    options = {"merge": Merge(every=3, unit="batches", optimizer_state=state), "num_epochs": 2}
     whole = gan(workers=2)
     fit(whole, Checkpoint(tmp_path, keep=99), **options)
     for folder in sorted(tmp_path.glob("round-*"))[:-1]:
@@ -373,8 +377,16 @@ def test_wrong_arguments_are_errors_of_build():
         ((mlp(), SGD), {"training_step": "stepp"}, "training_step='stepp'"),
         ((two, both, "mse"), {}, "several optimizers need training_step="),
         ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', which is no module of the network.*a, b"),
-        ((two, both), {"training_step": step, "accumulate": 2}, "accumulate=2 belongs to one optimizer"),
-        ((two, both), {"training_step": step, "on_nan": "skip"}, "on_nan='skip' belongs to one"),
+        (
+            (two, both),
+            {"training_step": step, "gradients": Gradients(accumulate=2)},
+            "accumulate=2 belongs to one optimizer",
+        ),
+        (
+            (two, both),
+            {"training_step": step, "gradients": Gradients(on_nan="skip")},
+            "on_nan='skip' belongs to one",
+        ),
         ((mlp(), SGD), {"training_step": step, "class_weight": [1, 2]}, "class_weight= belongs to loss="),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Merge
 from compss_train.buffers import BufferFullError
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import adam_error, sgd_error
@@ -84,7 +84,7 @@ def test_an_outer_optimizer_steps_with_each_merge(local):
 def test_an_online_fit_ends_the_average_of_an_earlier_one(local):
     x, y = classification(samples=42)
     trainer = build_trainer(local, 1, mlp(), {"optimizer": "sgd", "lr": 0.1})
-    trainer.fit(x, y, num_epochs=1, batch_size=7, weight_averaging="ema", progress=False)
+    trainer.fit(x, y, num_epochs=1, batch_size=7, merge=Merge(averaging="ema"), progress=False)
     fit_online(trainer, simulate_rows, [(x, y)])
     assert trainer.snapshot().merge == dict.fromkeys(("moments", "outer", "averaged"))
     with pytest.raises(ValueError, match="the last fit kept no average"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, DivergedError
+from compss_train import DistributedTrainer, DivergedError, Gradients
 from compss_train.data.order import transform_seed
 from compss_train.model.random_state import random_state
 from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
@@ -42,14 +42,18 @@ class Clipping(torch.optim.SGD):
 
 
 def test_gradients_are_clipped(local):
-    ours = fit_online(built(local, awkward_net(), clip_norm=0.5), simulate_rows, [(X, Y)])
+    ours = fit_online(built(local, awkward_net(), gradients=Gradients(clip_norm=0.5)), simulate_rows, [(X, Y)])
     assert_same_bits(ours, plain_loop(awkward_net(), partial(Clipping, lr=0.05, momentum=0.9), batches_of(7, X, Y)))
 
 
 @pytest.mark.parametrize("merge_every", [2, 5, 1000])
 def test_accumulated_steps_end_at_merges(local, merge_every):
     ours = fit_online(
-        built(local, mlp(), accumulate=3), simulate_rows, [(X, Y)], batch_size=4, merge_every_batches=merge_every
+        built(local, mlp(), gradients=Gradients(accumulate=3)),
+        simulate_rows,
+        [(X, Y)],
+        batch_size=4,
+        merge_every_batches=merge_every,
     )
     sizes = [4 * n for n in {2: [2] * 7 + [1], 5: [3, 2] * 3, 1000: [3] * 5}[merge_every]]
     batches = zip(torch.from_numpy(X).split(sizes), torch.from_numpy(Y).split(sizes), strict=True)
@@ -61,7 +65,7 @@ def test_accumulated_steps_end_at_merges(local, merge_every):
 def test_a_batch_with_nan_is_skipped_and_counted(local, merge_every):
     x = X.copy()
     x[9] = np.nan
-    trainer = built(local, mlp(), on_nan="skip")
+    trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
     ours = fit_online(trainer, simulate_rows, [(x, Y)], merge_every_batches=merge_every)
     kept = np.r_[0:7, 14:60]
     plain = plain_loop(mlp(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), batches_of(7, X[kept], Y[kept]))
@@ -73,7 +77,7 @@ def test_a_batch_with_nan_is_skipped_and_counted(local, merge_every):
 
 def test_too_many_consecutive_batches_with_nan_raise(local):
     x = np.full((300, 6), np.nan, np.float32)
-    trainer = built(local, mlp(), on_nan="skip")
+    trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
     with pytest.raises(DivergedError, match="infinite in 100 consecutive batches"):
         fit_online(trainer, simulate_rows, [(x, np.zeros(300, np.int64))], batch_size=2, merge_every_batches=3)
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
@@ -82,7 +86,7 @@ def test_too_many_consecutive_batches_with_nan_raise(local):
 def test_only_consecutive_skipped_batches_count(local):
     x = np.ones((220, 6), np.float32)
     x[::2] = np.nan
-    trainer = built(local, mlp(), on_nan="skip")
+    trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
     fit_online(trainer, simulate_rows, [(x, np.zeros(220, np.int64))], batch_size=1, merge_every_batches=50)
     assert sum(record.get("skipped_batches", 0) for record in trainer.history) == 110
 
@@ -90,7 +94,7 @@ def test_only_consecutive_skipped_batches_count(local):
 def test_nan_is_trained_on_with_on_nan_ignore(local):
     x = X.copy()
     x[9] = np.nan
-    final = fit_online(built(local, mlp(), on_nan="ignore"), simulate_rows, [(x, Y)])
+    final = fit_online(built(local, mlp(), gradients=Gradients(on_nan="ignore")), simulate_rows, [(x, Y)])
     assert np.isnan(final["0.weight"]).all()
 
 

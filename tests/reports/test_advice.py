@@ -154,7 +154,7 @@ def test_epochs_of_a_run_that_was_cut_or_merges_every_other_one_have_all_samples
 
 def test_long_rounds_and_those_without_noise_are_errors():
     records = history(plan(8), 400)
-    with pytest.raises(ValueError, match=r"its rounds have 11 batches a worker.*merge_every=5 at most"):
+    with pytest.raises(ValueError, match=r"its rounds have 11 batches a worker.*every=5\) at most"):
         measured_noise(records, batch=100 / 10.5)
     for record in records:
         del record["noise_scale"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from compss_train import BadFileError, DistributedTrainer
+from compss_train import BadFileError, DistributedTrainer, Merge
 from compss_train.callbacks import Callback
 from compss_train.reports import history as history_module
 from compss_train.reports.curves import panels, positions, title_of
@@ -19,6 +19,7 @@ from compss_train.reports.records import flatten
 from compss_train.reports.timeline import KINDS, round_rows, worker_rows
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, blocked, classification, mlp
+from tests.helpers.small_fits import combined
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,9 @@ def trainer():
         built.build(mlp(), SGD, "cross_entropy", "accuracy")
         assert built.history == []
         options = {"batch_size": 5, "progress": False}
-        built.fit(*blocked(x, y, 3), num_epochs=1, merge_unit="blocks", validation_data=(x, y), **options)
+        built.fit(
+            *blocked(x, y, 3), num_epochs=1, validation_data=(x, y), **combined(options, merge=Merge(unit="blocks"))
+        )
         built.fit(*blocked(x, y, 3), num_epochs=2, merge="commutative", **options)
         yield built
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, Engine
+from compss_train import BlockedTensor, DistributedTrainer, Engine, Merge
 from compss_train._utils.nested import leaves
 from compss_train.reports.records import measured_names
 from tests.same_bits.material import X, Y, awkward
@@ -56,7 +56,7 @@ def small_fit(
     data: Callable[[Path], Sequence[Any]] = in_blocks,
     **options: Any,
 ) -> Bits:
-    """Train a small network; all of these are options of ``fit`` unless they are named above."""
+    """Train a small network; all of these are options of ``fit`` and its ``Merge`` unless they are named above."""
     trainer = trainer_of(place, workers=place.workers(workers, by_arrival=by_arrival))
     trainer.build(net(), optimizer, loss, metric, **(build or {}))
     given = data(place.folder)
@@ -70,6 +70,8 @@ def trainer_of(place: Place, workers: int = 3) -> DistributedTrainer:
 
 def fit(trainer: DistributedTrainer, x: Any, y: Any = None, **options: Any) -> None:
     batches = {} if "num_batches_per_worker" in options else {"batch_size": 5}
+    merging = {each.name: options.pop(each.name) for each in fields(Merge) if each.name in options}
+    options["merge"] = Merge(options.get("merge"), **merging)
     trainer.fit(x, y, **{"num_epochs": 2, "progress": False, **batches, **options})
 
 

@@ -16,7 +16,17 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
 
-from compss_train import BlockedTensor, BufferSpec, FileDataset, Ragged, Samples, TrainTransform
+from compss_train import (
+    BlockedTensor,
+    BufferSpec,
+    FileDataset,
+    Gradients,
+    PartialShuffle,
+    Ragged,
+    Samples,
+    Schedule,
+    TrainTransform,
+)
 from compss_train.training import PostLocal, Quadratic
 from tests.same_bits import material
 from tests.same_bits.fitting import Bits, Place, blocks, small_fit
@@ -25,7 +35,7 @@ from tests.same_bits.material import NEXT, ONE_HOT, TOKENS, WEIGHTS, X, Y
 SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 STILL = {"shuffle": None, "shuffle_block_data": False}
-BATCHES = {"merge_unit": "batches", "merge_every": 2}
+BATCHES = {"unit": "batches", "every": 2}
 VALIDATED = {"validation_data": (X[:20], Y[:20])}
 FIRO = BufferSpec("FIRO", 24, threshold=9)
 ARRIVING = {"merge": "commutative", "by_arrival": True}
@@ -68,8 +78,8 @@ def grid(folder):
     return BlockedTensor.from_array(X, (4, 2)), BlockedTensor.from_array(Y, (4, 2))
 
 
-def ragged(folder):
-    return blocks(Ragged(TOKENS), 5), blocks(Ragged(NEXT), 5)
+def ragged(folder, **options):
+    return blocks(Ragged(TOKENS, **options), 5), blocks(Ragged(NEXT), 5)
 
 
 def no_targets(folder):
@@ -86,9 +96,9 @@ SHUFFLES = {
     "total shuffle": {"shuffle": "total"},
     "samples of blocks shuffled": {"shuffle": None},
     "no shuffle": STILL,
-    "partial shuffle, one pool": {"shuffle": "partial", "shuffle_buffer": 11},
-    "partial shuffle, two pools": {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2},
-    "partial shuffle, pools as large as blocks": {"shuffle": "partial"},
+    "partial shuffle, one pool": {"shuffle": PartialShuffle(11)},
+    "partial shuffle, two pools": {"shuffle": PartialShuffle(11, pools=2)},
+    "partial shuffle, pools as large as blocks": {"shuffle": PartialShuffle()},
     "batches a block": {"num_batches_per_worker": 2},
     "one worker": {"workers": 1},
     "several workers a task": {"workers": 19, "data": twenty_blocks},
@@ -97,19 +107,19 @@ SHUFFLES = {
     "double precision": {"data": lambda folder: (blocks(X.astype("float64")), blocks(Y)), "net": material.double},
 }
 MERGES = {
-    "merged every two epochs": {"merge_every": 2, "num_epochs": 3},
-    "merged once": {"merge_every": 0},
-    "merged every block": {"merge_every": 1, "merge_unit": "blocks"},
-    "merged every batch": {"merge_every": 1, "merge_unit": "batches"},
+    "merged every two epochs": {"every": 2, "num_epochs": 3},
+    "merged once": {"every": 0},
+    "merged every block": {"every": 1, "unit": "blocks"},
+    "merged every batch": {"every": 1, "unit": "batches"},
     "merged every two batches": BATCHES,
-    "post-local": {**BATCHES, "merge_every": PostLocal(epochs=1, then=4)},
-    "quadratic": {**BATCHES, "merge_every": Quadratic(lr=0.05, growth=0.1)},
+    "post-local": {**BATCHES, "every": PostLocal(epochs=1, then=4)},
+    "quadratic": {**BATCHES, "every": Quadratic(lr=0.05, growth=0.1)},
     "commutative": ARRIVING,
     "commutative, halving": {**ARRIVING, "rule": "halving"},
-    "commutative, blocks": {**ARRIVING, "merge_unit": "blocks"},
+    "commutative, blocks": {**ARRIVING, "unit": "blocks"},
     "commutative, outer optimizer": {**ARRIVING, "outer_optimizer": NESTEROV},
-    "commutative, bf16": {**ARRIVING, "merge_dtype": "bf16"},
-    "commutative, int8, optimizers reset": {**ARRIVING, "merge_dtype": "int8", "optimizer_state": "reset"},
+    "commutative, bf16": {**ARRIVING, "dtype": "bf16"},
+    "commutative, int8, optimizers reset": {**ARRIVING, "dtype": "int8", "optimizer_state": "reset"},
     "commutative, validated": {**ARRIVING, **VALIDATED},
     "parameter server": SERVED,
     "parameter server, batches": {**SERVED, **BATCHES},
@@ -117,30 +127,30 @@ MERGES = {
     "outer optimizer": {"outer_optimizer": NESTEROV, **VALIDATED},
     "outer optimizer, batches": {"outer_optimizer": NESTEROV, **BATCHES},
     "outer optimizer, Adam": {"outer_optimizer": {"optimizer": "adam", "lr": 0.02}},
-    "merged in bf16": {"merge_dtype": "bf16"},
-    "merged in int8": {"merge_dtype": "int8", **BATCHES},
-    "merged in int8, outer optimizer": {"merge_dtype": "int8", "outer_optimizer": NESTEROV},
-    "averaged parameters": {"weight_averaging": "ema", **VALIDATED, **BATCHES},
-    "averaged parameters, decay": {"weight_averaging": 0.5, "outer_optimizer": NESTEROV, **VALIDATED},
+    "merged in bf16": {"dtype": "bf16"},
+    "merged in int8": {"dtype": "int8", **BATCHES},
+    "merged in int8, outer optimizer": {"dtype": "int8", "outer_optimizer": NESTEROV},
+    "averaged parameters": {"averaging": "ema", **VALIDATED, **BATCHES},
+    "averaged parameters, decay": {"averaging": 0.5, "outer_optimizer": NESTEROV, **VALIDATED},
     "optimizers averaged": {"optimizer_state": "average", **BATCHES},
     "optimizers reset": {"optimizer_state": "reset", **BATCHES},
     "optimizers averaged, int8, several workers a task": {
         "optimizer_state": "average",
-        "merge_dtype": "int8",
+        "dtype": "int8",
         "workers": 19,
         "data": twenty_blocks,
     },
-    "preset auto": {"preset": "auto", "batch_size": None, "net": material.mlp, "optimizer": SGD},
-    "preset diloco": {"preset": "diloco"},
-    "preset slowmo": {"preset": "slowmo", "optimizer": SGD},
-    "preset post-local": {"preset": "post_local", "optimizer": SGD},
+    "preset auto": {"merge": "auto", "batch_size": None, "net": material.mlp, "optimizer": SGD},
+    "preset diloco": {"merge": "diloco"},
+    "preset slowmo": {"merge": "slowmo", "optimizer": SGD},
+    "preset post-local": {"merge": "post_local", "optimizer": SGD},
 }
 DATA = {
     "arrays": {"data": arrays},
     "frames": {"data": frames},
     "files": {"data": npz},
-    "files, partial shuffle": {"data": npz, "shuffle": "partial", "shuffle_buffer": 11, "pools": 2},
-    "files, one in memory": {"data": npz, "file_buffer": 1, **STILL},
+    "files, partial shuffle": {"data": npz, "shuffle": PartialShuffle(11, pools=2)},
+    "files, one in memory": {"data": functools.partial(npz, file_buffer=1), **STILL},
     "files, cached": {"data": cached, "num_epochs": 3},
     "files, buffered": {"data": npz, "buffer": FIRO},
     "files, weighted": {"data": functools.partial(npz, weight="w")},
@@ -159,10 +169,9 @@ DATA = {
     "an endless data set": {"data": lambda folder: (Samples(material.Stream(), blocks=3, size=57),), **STILL},
     "sequences": {"data": ragged, "net": material.Characters, "metric": None},
     "sequences by length": {
-        "data": ragged,
+        "data": functools.partial(ragged, bucket_by_length=True),
         "net": material.Characters,
         "metric": None,
-        "bucket_by_length": True,
     },
     "sequences, total shuffle": {
         "data": ragged,
@@ -205,19 +214,19 @@ STEPS = {
     "augmentation": {"build": {"train_transform": material.mixed_up, "transform": material.halves}},
     "augmentation by sample": {"build": {"train_transform": TrainTransform(material.noisy_sample, by_sample=True)}},
     "augmentation in a buffer": {"build": {"train_transform": material.mixed_up}, "buffer": FIRO},
-    "gradients accumulated": {"build": {"accumulate": 2}},
-    "gradients accumulated, batches": {"build": {"accumulate": 3}, **BATCHES},
-    "gradients clipped by norm": {"build": {"clip_norm": 0.5}},
-    "gradients clipped by value": {"build": {"clip_value": 0.05, "accumulate": 2}},
+    "gradients accumulated": {"build": {"gradients": Gradients(accumulate=2)}},
+    "gradients accumulated, batches": {"build": {"gradients": Gradients(accumulate=3)}, **BATCHES},
+    "gradients clipped by norm": {"build": {"gradients": Gradients(clip_norm=0.5)}},
+    "gradients clipped by value": {"build": {"gradients": Gradients(clip_value=0.05, accumulate=2)}},
     "batches without finite loss skipped": {
-        "build": {"training_step": material.nan_step, "on_nan": "skip"},
+        "build": {"training_step": material.nan_step, "gradients": Gradients(on_nan="skip")},
         "metric": None,
     },
     "schedule": {"build": {"schedule": material.falling}},
-    "schedule inside epochs": {"build": {"schedule": material.falling, "schedule_steps": 3}, **BATCHES},
+    "schedule inside epochs": {"build": {"schedule": Schedule(material.falling, steps=3)}, **BATCHES},
     "schedule of torch": {"build": {"schedule": functools.partial(StepLR, step_size=1, gamma=0.5)}},
     "schedule of torch inside epochs": {
-        "build": {"schedule": functools.partial(OneCycleLR, max_lr=0.1, total_steps=9), "schedule_steps": 4}
+        "build": {"schedule": Schedule(functools.partial(OneCycleLR, max_lr=0.1, total_steps=9), steps=4)}
     },
     "bf16": {"build": {"precision": "bf16"}},
     "fp16": {"build": {"precision": "fp16"}, "net": material.mlp, **BATCHES},
@@ -228,7 +237,7 @@ STEPS = {
         "optimizer": {"generator": {"optimizer": "adam", "lr": 1e-3}, "discriminator": SGD},
         "loss": None,
         "metric": None,
-        "build": {"training_step": material.gan_step, "clip_norm": 1.0},
+        "build": {"training_step": material.gan_step, "gradients": Gradients(clip_norm=1.0)},
         "optimizer_state": "average",
     },
     "Lightning": {"net": material.Lightning, "optimizer": None, "loss": None, "metric": None},

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from compss_train import BlockedTensor, BufferSpec, DistributedClassifier, DistributedRegressor
+from compss_train import BlockedTensor, BufferSpec, DistributedClassifier, DistributedRegressor, Merge
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
@@ -96,8 +96,8 @@ class Ends(Callback):
 RESUMED = {
     "num_epochs": 3,
     "outer_optimizer": NESTEROV,
-    "merge_dtype": "int8",
-    "weight_averaging": "ema",
+    "dtype": "int8",
+    "averaging": "ema",
     **BATCHES,
 }
 IN_BUFFERS = {"num_epochs": 3, "buffer": BufferSpec("FIRO", 24, threshold=9), **BATCHES}
@@ -159,6 +159,10 @@ def named_fits(place: Place) -> Bits:
     return found
 
 
+KEPT = Merge(optimizer_state="keep")
+"""dislib's classes make a new optimizer for each block, where nothing is said."""
+
+
 @kind("dislib's class for torch")
 def dislib_torch(place: Place) -> Bits:
     found: Bits = {}
@@ -166,7 +170,7 @@ def dislib_torch(place: Place) -> Bits:
         workers = place.workers(2, by_arrival="asynchronous" in name)
         ours = EncapsulatedFunctionsDistributedPytorch(workers, engine=place.engine, seed=7, threads=1)
         ours.build(mlp(), torch.optim.SGD, nn.CrossEntropyLoss, {"lr": 0.05, "momentum": 0.9})
-        net = getattr(ours, name)(blocks(X, 4), blocks(Y, 4), 2, 2, *more, progress=False)
+        net = getattr(ours, name)(blocks(X, 4), blocks(Y, 4), 2, 2, *more, merge=KEPT, progress=False)
         found |= prefixed(name, {each: tensor.numpy() for each, tensor in net.state_dict().items()})
     return found
 
@@ -177,7 +181,7 @@ def dislib_eddl(place: Place) -> Bits:
     optimizer = {"optimizer": "adam", "lr": 0.01}
     ours.build(softmax_net(), optimizer, "softmax_cross_entropy", "categorical_accuracy")
     layers = ours.fit_synchronous_shuffle_with_GPU(
-        BlockedTensor.from_array(X * 255, (4, 1)), blocks(ONE_HOT, 4), 2, 2, progress=False
+        BlockedTensor.from_array(X * 255, (4, 1)), blocks(ONE_HOT, 4), 2, 2, merge=KEPT, progress=False
     )
     arrays = [array for layer in layers for array in layer]
     return {f"array {number}": array for number, array in enumerate(arrays)} | history_bits(ours.trainer.history)

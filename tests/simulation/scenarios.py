@@ -1,7 +1,7 @@
 """What is simulated: small fits of all kinds, drawn from a number, and what they should end with."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle
 from compss_train.callbacks import EarlyStopping
 from compss_train.engines import Engine
 from compss_train.training.callback import Callback
@@ -19,8 +19,8 @@ SCENARIOS, SERVED = 97, 16
 """How many different fits there are, without a parameter server and with one."""
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
-PLAIN = {"shuffle", "merge", "merge_every", "merge_unit"}
-"""The options of a synchronous fit that keeps nothing but its workers' optimizers."""
+PLAIN = {"shuffle", "merge", "every", "unit"}
+"""The options of a synchronous fit and its ``Merge`` that keeps nothing but its workers' optimizers."""
 
 SAMPLES = 32
 
@@ -70,6 +70,13 @@ class Scenario:
         return bool(self.options["merge"] == "parameter_server")
 
     @property
+    def fit_options(self) -> dict[str, Any]:
+        """The options of ``fit``, with those of its ``Merge`` in one."""
+        merging = {each.name: self.options[each.name] for each in fields(Merge) if each.name in self.options}
+        others = {name: value for name, value in self.options.items() if name not in merging}
+        return {**others, "merge": Merge(self.options["merge"], **merging)}
+
+    @property
     def checkpoint(self) -> dict[str, Any]:
         """The options of its checkpoints."""
         return {"every": self.every, "keep": self.keep, "best": "val_loss" if self.validated else None}
@@ -99,7 +106,7 @@ class Scenario:
             callbacks=[*stopping, *callbacks],
             validation_data=(x[:8], y[:8]) if self.validated else None,
             progress=False,
-            **self.options,
+            **self.fit_options,
             **more,
         )
 
@@ -133,11 +140,11 @@ def _ledger_scenario(draw: random.Random) -> Scenario:
     merge: dict[str, Any] = draw.choice(
         [
             {"merge": "synchronous"},
-            {"merge": "synchronous", "merge_every": 2},
-            {"merge": "synchronous", "merge_unit": "blocks"},
+            {"merge": "synchronous", "every": 2},
+            {"merge": "synchronous", "unit": "blocks"},
             {"merge": "commutative"},
             {"merge": "commutative"},
-            {"merge": "commutative", "merge_unit": "blocks"},
+            {"merge": "commutative", "unit": "blocks"},
         ]
     )
     return Scenario(
@@ -183,15 +190,15 @@ def _with_more(scenario: Scenario, draw: random.Random) -> Scenario:
     options = {**scenario.options, **_samples(draw)}
     if set(options) == PLAIN:
         return scenario
-    every = options["merge_every"] = options["merge_every"] or 1
-    least = every + 1 if options["merge_unit"] == "epochs" else 2
+    every = options["every"] = options["every"] or 1
+    least = every + 1 if options["unit"] == "epochs" else 2
     return replace(scenario, epochs=max(least, scenario.epochs), options=options)
 
 
 def _commutative_refinement(draw: random.Random, scenario: Scenario) -> dict[str, Any]:
     if scenario.options["rule"] == "halving":
         return {}
-    return draw.choice([{}, {"outer_optimizer": NESTEROV}, {"merge_dtype": "int8"}])
+    return draw.choice([{}, {"outer_optimizer": NESTEROV}, {"dtype": "int8"}])
 
 
 def _samples(draw: random.Random) -> dict[str, Any]:
@@ -200,8 +207,8 @@ def _samples(draw: random.Random) -> dict[str, Any]:
         [
             {},
             {},
-            {"shuffle": "partial", "shuffle_buffer": 7},
-            {"shuffle": "partial", "shuffle_buffer": 8, "pools": 2},
+            {"shuffle": PartialShuffle(7)},
+            {"shuffle": PartialShuffle(8, pools=2)},
             {"shuffle": "blocks", "buffer": BufferSpec("FIRO", 9)},
         ]
     )
@@ -210,7 +217,7 @@ def _samples(draw: random.Random) -> dict[str, Any]:
 def _merging(draw: random.Random) -> dict[str, Any]:
     every = draw.choice([0, 1, 1, 2])
     unit = "epochs" if every == 0 else draw.choice(["epochs", "epochs", "blocks", "batches"])
-    return {"merge_every": every, "merge_unit": unit}
+    return {"every": every, "unit": unit}
 
 
 def _refinement(draw: random.Random) -> dict[str, Any]:
@@ -219,10 +226,10 @@ def _refinement(draw: random.Random) -> dict[str, Any]:
             {},
             {},
             {"outer_optimizer": NESTEROV},
-            {"weight_averaging": "ema"},
+            {"averaging": "ema"},
             {"optimizer_state": "average"},
             {"optimizer_state": "reset"},
-            {"merge_dtype": "bf16"},
+            {"dtype": "bf16"},
         ]
     )
 

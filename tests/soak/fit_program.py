@@ -44,7 +44,7 @@ class Noted:
 def fit(folder: Path, engine: str, epochs: int, pause: float) -> None:
     """Train, with all that a checkpoint has to hold: states of workers, random numbers, a best round."""
     x, y = classification(samples=2000, inputs=INPUTS)
-    trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1)
+    trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1, worker_timeout=10.0)
     trainer.build(network(), ADAM, "cross_entropy", "accuracy", transform=Noted(folder, pause))
     trainer.fit(
         *blocked(x, y, WORKERS),
@@ -54,7 +54,6 @@ def fit(folder: Path, engine: str, epochs: int, pause: float) -> None:
         validation_data=(x[:50], y[:50]),
         callbacks=[Checkpoint(folder / "checkpoints", best="val_loss")],
         resume=True,
-        worker_timeout=10.0,
         progress=False,
     )
     trainer.close()

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, LocalEngine, NotBuiltError, SerialEngine
+from compss_train import (
+    BlockedTensor,
+    DistributedTrainer,
+    Gradients,
+    LocalEngine,
+    Merge,
+    NotBuiltError,
+    PartialShuffle,
+    SerialEngine,
+)
 from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from tests.helpers.models import SGD, blocked, classification, mlp
 from tests.helpers.serial_engines import NoTasks
@@ -35,15 +44,14 @@ GOOD = {"num_epochs": 1, "batch_size": 5}
         ({"num_epochs": 1, "batch_size": 2, "num_batches_per_worker": 2}, "give exactly one of them"),
         ({"num_epochs": 1, "num_batches_per_worker": 16}, "block 0 has only 15 rows; use 15 batches at most"),
         ({**GOOD, "merge": "async"}, "merge='async': choose one of 'synchronous', 'commutative'"),
-        ({**GOOD, "merge_every": -1}, "merge_every=-1: give an integer of at least 0"),
-        ({**GOOD, "worker_timeout": 0}, "worker_timeout=0: give a number of seconds above 0"),
-        ({**GOOD, "merge_unit": "samples"}, "merge_unit='samples': choose one of 'epochs', 'blocks', 'batches'"),
-        ({**GOOD, "merge_unit": "batches", "merge_every": 0}, "give a number of batches of at least 1"),
-        ({**GOOD, "shuffle": "all"}, "shuffle='all': choose one of 'blocks', 'total', 'partial', None"),
-        ({**GOOD, "shuffle": True}, "shuffle=True: choose one of 'blocks', 'total', 'partial', None"),
-        ({**GOOD, "rule": "mean"}, "rule='mean': choose one of 'weighted', 'halving'"),
-        ({**GOOD, "rule": "halving"}, "rule='halving' belongs to merge='commutative'; with merge='synchronous'"),
-        ({**GOOD, "optimizer_state": "lose"}, "choose one of 'keep', 'average', 'reset'"),
+        ({**GOOD, "shuffle": "all"}, "shuffle='all': choose one of 'blocks', 'total', None"),
+        ({**GOOD, "shuffle": True}, "shuffle=True: choose one of 'blocks', 'total', None"),
+        ({**GOOD, "shuffle": "partial"}, r"shuffle='partial': give PartialShuffle\(\)"),
+        ({**GOOD, "merge": Merge(rule="halving")}, r"rule='halving' belongs to Merge\('commutative'\)"),
+        (
+            {**GOOD, "merge": Merge(optimizer_state="reset_blocks"), "shuffle": PartialShuffle()},
+            "optimizer_state='reset_blocks' makes a new optimizer for each block, and PartialShuffle mixes",
+        ),
     ],
 )
 @pytest.mark.parametrize("method", ["fit", "check_fit"])
@@ -155,24 +163,36 @@ def loss(output, target):
         ({"precision": "fp8"}, ValueError, "precision='fp8': choose one of 'fp32', 'bf16', 'fp16'"),
         ({"memory_format": "nhwc"}, ValueError, "choose one of 'contiguous', 'channels_last'"),
         ({"num_gpu": -1}, ValueError, "num_gpu=-1"),
-        ({"clip_norm": 0}, ValueError, "clip_norm=0: give a number above 0, or None"),
-        ({"clip_norm": float("inf")}, ValueError, "clip_norm=inf: give a number above 0"),
-        ({"clip_value": "1"}, ValueError, "clip_value='1': give a number above 0"),
-        ({"clip_value": True}, ValueError, "clip_value=True: give a number above 0"),
-        (
-            {"clip_norm": 1.0, "clip_value": 0.5},
-            ValueError,
-            "clip_norm=1.0 and clip_value=0.5: give at most one",
-        ),
-        ({"accumulate": 0}, ValueError, "accumulate=0: give an integer of at least 1"),
-        ({"accumulate": 2.0}, ValueError, "accumulate=2.0: give an integer of at least 1"),
-        ({"on_nan": "stop"}, ValueError, "on_nan='stop': choose one of 'raise', 'skip', 'ignore'"),
+        ({"gradients": 1.0}, TypeError, r"gradients=1.0: give Gradients\(...\)"),
     ],
 )
 def test_build(changes, error, message):
     arguments = {"net": mlp(), "optimizer": SGD, "loss": "cross_entropy", **changes}
     with pytest.raises(error, match=message):
         DistributedTrainer(2, engine=NoTasks()).build(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"clip_norm": 0}, "clip_norm=0: give a number above 0, or None"),
+        ({"clip_norm": float("inf")}, "clip_norm=inf: give a number above 0"),
+        ({"clip_value": "1"}, "clip_value='1': give a number above 0"),
+        ({"clip_value": True}, "clip_value=True: give a number above 0"),
+        ({"clip_norm": 1.0, "clip_value": 0.5}, "clip_norm=1.0 and clip_value=0.5: give at most one"),
+        ({"accumulate": 0}, "accumulate=0: give an integer of at least 1"),
+        ({"accumulate": 2.0}, "accumulate=2.0: give an integer of at least 1"),
+        ({"on_nan": "stop"}, "on_nan='stop': choose one of 'raise', 'skip', 'ignore'"),
+    ],
+)
+def test_gradients(given, message):
+    with pytest.raises(ValueError, match=message):
+        Gradients(**given)
+
+
+def test_a_timeout_of_workers_is_a_number_of_seconds():
+    with pytest.raises(ValueError, match="worker_timeout=0: give a number of seconds above 0"):
+        DistributedTrainer(2, engine=NoTasks(), worker_timeout=0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

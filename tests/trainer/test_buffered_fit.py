@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BufferSpec, DistributedTrainer, SerialEngine
+from compss_train import BufferSpec, DistributedTrainer, Merge, SerialEngine
 from tests.helpers.models import ADAM, MODES, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 
@@ -59,7 +59,7 @@ def test_a_fifo_on_one_worker_is_the_plain_loop_over_all_samples(engine):
 
 @pytest.mark.parametrize("buffer", QUEUES, ids=["FIFO", "FIRO"])
 def test_how_often_it_merges_changes_nothing_for_one_worker(engine, buffer):
-    each, seldom = (fitted(engine, 1, buffer, merge_every=every)[0] for every in (1, 0))
+    each, seldom = (fitted(engine, 1, buffer, merge=Merge(every=every))[0] for every in (1, 0))
     assert_same_bits(each, seldom)
 
 
@@ -83,7 +83,7 @@ def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, 
 @pytest.mark.parametrize("merge_unit", ["epochs", "blocks", "batches"])
 def test_pseudo_epochs_train_each_sample_that_often_with_the_same_bits_on_every_engine(engine, merge_unit):
     buffer = BufferSpec("FIRO", 57, threshold=9, pseudo_epochs=3)
-    unit = {"merge_unit": merge_unit, "merge_every": 1 if merge_unit == "epochs" else 4}
+    unit = {"merge": Merge(every=1 if merge_unit == "epochs" else 4, unit=merge_unit)}
     ours, history = fitted(engine, 2, buffer, num_epochs=2, **unit)
     assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * 3 * 57
     assert_same_bits(ours, fitted("serial", 2, buffer, num_epochs=2, **unit)[0])
@@ -116,7 +116,11 @@ def test_what_cannot_be_is_an_error_before_anything_starts():
         with pytest.raises(ValueError, match=f"a batch of {batch} samples cannot come from a FIRO of size 24"):
             trainer.fit(x, y, num_epochs=1, buffer=BufferSpec("FIRO", 24), **options)
     for merge_unit in ("epochs", "batches"):  # a block for each of two workers
-        options = {"buffer": BufferSpec("FIRO", 14, pseudo_epochs=2), "merge_unit": merge_unit, "batch_size": 4}
+        options = {
+            "buffer": BufferSpec("FIRO", 14, pseudo_epochs=2),
+            "merge": Merge(unit=merge_unit),
+            "batch_size": 4,
+        }
         with pytest.raises(ValueError, match=r"pseudo_epochs=2: .* up to 30, and has size=14; give size=30"):
             trainer.fit(x, y, num_epochs=1, **options)
     assert trainer.history == []

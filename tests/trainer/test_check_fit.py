@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, DivergedError, FileDataset, write_files
+from compss_train import (
+    DistributedTrainer,
+    DivergedError,
+    FileDataset,
+    Gradients,
+    Merge,
+    PartialShuffle,
+    write_files,
+)
 from compss_train.callbacks import Callback, Checkpoint, JsonLines
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.serial_engines import NoTasks
@@ -28,8 +36,8 @@ def trainer_of(net=None, *, engine=None, workers=2, **build):
     [
         {},
         {"shuffle": "total"},
-        {"shuffle": "partial", "shuffle_buffer": 9, "pools": 2},
-        {"merge": "commutative", "rule": "halving"},
+        {"shuffle": PartialShuffle(9, pools=2)},
+        {"merge": Merge("commutative", rule="halving")},
         {"validation_data": (X, Y), "sample_weight": np.ones(len(X))},
     ],
 )
@@ -83,7 +91,7 @@ def test_a_loss_that_is_nan_is_found_unless_such_batches_are_skipped():
     bad = np.full_like(X, np.nan)
     with pytest.raises(DivergedError, match="the loss became nan in the first batch; lower the learning rate"):
         trainer_of().check_fit(bad, Y, **FIT)
-    trainer_of(on_nan="skip").check_fit(bad, Y, **FIT)
+    trainer_of(gradients=Gradients(on_nan="skip")).check_fit(bad, Y, **FIT)
 
 
 def test_no_batch_is_trained_for_gpus(monkeypatch):

@@ -19,7 +19,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from compss_train import BufferSpec, DistributedTrainer, Samples
+from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, Samples
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.engines.machine import intra_op_threads
@@ -79,8 +79,8 @@ NAMED = Samples(Named(), x="features", y="label", blocks=7)
 WAYS = [
     *MODES,
     {"shuffle": "total"},
-    {"shuffle": "partial"},
-    {"merge_unit": "batches", "merge_every": 2},
+    {"shuffle": PartialShuffle()},
+    {"merge": Merge(every=2, unit="batches")},
     {"buffer": BufferSpec("FIRO", 12, threshold=6)},
 ]
 
@@ -170,7 +170,7 @@ def test_draws_of_a_data_set_are_those_of_the_sample_in_its_place(engine):
 
 
 @pytest.mark.parametrize("data", [Noisy(), Samples(Stream(noise=0.1), size=57)], ids=["by number", "stream"])
-@pytest.mark.parametrize("options", [{"merge_unit": "batches", "merge_every": 2}, {}], ids=["batches", "epochs"])
+@pytest.mark.parametrize("options", [{"merge": Merge(every=2, unit="batches")}, {}], ids=["batches", "epochs"])
 def test_a_resumed_fit_reads_what_it_would_have_read(tmp_path, data, options):
     whole = trainer_of()
     fit(whole, Checkpoint(tmp_path, keep=99), data=(data,), num_epochs=2, **options)
@@ -320,9 +320,9 @@ BAD = {
     "has targets in them|whose samples have targets in them": ((Pairs(), Y), {}),
     "buffer= takes samples out of their order": ((Stream(),), {"buffer": BufferSpec("FIFO", 12)}),
     "shuffle='total' takes samples out": ((Stream(),), {"shuffle": "total"}),
-    r"merge_unit='batches' needs the number .* Samples\(dataset, size=": (
+    r"Merge\(unit='batches'\) needs the number .* Samples\(dataset, size=": (
         (Stream(),),
-        {"merge_unit": "batches", "merge_every": 2},
+        {"merge": Merge(every=2, unit="batches")},
     ),
     "num_batches_per_worker=2 needs the number": ((Stream(),), {"num_batches_per_worker": 2}),
     "sample_weight belongs to samples with numbers": ((Stream(),), {"sample_weight": np.ones(57)}),

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, DivergedError, EngineClosedError, LocalEngine, WorkerLostError
+from compss_train import DistributedTrainer, DivergedError, EngineClosedError, LocalEngine, Merge, WorkerLostError
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
@@ -46,7 +46,7 @@ def test_after_a_kill_in_a_round_training_goes_on_with_the_same_bits(shared_loca
             (tmp_path / flag).touch()
         trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1)
         trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(tmp_path / flag, at=3))
-        results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, merge_unit=merge_unit))
+        results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, merge=Merge(unit=merge_unit)))
     assert (tmp_path / "killed").exists()
     assert_same_bits(*results)
 
@@ -80,10 +80,10 @@ def test_a_stopped_worker_is_named_and_its_task_runs_elsewhere_with_the_same_bit
     results = []
     (tmp_path / "never").touch()
     for flag in ("never", "stopped"):
-        trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1)
+        trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1, worker_timeout=1.0)
         transform = KillOnce(tmp_path / flag, at=3, number=signal.SIGSTOP)
         trainer.build(awkward_net(), SGD, "cross_entropy", transform=transform)
-        fit = trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, worker_timeout=1.0, progress=False)
+        fit = trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, progress=False)
         results.append(fit)
     assert (tmp_path / "stopped").exists()
     assert_same_bits(*results)
@@ -220,7 +220,7 @@ def test_nan_is_never_merged_into_the_parameters_of_others(shared_local):
     """The bad block comes in the second round: what the first made is kept, also where merging is commutative."""
     x, y = classification()
     x[50:] = np.nan
-    options = {"num_epochs": 1, "batch_size": 5, "merge": "commutative", "merge_unit": "blocks", "shuffle": None}
+    options = {"num_epochs": 1, "batch_size": 5, "merge": Merge("commutative", unit="blocks"), "shuffle": None}
     trainer = DistributedTrainer(2, engine=shared_local, seed=1, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(DivergedError, match="round 2 on worker 1"):

@@ -15,6 +15,8 @@ from compss_train import (
     BufferSpec,
     DistributedTrainer,
     FileDataset,
+    Merge,
+    PartialShuffle,
     PartialShuffleSampler,
     SerialEngine,
 )
@@ -78,7 +80,9 @@ def test_files_are_blocks_through_a_buffer_too(engine, files, blocks, spec):
 def in_memory(blocks):
     """Return what the serial engine makes of blocks in memory, by pools and the number of a mode."""
     return functools.cache(
-        lambda pools, mode: fitted(SerialEngine(), 3, blocks, **{**POOLS, "pools": pools, **MODES[mode]})[0]
+        lambda pools, mode: fitted(
+            SerialEngine(), 3, blocks, shuffle=PartialShuffle(11, pools=pools), **MODES[mode]
+        )[0]
     )
 
 
@@ -88,8 +92,8 @@ def test_a_partial_shuffle_gives_the_same_bits_on_every_engine_from_files_and_fr
     engine, files, in_memory, pools, file_buffer
 ):
     for number in range(0, len(MODES), 1 if file_buffer == 2 else 3):
-        options = {**POOLS, "pools": pools, **MODES[number]}
-        ours, history = fitted(engine, 3, files, file_buffer=file_buffer, **options)
+        dataset = FileDataset(files.files, file_buffer=file_buffer)
+        ours, history = fitted(engine, 3, dataset, shuffle=PartialShuffle(11, pools=pools), **MODES[number])
         assert_same_bits(ours, in_memory(pools, number))
         assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * sum(SIZES)
 
@@ -98,7 +102,7 @@ def test_a_partial_shuffle_gives_the_same_bits_on_every_engine_from_files_and_fr
 def test_one_worker_is_the_plain_loop_over_the_sampler(engine, own_files, pools):
     (own_files / "0.npz").unlink()  # 44 samples make batches of four
     dataset = FileDataset(f"{own_files}/*.npz")
-    ours, _ = fitted(engine, 1, dataset, batch_size=4, **{**POOLS, "pools": pools})
+    ours, _ = fitted(engine, 1, dataset, batch_size=4, shuffle=PartialShuffle(11, pools=pools))
     with intra_op_threads(1):
         net = awkward_net()
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -129,13 +133,13 @@ def test_threads_and_a_cache_change_no_bits_and_no_file_is_read_again(engine, fi
     cache = cache if cache == "memory" else tmp_path
     for number in range(0, len(MODES), 3):
         dataset = FileDataset(files.files, threads=3, cache=cache)
-        ours, history = fitted(engine, 3, dataset, **{**POOLS, "pools": 1, **MODES[number]})
+        ours, history = fitted(engine, 3, dataset, shuffle=PartialShuffle(11), **MODES[number])
         assert_same_bits(ours, in_memory(1, number))
     later = [worker["files"] for record in history[1:] for worker in record["workers"] if record["epoch"] > 1]
     assert all(read["cached"] == read["files"] for read in later)
 
 
-UNITS = [{"merge_unit": "blocks"}, {"merge_unit": "batches", "merge_every": 2}, {}, {"merge_every": 0}]
+UNITS = [{"merge": Merge(unit="blocks")}, {"merge": Merge(every=2, unit="batches")}, {}, {"merge": Merge(every=0)}]
 
 
 @pytest.mark.parametrize("options", UNITS, ids=str)
@@ -210,14 +214,12 @@ def test_batches_are_as_many_as_asked_for(engine, files):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shuffle": "total"}, "take shuffle='partial'"),
-        ({"shuffle": "blocks", "pools": 2}, "pools=2 belong to shuffle='partial'"),
-        ({"shuffle_buffer": 9}, "shuffle_buffer=9 and pools=1 belong to shuffle='partial'"),
-        ({"shuffle": "partial", "shuffle_buffer": 0}, "shuffle_buffer=0"),
-        ({"shuffle": "partial", "pools": 3}, "pools=3: choose 1 or 2"),
-        ({"shuffle": "partial", "shuffle_block_data": False}, "leave buffer= and shuffle_block_data= out"),
-        ({"shuffle": "partial", "buffer": BufferSpec("FIFO", 9)}, "leave buffer= and shuffle_block_data= out"),
-        ({"file_buffer": 0}, "file_buffer=0"),
+        ({"shuffle": "total"}, r"take PartialShuffle\(\)"),
+        ({"shuffle": PartialShuffle(), "shuffle_block_data": False}, "leave buffer= and shuffle_block_data= out"),
+        (
+            {"shuffle": PartialShuffle(), "buffer": BufferSpec("FIFO", 9)},
+            "leave buffer= and shuffle_block_data= out",
+        ),
     ],
 )
 def test_options_that_do_not_fit(files, options, message):
@@ -229,7 +231,13 @@ def test_more_threads_than_files_in_memory_are_an_error_before_any_task(files):
     dataset = FileDataset(files.files, threads=10)
     with pytest.raises(ValueError, match=r"threads=10, file_buffer=10: .*give a file_buffer of at least 11"):
         fitted("serial", 1, dataset)
-    fitted("serial", 1, dataset, file_buffer=11)
+    fitted("serial", 1, FileDataset(files.files, threads=10, file_buffer=11))
+    with pytest.raises(ValueError, match="file_buffer=0"):
+        FileDataset(files.files, file_buffer=0)
+    with pytest.raises(ValueError, match="pool_size=0"):
+        PartialShuffle(0)
+    with pytest.raises(ValueError, match="pools=3: choose 1 or 2"):
+        PartialShuffle(pools=3)
 
 
 def test_y_is_in_the_files(files, blocks):

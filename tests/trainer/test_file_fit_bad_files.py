@@ -5,11 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, SerialEngine
+from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, Merge, SerialEngine
 from compss_train.model.weighted_mean import PartialSum
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, write_files
 from tests.helpers.means import average
 from tests.helpers.models import ADAM, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.small_fits import combined
 from tests.helpers.tolerances import largest, loss_error, sum_error
 
 
@@ -45,7 +46,7 @@ def test_a_corrupt_file_is_an_error_that_names_it(engine, own_files, options, me
     dataset = FileDataset(f"{own_files}/*.npz")
     spoil(own_files / "2.npz")
     with pytest.raises(BadFileError, match=r"2\.npz is corrupt"):
-        fitted(engine, 2, dataset, merge=merge, **options)
+        fitted(engine, 2, dataset, **combined(options, merge=merge))
 
 
 @pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, {"buffer": BufferSpec("FIRO", 24, threshold=9)}])
@@ -54,7 +55,9 @@ def test_or_it_is_left_out_and_told(engine, own_files, options, merge):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     spoil(own_files / "2.npz")
     with pytest.warns(UserWarning, match=r"skipped .*2\.npz is corrupt"):
-        ours, history = fitted(engine, 2, dataset, mlp, merge=merge, **options)  # batches may have one sample left
+        ours, history = fitted(
+            engine, 2, dataset, mlp, **combined(options, merge=merge)
+        )  # batches may have one sample left
     for record in history:
         assert sum(worker["samples"] for worker in record["workers"]) == sum(SIZES) - SIZES[2]
         assert record["skipped"] == [str(own_files / "2.npz")]
@@ -86,7 +89,7 @@ def write_alike(folder, files=8, rows_of_each=10):
 
 
 AS_THEY_ARE = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 1}
-BY_BLOCKS = {"merge_unit": "blocks", "merge_every": 1}
+BY_BLOCKS = {"merge": Merge(every=1, unit="blocks")}
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
@@ -110,7 +113,7 @@ def test_a_round_whose_files_are_all_bad_is_as_if_it_were_not_there(engine, tmp_
     good = FileDataset([file for number, file in enumerate(files) if number not in bad])
     for number in bad:
         spoil(files[number])
-    options = {**AS_THEY_ARE, **BY_BLOCKS, "merge": merge, "num_epochs": epochs}
+    options = {**AS_THEY_ARE, "merge": Merge(merge, unit="blocks"), "num_epochs": epochs}
     ours, history = fitted(engine, workers, dataset, **options)
     theirs, expected = fitted(SerialEngine(), workers, good, **options)
     assert_same_bits(ours, theirs)
@@ -126,12 +129,12 @@ def test_commutative_workers_go_on_after_a_round_whose_files_are_all_bad(engine,
     dataset = FileDataset(files, on_bad_file="skip")
     for number in (2, 3):
         spoil(files[number])
-    ours, history = fitted(engine, 2, dataset, **AS_THEY_ARE, **BY_BLOCKS, merge="commutative")
+    ours, history = fitted(engine, 2, dataset, **AS_THEY_ARE, merge=Merge("commutative", unit="blocks"))
     assert sorted(record["samples"] for record in history) == [0, 20, 20, 20]
     assert all(np.isfinite(array).all() for array in ours.values())
 
 
-@pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, BY_BLOCKS, {"merge_every": 0}], ids=str)
+@pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, BY_BLOCKS, {"merge": Merge(every=0)}], ids=str)
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_an_epoch_without_a_file_that_can_be_read_is_an_error(own_files, merge, options):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
@@ -144,7 +147,7 @@ def test_an_epoch_without_a_file_that_can_be_read_is_an_error(own_files, merge, 
         pytest.warns(UserWarning, match="skipped"),
         pytest.raises(BadFileError, match=r"^.*\d\.npz is corrupt.*; nor can any other file be read$"),
     ):
-        trainer.fit(dataset, num_epochs=3, batch_size=5, merge=merge, **options)
+        trainer.fit(dataset, num_epochs=3, batch_size=5, **combined(options, merge=merge))
     assert_same_bits(trainer.get_parameters(), before)
     assert sum(record["samples"] for record in trainer.history) == 0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
+from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
 from compss_train.engines import machine
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
@@ -354,7 +354,7 @@ def test_what_a_network_does_in_place_does_not_reach_the_blocks(engine, shuffle)
                 *data,
                 num_epochs=2,
                 batch_size=500,
-                merge_every=merge_every,
+                merge=Merge(every=merge_every),
                 shuffle=shuffle,
                 shuffle_block_data=False,
             )

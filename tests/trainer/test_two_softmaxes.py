@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge
 from compss_train.engines import Resources
 from compss_train.model.losses import LOSSES, are_probabilities, takes_logits
 from tests.helpers.models import ADAM, SGD, assert_same_bits, blocked, classification, mlp
@@ -21,7 +21,7 @@ X, Y = blocked(*classification(), 4)
 WARNING = "remove the softmax at the end of the network, or build with loss='categorical_cross_entropy'"
 MERGES = [
     {"merge": "synchronous"},
-    {"merge": "synchronous", "merge_unit": "batches", "merge_every": 2, "buffer": BufferSpec("FIFO", 32)},
+    {"merge": Merge("synchronous", every=2, unit="batches"), "buffer": BufferSpec("FIFO", 32)},
     {"merge": "commutative"},
     {"merge": "parameter_server"},
 ]
@@ -88,7 +88,7 @@ def test_the_first_batch_that_is_not_skipped_is_checked():
     x = X.collect().copy()
     x[:5] = np.nan
     trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
-    trainer.build(soft(), SGD, "cross_entropy", on_nan="skip")
+    trainer.build(soft(), SGD, "cross_entropy", gradients=Gradients(on_nan="skip"))
     options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
     assert len(raised(trainer.fit, x, Y.collect(), num_epochs=1, batch_size=5, **options)) == 1
     assert trainer.history[0]["skipped_batches"] == 1

@@ -16,7 +16,8 @@ from torch import nn
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset
 from compss_train.buffers import BufferType
 from compss_train.model import losses
-from compss_train.model.training_spec import StepOptions, TrainingSpec
+from compss_train.model.gradients import Gradients
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.online.options import OnlineOptions
 from compss_train.training.description import MOST_ITEMS, described, with_stable_names
 from compss_train.training.fit_options import FitOptions
@@ -107,8 +108,8 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert told["versions"]["torch"] == torch.__version__
     trainer.build(mlp(), SGD, nn.CrossEntropyLoss(), "accuracy", transform=torch.relu)
     built = strict(trainer.configuration)["build"]
-    given = {each.name for each in (*fields(TrainingSpec), *fields(StepOptions)) if each.repr}
-    assert given - {"step_options"} <= built.keys()
+    given = {each.name for each in (*fields(TrainingSpec), *fields(Gradients)) if each.repr}
+    assert given - {"gradients"} <= built.keys()
     assert built["net"] == str(mlp())
     assert built["parameters"] == 16 * 6 + 16 + 3 * 16 + 3
     assert built["optimizer"] == {"torch_class": "torch.optim.sgd.SGD", "arguments": {"lr": 0.05, "momentum": 0.9}}
@@ -117,7 +118,12 @@ def test_a_trainer_tells_all_that_it_was_given():
     trainer.fit(x, y, num_epochs=1, batch_size=5, buffer=buffer, validation_data=(x[:7], y[:7]), progress=False)
     fit = strict(trainer.configuration)["fit"]
     assert {each.name for each in fields(FitOptions)} <= fit.keys()
-    assert (fit["method"], fit["num_epochs"], fit["merge"], fit["callbacks"]) == ("fit", 1, "synchronous", [])
+    assert (fit["method"], fit["num_epochs"], fit["merge"]["kind"], fit["callbacks"]) == (
+        "fit",
+        1,
+        "synchronous",
+        [],
+    )
     assert fit["buffer"]["size"] == 20
     assert fit["data"]["x"] == "BlockedTensor(2 x 1 blocks, 60 samples of float32 (6,))"
     assert "7 samples" in fit["validation_data"]["y"]

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 from torch.optim.lr_scheduler import OneCycleLR
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training import PostLocal
 from compss_train.training.building import MAX_WORKERS
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"merge_every": PostLocal(epochs=2, then=3), "merge_unit": "blocks"}, {"schedule": lambda epoch: 1.0}],
+    [{}, {"merge": Merge(every=PostLocal(epochs=2, then=3), unit="blocks")}, {"schedule": lambda epoch: 1.0}],
     ids=["plain", "merge_every is a function", "schedule"],
 )
 def test_a_fit_until_max_time_begins_at_once(options):
@@ -44,7 +44,7 @@ def test_a_fit_until_max_time_begins_at_once(options):
 def test_planning_a_long_round_ends_when_the_time_is_up():
     trainer = trainer_of(clock=Clock(), workers=1)
     before = trainer.get_parameters()
-    after = fit(trainer, blocks=1, num_epochs=MANY, max_time=100, merge_every=0)
+    after = fit(trainer, blocks=1, num_epochs=MANY, max_time=100, merge=Merge(every=0))
     assert trainer.stopped == "max_time"
     assert list(trainer.history) == []
     assert {name: array.tobytes() for name, array in after.items()} == {
@@ -55,7 +55,13 @@ def test_planning_a_long_round_ends_when_the_time_is_up():
 def test_a_round_that_is_planned_too_long_beside_one_that_is_trained():
     """The first round is kept."""
     trainer = trainer_of(clock=Clock(), workers=1)
-    fit(trainer, blocks=1, num_epochs=MANY, max_time=100, merge_every=lambda epoch: 1 if epoch < 1 else MANY - 1)
+    fit(
+        trainer,
+        blocks=1,
+        num_epochs=MANY,
+        max_time=100,
+        merge=Merge(every=lambda epoch: 1 if epoch < 1 else MANY - 1),
+    )
     assert trainer.stopped == "max_time"
     assert [record["epoch"] for record in trainer.history] in ([], [1])
 
@@ -63,8 +69,10 @@ def test_a_round_that_is_planned_too_long_beside_one_that_is_trained():
 @pytest.mark.parametrize("merge_every", [0, MANY, lambda epoch: MANY])
 def test_a_round_of_too_many_passes_is_an_error(merge_every):
     trainer = trainer_of(NoTasks())
-    with pytest.raises(ValueError, match=r"pass over 7 blocks 10000000 times.*merge_every= of at most 1428571"):
-        fit(trainer, num_epochs=MANY, merge_every=merge_every)
+    with pytest.raises(
+        ValueError, match=r"pass over 7 blocks 10000000 times.*Merge\(every=...\) of at most 1428571"
+    ):
+        fit(trainer, num_epochs=MANY, merge=Merge(every=merge_every))
     assert MAX_PASSES // 7 == 1428571
 
 
@@ -73,13 +81,13 @@ def test_merge_every_is_checked_for_the_first_epochs_and_later_when_they_are_rea
         return 1 if epoch < limit else 0
 
     limit = CHECKED_EPOCHS - 1
-    with pytest.raises(ValueError, match=rf"merge_every\({limit}\)=0: give an integer of at least 1"):
-        fit(trainer_of(NoTasks()), num_epochs=MANY, merge_every=every)
+    with pytest.raises(ValueError, match=rf"every\({limit}\)=0: give an integer of at least 1"):
+        fit(trainer_of(NoTasks()), num_epochs=MANY, merge=Merge(every=every))
     limit = CHECKED_EPOCHS
     plan = RoundPlan((3,), 1, MANY, 0, merge_every=every, first_epoch=limit - 2)
     rounds = plan.rounds()
     assert [round_.epoch for round_ in islice(rounds, 2)] == [limit - 1, limit]
-    with pytest.raises(ValueError, match=rf"merge_every\({limit}\)=0"):
+    with pytest.raises(ValueError, match=rf"every\({limit}\)=0"):
         next(rounds)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from compss_train import Merge
 from compss_train.training import PostLocal, Quadratic
 from compss_train.training.description import described
 from tests.helpers.models import assert_same_bits
@@ -51,17 +52,17 @@ def rounds_of_epochs(trainer):
 def test_epochs_are_counted_over_all_fits():
     trainer = trainer_of(workers=1)
     for _ in range(2):
-        fit(trainer, num_epochs=2, blocks=1, merge_unit="batches", merge_every=PostLocal(epochs=3, then=4))
+        fit(trainer, num_epochs=2, blocks=1, merge=Merge(every=PostLocal(epochs=3, then=4), unit="batches"))
     assert rounds_of_epochs(trainer) == [10, 10, 10, 3]
-    assert trainer.configuration["fit"]["merge_every"] == {"epochs": 3, "then": 4}
+    assert trainer.configuration["fit"]["merge"]["every"] == {"epochs": 3, "then": 4}
 
 
 @pytest.mark.parametrize("unit", ["epochs", "blocks", "batches"])
 def test_a_function_that_is_a_number_is_that_number(shared_local, unit):
     lock = threading.Lock()  # which no other process can be sent
     trainers = trainer_of(), trainer_of(shared_local)
-    fit(trainers[0], merge_unit=unit, merge_every=2)
-    fit(trainers[1], merge_unit=unit, merge_every=lambda epoch: 2 if lock else 1)
+    fit(trainers[0], merge=Merge(every=2, unit=unit))
+    fit(trainers[1], merge=Merge(every=lambda epoch: 2 if lock else 1, unit=unit))
     assert_same_bits(*(trainer.get_parameters() for trainer in trainers))
 
 
@@ -71,8 +72,8 @@ def test_what_it_returns_is_checked_for_every_epoch_before_a_task_starts(unit, v
     trainer = trainer_of()
     every = {0: 1, 1: 1, 2: value}.get
     for check in (trainer.check_fit, trainer.fit):
-        with pytest.raises(ValueError, match=r"merge_every\(2\)=.*: give an integer of at least 1"):
-            check(X, Y, num_epochs=3, batch_size=6, merge_unit=unit, merge_every=every)
+        with pytest.raises(ValueError, match=r"every\(2\)=.*: give an integer of at least 1"):
+            check(X, Y, num_epochs=3, batch_size=6, merge=Merge(every=every, unit=unit))
     assert not trainer.history
 
 

@@ -2,13 +2,14 @@
 
 import inspect
 import itertools
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Merge
 from compss_train.callbacks import Callback
 from compss_train.training.named_fits import ARGUMENTS, FIXED, FitKeywords, NamedFits
 from tests.helpers.models import FITS, SGD, assert_same_bits, blocked, classification, mlp
@@ -30,14 +31,16 @@ def call(name, **options):
 
 
 def refused(name):
-    return {*FIXED[name], *ARGUMENTS} - {"shuffle_block_data"}
+    """The keywords of ``fit`` that a name refuses."""
+    return ({*FIXED[name], *ARGUMENTS} & KEYWORDS) - {"shuffle_block_data"}
 
 
-def test_all_names_are_in_the_table_and_hold_keywords_of_fit():
+def test_all_names_are_in_the_table_and_hold_keywords_of_fit_and_merge():
+    merge = {each.name for each in fields(Merge)}
     assert sorted(FIXED) == sorted(FITS)
     for fixed in FIXED.values():
-        assert set(fixed) <= KEYWORDS
-    assert set(ARGUMENTS) <= KEYWORDS
+        assert set(fixed) <= KEYWORDS | merge
+    assert set(ARGUMENTS) <= KEYWORDS | merge
 
 
 def test_the_typed_keywords_are_those_of_fit_that_no_name_fixes():
@@ -48,11 +51,11 @@ def test_the_typed_keywords_are_those_of_fit_that_no_name_fixes():
 @pytest.mark.parametrize("name", FITS)
 @given(st.data())
 def test_other_keywords_reach_fit_beside_what_the_name_fixes(name, data):
-    others = sorted(set(FitKeywords.__annotations__))
+    others = sorted(set(FitKeywords.__annotations__) - {"merge"})
     options = {keyword: object() for keyword in data.draw(st.sets(st.sampled_from(others)))}
     plain = call(name)
     assert call(name, **options) == {**plain, **options}
-    assert FIXED[name].items() <= plain.items()
+    assert {key: value for key, value in FIXED[name].items() if key in KEYWORDS}.items() <= plain.items()
 
 
 @pytest.mark.parametrize("name", FITS)
@@ -61,6 +64,28 @@ def test_what_a_name_fixes_is_refused_with_the_reason(name):
         reason = "its name fixes" if keyword in FIXED[name] else f"its argument {ARGUMENTS.get(keyword)} decides"
         with pytest.raises(TypeError, match=rf"{name} takes no {keyword}=: {reason}.*call fit\(\.\.\., {keyword}="):
             call(name, **{keyword: None})
+    for field, value in {"kind": FIXED[name]["kind"], "every": 1, "unit": "epochs"}.items():
+        reason = (
+            "its argument n_epocs_sync" if field == "every" and "every" not in FIXED[name] else "its name fixes"
+        )
+        with pytest.raises(
+            TypeError, match=rf"{name} takes no Merge\({field}=...\): {reason}.*Merge\({field}=...\)"
+        ):
+            call(name, merge=Merge(**{field: value}))
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_other_options_of_a_merge_and_presets_go_with_a_name(name):
+    kind, every = FIXED[name]["kind"], {"n_epocs_sync": 3} if "every" not in FIXED[name] else {}
+    given = {"outer_optimizer": {"optimizer": "sgd", "lr": 1.0}, "dtype": "int8"}
+    whole = {"every": every.get("n_epocs_sync", 1), "unit": "epochs", **given}
+    assert call(name, merge=Merge(**given), **every)["merge"] == Merge(kind, **whole)
+    if kind == "synchronous":
+        assert call(name, merge=Merge("auto", **given), **every)["merge"] == Merge("auto", **whole)
+        assert call(name, merge="slowmo")["merge"].kind == "slowmo"
+    else:
+        with pytest.raises(TypeError, match=r"takes no Merge\(kind=...\): its name fixes kind='commutative'"):
+            call(name, merge="auto")
 
 
 @pytest.mark.parametrize("name", FITS)
@@ -72,7 +97,7 @@ def test_a_keyword_that_fit_does_not_have_is_an_error(name):
 
 
 def test_arguments_of_other_names_are_refused_with_what_the_name_fixes():
-    with pytest.raises(TypeError, match=r"takes no n_epocs_sync=: its name fixes merge_every=1"):
+    with pytest.raises(TypeError, match=r"takes no n_epocs_sync=: its name fixes every=1"):
         call("fit_synchronous_with_GPU", n_epocs_sync=2)
     with pytest.raises(TypeError, match=r"takes no shuffle_blocks=: its name fixes shuffle='total'"):
         call("fit_synchronous_shuffle_with_GPU", shuffle_blocks=False)
@@ -104,7 +129,7 @@ def test_they_train_as_fit_does_with_the_same_keywords(name):
         else:
             merge = "commutative" if "asynchronous" in name else "synchronous"
             shuffle = "total" if "shuffle" in name else "blocks"
-            options = {"merge": merge, "merge_every": 2 if n else 1, "shuffle": shuffle}
+            options = {"merge": Merge(merge, every=2 if n else 1), "shuffle": shuffle}
             results.append(trainer.fit(x, y, num_epochs=2, num_batches_per_worker=2, **options, **common))
         assert counting.rounds == len(trainer.history) > 0
         assert all("val_loss" in record for record in trainer.history)

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from compss_train.callbacks import Report
-from compss_train.training import Profile
+from compss_train.callbacks import Profile, Report
 from tests.helpers.models import assert_same_bits
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
@@ -21,7 +20,7 @@ def spans(path):
 def test_the_second_round_of_the_first_worker_is_traced_and_the_report_links_it(tmp_path, shared_local):
     path, report = tmp_path / "traces" / "a b.json", tmp_path / "report.html"
     traced, plain = trainer_of(shared_local), trainer_of()
-    fit(traced, Report(report), profile=path)
+    fit(traced, Profile(path), Report(report))
     fit(plain)
     assert_same_bits(traced.get_parameters(), plain.get_parameters())
     first, *_, last = spans(path)
@@ -36,13 +35,13 @@ def test_another_round_and_worker_of_a_second_fit(tmp_path):
     trainer = trainer_of()
     fit(trainer, num_epochs=1)
     trained = trainer.snapshot().workers[2].batches
-    fit(trainer, num_epochs=1, profile=Profile(path, round=1, worker=2))
+    fit(trainer, Profile(path, round=1, worker=2), num_epochs=1)
     assert spans(path)[0] == trained
 
 
 def test_a_fit_without_that_round_writes_no_trace(tmp_path):
-    with pytest.warns(UserWarning, match="ended before its round 2, which profile= asks for"):
-        fit(trainer_of(), num_epochs=1, profile=tmp_path / "trace.json")
+    with pytest.warns(UserWarning, match="ended before its round 2, or worker 0"):
+        fit(trainer_of(), Profile(tmp_path / "trace.json"), num_epochs=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -50,14 +49,14 @@ def test_a_fit_without_that_round_writes_no_trace(tmp_path):
     ("value", "error", "message"),
     [
         ("trace.txt", ValueError, "ends in .json or .json.gz"),
-        (3, TypeError, "profile=3: give the path of a JSON file"),
+        (3, ValueError, "ends in .json or .json.gz"),
         (f"{__file__}/trace.json", OSError, "not a writable folder"),
     ],
 )
 def test_what_cannot_be_traced_is_found_before_the_fit(value, error, message):
     with pytest.raises(error, match=message):
-        trainer_of().check_fit(X, Y, num_epochs=2, batch_size=9, profile=value)
-    with pytest.raises(ValueError, match="asks for worker 3, and there are 3"):
-        fit(trainer_of(), profile=Profile("trace.json", worker=3))
+        trainer_of().check_fit(X, Y, num_epochs=2, batch_size=9, callbacks=[Profile(value)])
+    with pytest.raises(ValueError, match="worker=3\\): there are 3 workers"):
+        fit(trainer_of(), Profile("trace.json", worker=3))
     with pytest.raises(ValueError, match="round"):
         Profile("trace.json", round=0)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from compss_train import BufferSpec, DistributedTrainer, FileDataset
+from compss_train import BufferSpec, DistributedTrainer, FileDataset, Gradients, Merge, PartialShuffle, Schedule
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, mlp
-from tests.helpers.small_fits import X, Y, assert_alike, contents, fit, numbers_of, trainer_of
+from tests.helpers.small_fits import X, Y, assert_alike, combined, contents, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
-BATCHES = {"merge_unit": "batches", "merge_every": 3, "num_epochs": 2}
+BATCHES = {"merge": Merge(every=3, unit="batches"), "num_epochs": 2}
 IN_BUFFERS = {"buffer": BufferSpec("FIRO", 24, threshold=9), **BATCHES}
 
 
@@ -44,15 +44,15 @@ def every_round_resumed(folder, build, *, engine="serial", data=None, step=1, **
     return whole
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
+@pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
 @pytest.mark.parametrize("mode", [*MODES[:3], BLOCKS], ids=str)
 def test_a_resumed_fit_ends_with_the_same_bits_whatever_the_round(tmp_path, mode, shuffle):
     every_round_resumed(tmp_path, trainer_of, shuffle=shuffle, **mode)
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "partial"])
+@pytest.mark.parametrize("shuffle", ["blocks", PartialShuffle()])
 def test_on_every_engine(engine, tmp_path, shuffle):
-    for number, mode in enumerate([*MODES[1:3], {"merge_every": 2, "merge_unit": "blocks"}]):
+    for number, mode in enumerate([*MODES[1:3], {"merge": Merge(every=2, unit="blocks")}]):
         options = {"shuffle": shuffle, **mode}
         whole = every_round_resumed(tmp_path / str(number), trainer_of, engine=engine, **options)
         without = trainer_of()
@@ -62,48 +62,52 @@ def test_on_every_engine(engine, tmp_path, shuffle):
 
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=9.0)  # which every epoch is
 VARIANTS = {
-    "one worker": ({"workers": 1}, {**BLOCKS, "merge_every": 2}),
+    "one worker": ({"workers": 1}, combined(BLOCKS, merge=Merge(every=2))),
     "two workers": ({"workers": 2}, BLOCKS),
     "five workers": ({"workers": 5}, BLOCKS),
-    "nine workers": ({"workers": 9}, {"merge_every": 1}),  # whose sums are added up in a tree
+    "nine workers": ({"workers": 9}, {"merge": Merge(every=1)}),  # whose sums are added up in a tree
     "momentum": ({"optimizer": SGD}, {}),
-    "reset": ({}, {"optimizer_state": "reset"}),
+    "reset": ({}, {"merge": Merge(optimizer_state="reset")}),
     "an outer optimizer": (
         {"workers": 2},
-        {
-            "outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
-            "optimizer_state": "average",
-            "weight_averaging": "ema",
-            **BLOCKS,
-        },
+        combined(
+            BLOCKS,
+            merge=Merge(
+                outer_optimizer={"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
+                optimizer_state="average",
+                averaging="ema",
+            ),
+        ),
     ),
-    "Adam outside": ({"workers": 1}, {"outer_optimizer": {"optimizer": "adam", "lr": 0.01}}),
-    "int8 merges": ({"workers": 2}, {"merge_dtype": "int8", **BLOCKS}),
-    "bf16 merges": ({"workers": 1}, {"merge_dtype": "bf16", "optimizer_state": "average", **BATCHES}),
+    "Adam outside": ({"workers": 1}, {"merge": Merge(outer_optimizer={"optimizer": "adam", "lr": 0.01})}),
+    "int8 merges": ({"workers": 2}, combined(BLOCKS, merge=Merge(dtype="int8"))),
+    "bf16 merges": ({"workers": 1}, combined(BATCHES, merge=Merge(optimizer_state="average", dtype="bf16"))),
     "a schedule": ({"schedule": lambda epoch: 0.5**epoch}, BLOCKS),
     "a scheduler": ({"schedule": partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)}, {}),
-    "steps inside epochs": ({"schedule": lambda epoch: 0.5**epoch, "schedule_steps": 4}, BATCHES),
-    "steps inside blocks": ({"schedule": lambda epoch: 0.5**epoch, "schedule_steps": 4}, BLOCKS),
+    "steps inside epochs": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BATCHES),
+    "steps inside blocks": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BLOCKS),
     "a plateau": ({"schedule": PLATEAU}, {"num_epochs": 5}),
     "a plateau in blocks": ({"schedule": PLATEAU}, BLOCKS),
-    "several batches a step": ({"accumulate": 3, "clip_norm": 0.5}, BLOCKS),
-    "momentum reset": ({"optimizer": SGD}, {"optimizer_state": "reset", **BLOCKS}),
+    "several batches a step": ({"gradients": Gradients(clip_norm=0.5, accumulate=3)}, BLOCKS),
+    "momentum reset": ({"optimizer": SGD}, combined(BLOCKS, merge=Merge(optimizer_state="reset"))),
     "rows in order": ({}, {"shuffle_block_data": False, "shuffle": None}),
     "batches": ({}, {"num_batches_per_worker": 2}),
     "FIFO": ({}, {"buffer": BufferSpec("FIFO", 16), **BLOCKS}),
     "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
-    "pools": ({}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2, **BLOCKS}),
+    "pools": ({}, {**BLOCKS, "shuffle": PartialShuffle(11, pools=2)}),
     "merges by batches from a FIFO": ({"workers": 2}, {"buffer": BufferSpec("FIFO", 16), **BATCHES}),
     "merges by batches from a FIRO": ({}, IN_BUFFERS),
     "all at once": (
-        {"workers": 2, "optimizer": SGD, "schedule": lambda epoch: 0.5**epoch, "schedule_steps": 3},
-        {"optimizer_state": "average", "outer_optimizer": {"optimizer": "sgd", "lr": 0.7}, **IN_BUFFERS},
+        {"workers": 2, "optimizer": SGD, "schedule": Schedule(lambda epoch: 0.5**epoch, steps=3)},
+        combined(
+            IN_BUFFERS, merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 0.7}, optimizer_state="average")
+        ),
     ),
     "merges by batches": ({"workers": 2}, BATCHES),
     "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
-    "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": "partial", "shuffle_buffer": 11}),
-    "rarer merges": ({}, {"merge_unit": "batches", "merge_every": lambda epoch: 1 + epoch, "num_epochs": 2}),
-    "merges after 1, 2 and 1 epochs": ({}, {"merge_every": lambda epoch: 1 + epoch % 2, "num_epochs": 4}),
+    "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": PartialShuffle(11)}),
+    "rarer merges": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches"), "num_epochs": 2}),
+    "merges after 1, 2 and 1 epochs": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch % 2), "num_epochs": 4}),
     "validation": ({}, {"validation_data": (X[:20], Y[:20]), **BLOCKS}),
     "no metric": ({"metric": None}, {}),
     "any seed": ({"seed": None}, {}),
@@ -119,7 +123,7 @@ def test_whatever_is_trained_and_how(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": "partial", "shuffle_buffer": 11, "pools": 2}, BLOCKS, BATCHES, IN_BUFFERS], ids=str
+    "options", [{}, {"shuffle": PartialShuffle(11, pools=2)}, BLOCKS, BATCHES, IN_BUFFERS], ids=str
 )
 def test_files(tmp_path, files, options):
     every_round_resumed(tmp_path, trainer_of, data=(files,), **options)
@@ -148,7 +152,7 @@ def test_what_is_made_anew_in_each_program_is_no_other_schedule(tmp_path):
 def test_with_another_schedule_it_says_so(tmp_path):
     fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
     for schedule in (lambda epoch: 0.5**epoch, partial(ReduceLROnPlateau, factor=0.5)):
-        trainer = trainer_of(schedule=schedule, clip_norm=0.5)
+        trainer = trainer_of(schedule=schedule, gradients=Gradients(clip_norm=0.5))
         with pytest.warns(UserWarning, match=r"not bit for bit .*: schedule was None, and is .*; clip_norm was "):
             fit(trainer, resume=tmp_path, num_epochs=2)
         assert len(trainer.history) == 2
@@ -270,7 +274,7 @@ def test_what_a_trainer_has_trained_before_does_not_matter(tmp_path):
         (5, "the optimizers and random numbers of workers 3 to 4 are new"),
     ],
 )
-@pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
+@pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
 def test_with_another_number_of_workers_it_says_what_changes(tmp_path, now, told, shuffle):
     fit(trainer_of(), Checkpoint(tmp_path, keep=9), shuffle=shuffle, **BLOCKS)
     again = trainer_of(workers=now)
@@ -371,10 +375,10 @@ def test_a_second_fit_into_the_folder_of_the_first_is_told_of(tmp_path):
     ("every", "told"), [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None), (lambda epoch: 2, "after 1 of 2")]
 )
 def test_a_longer_fit_whose_last_round_was_cut_short_is_told_of(tmp_path, every, told):
-    fit(trainer_of(), Checkpoint(tmp_path), merge_every=every, num_epochs=3)
+    fit(trainer_of(), Checkpoint(tmp_path), merge=Merge(every=every), num_epochs=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(trainer_of(), resume=tmp_path, merge_every=every, num_epochs=5)
+        fit(trainer_of(), resume=tmp_path, merge=Merge(every=every), num_epochs=5)
     assert [str(one.message).endswith(f"its last merge was {told} epochs") for one in caught] == [True] * (
         told is not None
     )
@@ -402,10 +406,7 @@ def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
 def test_a_fit_with_a_preset_resumes_with_the_options_that_it_chose(tmp_path):
     whole, again = trainer_of(), trainer_of()
     options = {"num_epochs": 2, "batch_size": 6}
-    fit(whole, Checkpoint(tmp_path, keep=99), preset="auto", **options)
-    chosen = {
-        name: whole.configuration["fit"][name]
-        for name in ("merge_unit", "merge_every", "outer_optimizer", "optimizer_state")
-    }
-    fit(again, resume=list_checkpoints(tmp_path)[1], **options, **chosen)
+    fit(whole, Checkpoint(tmp_path, keep=99), **combined(options, merge="auto"))
+    chosen = Merge(**whole.configuration["fit"]["merge"])
+    fit(again, resume=list_checkpoints(tmp_path)[1], merge=chosen, **options)
     assert_alike(again, whole)

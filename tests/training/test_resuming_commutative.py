@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
 from tests.helpers.callbacks import InterruptAt, StopAfter
 from tests.helpers.models import blocked
-from tests.helpers.small_fits import fit
+from tests.helpers.small_fits import combined, fit
 
 STEP = 2.0**-10
 MERGES = ["commutative", "parameter_server"]
@@ -67,13 +67,15 @@ def test_a_checkpoint_has_all_updates_of_its_round_and_a_resumed_fit_each_of_the
     engine, tmp_path, merge, every
 ):
     whole = trainer_of(engine)
-    assert height(fit(whole, Checkpoint(tmp_path, every, keep=9), data=data(), merge=merge, **OPTIONS)) == 5
+    assert (
+        height(fit(whole, Checkpoint(tmp_path, every, keep=9), data=data(), **combined(OPTIONS, merge=merge))) == 5
+    )
     saved = list_checkpoints(tmp_path)
     assert list(saved) == ([0, 1, 2, 3, 4] if every == 1 else [1, 3, 4])
     for number, path in saved.items():
         assert height(read_checkpoint(path)["parameters"]) == number + 1
         again = trainer_of(engine)
-        assert height(fit(again, data=data(), merge=merge, resume=path, **OPTIONS)) == 5
+        assert height(fit(again, data=data(), resume=path, **combined(OPTIONS, merge=merge))) == 5
         assert [record["samples"] for record in again.history] == [32] * 5
         assert [record["round"] for record in again.history] == [0, 1, 2, 3, 4]
 
@@ -81,7 +83,7 @@ def test_a_checkpoint_has_all_updates_of_its_round_and_a_resumed_fit_each_of_the
 @pytest.mark.parametrize("merge", MERGES)
 def test_the_best_round_is_saved_as_it_is(shared_local, tmp_path, merge):
     callback = Checkpoint(tmp_path, every=99, keep=9, best="val_loss")
-    fit(trainer_of(shared_local), callback, data=data(), merge=merge, validation_data=data(), **OPTIONS)
+    fit(trainer_of(shared_local), callback, data=data(), validation_data=data(), **combined(OPTIONS, merge=merge))
     saved = {
         number: height(read_checkpoint(path)["parameters"]) for number, path in list_checkpoints(tmp_path).items()
     }
@@ -91,7 +93,7 @@ def test_the_best_round_is_saved_as_it_is(shared_local, tmp_path, merge):
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_interrupted_and_resumed_with_any_number_of_workers_every_sample_is_trained_once(tmp_path, merge, workers):
-    options = {"data": data(), "merge": merge, "merge_unit": "blocks", **OPTIONS, "num_epochs": 2}
+    options = combined(OPTIONS, data=data(), merge=Merge(merge, unit="blocks"), num_epochs=2)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of("serial"), Checkpoint(tmp_path, 2), InterruptAt(3), **options)
     assert list(list_checkpoints(tmp_path)) == [1]
@@ -111,9 +113,9 @@ def test_interrupted_and_resumed_with_any_number_of_workers_every_sample_is_trai
 def test_a_fit_that_is_stopped_saves_nothing_of_rounds_that_are_under_way(engine, tmp_path, merge):
     stopped = trainer_of(engine, ballast=500_000)  # so that merging takes a while
     kept = Checkpoint(tmp_path, every=99, keep=9)
-    end = height(fit(stopped, kept, StopAfter(0), data=data(), merge=merge, **OPTIONS))
+    end = height(fit(stopped, kept, StopAfter(0), data=data(), **combined(OPTIONS, merge=merge)))
     assert end == len(stopped.history)
     for number, path in list_checkpoints(tmp_path).items():
         assert height(read_checkpoint(path)["parameters"]) == number + 1
     again = trainer_of(engine, ballast=500_000)
-    assert height(fit(again, kept, data=data(), merge=merge, resume=True, **OPTIONS)) == 5
+    assert height(fit(again, kept, data=data(), resume=True, **combined(OPTIONS, merge=merge))) == 5

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer
+from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer, Merge, PartialShuffle
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import state_files
 from compss_train.training.checkpoints import storage
@@ -106,12 +106,13 @@ def test_another_optimizer(folder):
 OPTIONS = {
     "num_batches_per_worker": (2, "batch_size was 6, and is None; num_batches_per_worker was None, and is 2"),
     "batch_size": (5, "batch_size was 6, and is 5"),
-    "merge": ("commutative", "merge was synchronous, and is commutative"),
-    "merge_every": (2, "merge_every was 1, and is 2"),
-    "merge_unit": ("blocks", "merge_unit was epochs, and is blocks"),
+    "merge": (
+        Merge("commutative", every=2, unit="blocks", optimizer_state="reset"),
+        "merge.kind was synchronous, and is commutative; merge.every was 1, and is 2; "
+        "merge.unit was epochs, and is blocks; merge.optimizer_state was keep, and is reset",
+    ),
     "shuffle": ("total", "shuffle was blocks, and is total"),
     "shuffle_block_data": (False, "shuffle_block_data was True, and is False"),
-    "optimizer_state": ("reset", "optimizer_state was keep, and is reset"),
     "buffer": (BufferSpec("FIFO", 16), r"buffer was None, and is BufferSpec\(.*FIFO.*16.*\)"),
 }
 
@@ -125,8 +126,8 @@ def test_each_other_option_is_named_with_both_values(folder, name):
 
 
 def test_all_other_options_are_named_at_once(folder):
-    message = "merge was synchronous, and is commutative; rule was weighted, and is halving"
-    assert_refused(refusing(), ValueError, message, resume=folder, merge="commutative", rule="halving")
+    message = "merge.kind was synchronous, and is commutative; merge.rule was weighted, and is halving"
+    assert_refused(refusing(), ValueError, message, resume=folder, merge=Merge("commutative", rule="halving"))
 
 
 OBJECTIVES = {
@@ -156,13 +157,14 @@ def test_data_of_the_same_sizes_with_other_values_are_warned_of(folder, part):
 
 
 def test_what_changes_no_number_may_be_another(tmp_path):
-    options = {"shuffle": "partial", "num_epochs": 2}
+    options = {"shuffle": PartialShuffle(), "num_epochs": 2}
     whole, again = trainer_of(), trainer_of()
     fit(whole, Checkpoint(tmp_path, keep=2), **options)
-    fit(again, resume=tmp_path / "round-000000", file_buffer=3, **options)
+    fit(again, resume=tmp_path / "round-000000", **options)
     assert_alike(again, whole)
-    told = "shuffle_buffer was None, and is 11; pools was 1, and is 2"
-    assert_refused(refusing(), ValueError, told, resume=tmp_path, shuffle_buffer=11, pools=2, **options)
+    told = r"shuffle was PartialShuffle\(pool_size=None, pools=1\), and is PartialShuffle\(pool_size=11, pools=2\)"
+    changed = {**options, "shuffle": PartialShuffle(11, pools=2)}
+    assert_refused(refusing(), ValueError, told, resume=tmp_path, **changed)
 
 
 @pytest.mark.parametrize(

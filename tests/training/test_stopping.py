@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compss_train import DistributedTrainer, SerialEngine
+from compss_train import DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.training.checkpoints.storage import list_checkpoints
 from compss_train.training.stopping import Stopping
@@ -32,7 +32,7 @@ def any_engine(request):
     return SerialEngine() if request.param == "serial" else LookaheadEngine()
 
 
-@pytest.mark.parametrize("mode", [MODES[0], {"merge_every": 2, "num_epochs": 5}, BLOCKS], ids=str)
+@pytest.mark.parametrize("mode", [MODES[0], {"merge": Merge(every=2), "num_epochs": 5}, BLOCKS], ids=str)
 def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, mode):
     stopped, serial, whole, resumed = trainer_of(any_engine), trainer_of(), trainer_of(), trainer_of()
     ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
+from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.serial_engines import CopyingEngine
 
@@ -55,14 +55,18 @@ def trained(engine, x, y, workers, **options):
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
-@pytest.mark.parametrize("merging", [{}, {"merge_every": 2}, {"merge_every": 0}, {"merge_unit": "blocks"}])
+@pytest.mark.parametrize(
+    "merging", [{}, {"merge": Merge(every=2)}, {"merge": Merge(every=0)}, {"merge": Merge(unit="blocks")}]
+)
 def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
     x, y = classification(samples=57)
     engine = CopyingEngine()
     ours = trained(engine, *blocked(x, y, 7), workers, **merging)
     assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 7), workers, **merging))
     rounds = engine.submitted.count("finish")
-    if merging.get("merge_every") == 0 and workers < 5:  # who each need more than half of the samples in 3 epochs
+    if (
+        merging.get("merge") == Merge(every=0) and workers < 5
+    ):  # who each need more than half of the samples in 3 epochs
         assert "split_rows" not in engine.submitted
     elif not merging:
         assert engine.submitted.count("split_rows") == 7 * rounds

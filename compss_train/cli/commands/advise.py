@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from compss_train.reports.advice import MeasuredRun, NoiseScale, Plan, Row
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
-_CHOICES = (("num_batches_per_worker",), ("batch_size",), ("merge_every", "merge_unit"), ("outer_optimizer",))
+_CHOICES = (("num_batches_per_worker",), ("batch_size",), ("every", "unit"), ("outer_optimizer",))
 """Options that ``"auto"`` chooses by the number of workers, in the order in which they depend on each other."""
-_MERGING = ("merge_every", "merge_unit", "outer_optimizer", "optimizer_state", "weight_averaging", "merge_dtype")
+_MERGING = ("merge", "every", "unit", "outer_optimizer", "optimizer_state", "averaging", "dtype")
 """Options that do not matter with one worker."""
 _ANY = ("started", "num_epochs", "callbacks", "data", "validation_data")
 """Descriptions of a fit that may differ between runs."""
@@ -85,7 +85,7 @@ def _check_alike(runs: Sequence[MergedRun]) -> None:
 
 
 def _comparable(run: MergedRun) -> dict[str, Any]:
-    fit = {name: value for name, value in run.fit.items() if name not in _ANY}
+    fit = {name: value for name, value in run.fit.items() if name not in (*_ANY, "merge")}
     return {"samples an epoch": round(run.samples), **run.build, **fit}
 
 
@@ -181,9 +181,9 @@ def _plan(runs: Sequence[MergedRun], workers: int, *, gain: bool) -> Plan:
 
 def _merges(run: MergedRun, options: Mapping[str, Any], workers: int, batch: float) -> float:
     """Return the merges an epoch of another number of workers."""
-    unit, every = options.get("merge_unit", "epochs"), options.get("merge_every", 1)
+    unit, every = options.get("unit", "epochs"), options.get("every", 1)
     if unit == "epochs":
-        return run.merges if run.fit["merge_unit"] == "epochs" else 1.0
+        return run.merges if run.fit["unit"] == "epochs" else 1.0
     if unit == "batches" and isinstance(every, int):
         return float(math.ceil(run.samples / (workers * batch * every)))
     return max(1.0, run.merges * run.workers / workers)
@@ -210,6 +210,8 @@ def _options(run: MergedRun, workers: int) -> Mapping[str, Any]:
 
 
 def _chosen(run: MergedRun, workers: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    from compss_train.data.order import Batching
+    from compss_train.training.merge import Merge
     from compss_train.training.presets import Situation, with_preset
 
     situation = Situation(
@@ -219,8 +221,10 @@ def _chosen(run: MergedRun, workers: int, given: Mapping[str, Any]) -> dict[str,
         batch_norm="BatchNorm" in run.build["net"],
         adaptive="sgd" not in str(run.build["optimizer"]).lower(),
     )
-    defaults = {"merge_every": 1, "merge_unit": "epochs"}
-    return {**defaults, **with_preset("auto", given, lambda: situation)}
+    batches = Batching(given.get("num_batches_per_worker"), given.get("batch_size"))
+    options = {name: value for name, value in given.items() if name in vars(Merge())}
+    merge, size = with_preset(Merge("auto", **options), lambda: situation, num_epochs=1, batches=batches)
+    return {"batch_size": size, "num_batches_per_worker": batches.number, **vars(merge.filled())}
 
 
 def _basis(runs: Sequence[MergedRun], measured: Sequence[MeasuredRun], noise: NoiseScale) -> Iterator[str]:

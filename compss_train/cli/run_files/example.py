@@ -45,7 +45,7 @@ metric = "accuracy"
 [fit]                            # arguments of DistributedTrainer.fit
 num_epochs = 20
 batch_size = 50
-# merge_unit = "blocks"          # merge workers after every block; by default after every epoch
+# merge = { unit = "blocks" }    # merge workers after every block; by default after every epoch
 # shuffle = "total"              # "none" is Python's None
 # early_stopping = { patience = 5 }
 

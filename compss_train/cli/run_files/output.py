@@ -21,6 +21,7 @@ from compss_train.training.callback import TrainerProtocol
 _CALLBACKS = {
     "checkpoint": ("Checkpoint", "checkpoints"),
     "csv": ("Csv", "csv"),
+    "profile": ("Profile", "profile"),
     "report": ("Report", "report"),
     "tensorboard": ("TensorBoard", "tensorboard"),
 }

@@ -212,8 +212,9 @@ def read_run(path: Path) -> MergedRun:
     if not configuration:
         raise RunFileError(f"{path}: no configuration.json is beside the history; name the folder of a run")
     fit, machine = configuration["fit"], configuration["machine"]
-    if fit["method"] == "fit_online" or fit["merge"] != "synchronous":
-        kind = "fit_online" if fit["method"] == "fit_online" else f"merge={fit['merge']!r}"
+    merge = fit.get("merge", {})
+    if fit["method"] == "fit_online" or merge["kind"] != "synchronous":
+        kind = "fit_online" if fit["method"] == "fit_online" else f"merge={merge['kind']!r}"
         raise RunFileError(
             f"{path}: with {kind} workers do not merge in rounds; name a run with merge='synchronous'"
         )
@@ -222,7 +223,7 @@ def read_run(path: Path) -> MergedRun:
         history=history,
         trainer=configuration["trainer"],
         build=configuration["build"],
-        fit=fit,
+        fit={**fit, **merge},
         cores=machine["cores"],
         samples=samples_per_epoch(history),
     )

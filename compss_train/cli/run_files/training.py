@@ -3,7 +3,7 @@
 import json
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from compss_train.trainer import DistributedTrainer
 from compss_train.training.callback import AnyCallback, TrainerProtocol
 from compss_train.training.checkpoints.storage import list_checkpoints, read_latest_checkpoint
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.profile import Profile
+from compss_train.training.merge import Merge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +157,12 @@ def _read_fit(run_file: RunFile, folder: RunFolder, errors: ErrorCollector) -> d
     user_callbacks: list[AnyCallback] = []
     with errors.catch("[fit]"):
         user_callbacks = check_callbacks(options.get("callbacks", ()))
-    if len(errors) == before and options.get("preset") is None:  # a preset chooses when network and data are known
+    if len(errors) == before:
         with errors.catch("[fit]"):
-            FitOptions(**{field.name: options[field.name] for field in fields(FitOptions) if field.name in options})
-    with errors.catch("[fit] profile"):
-        profile = Profile.of(options.get("profile"))
-        if profile is not None and profile.path == Profile.path:
-            options["profile"] = replace(profile, path=folder.profile)
+            merge = Merge.of(options.get("merge", "synchronous"))
+            if merge.preset is None:  # which chooses when network and data are known
+                given = {field.name: options[field.name] for field in fields(FitOptions) if field.name in options}
+                FitOptions(**{**given, "merge": merge})
     # The user's callbacks first: the numbers that they add to records can be written and watched.
     options["callbacks"] = [*user_callbacks, *writers, *stopping]
     return options if len(errors) == before else None

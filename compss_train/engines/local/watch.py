@@ -110,7 +110,7 @@ class Watch:
     def _warn(self, run: _Run, doing: str) -> None:
         """Warn of a silent task, with its stack if its process writes that."""
         stack, run.warned = run.process.stack(), True
-        advice = "" if self._timeout else "; fit(worker_timeout=SECONDS) would run its task in another process"
+        advice = "" if self._timeout else "; worker_timeout=SECONDS would run its task in another process"
         _say(f"{doing} {self._silence(run)}: {_process(run)}{advice}{stack and '. Its stack:'}")
         print(stack, end="", file=sys.stderr, flush=True)
 

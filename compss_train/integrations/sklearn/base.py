@@ -29,8 +29,9 @@ from compss_train.model.random_state import random_state
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.trainer import DistributedTrainer
+from compss_train.training.merge import Merge
 
-_FIT_PARAMETERS = ("batch_size", "merge", "merge_every", "merge_unit", "shuffle")
+_FIT_PARAMETERS = ("batch_size", "merge", "shuffle")
 _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
 
 
@@ -160,7 +161,10 @@ class DistributedEstimator(EstimatorParameters):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = self.merge != "synchronous"  # the order of arrival changes rounding
+        tags.non_deterministic = Merge.of(self.merge).kind in (
+            "commutative",
+            "parameter_server",
+        )  # the order of arrival changes rounding
         return tags
 
 

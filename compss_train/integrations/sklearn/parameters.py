@@ -11,7 +11,6 @@ from sklearn.base import BaseEstimator
 from torch import nn
 
 from compss_train.callbacks import Callback
-from compss_train.data.partitioning import MergeEvery, MergeUnit, Shuffle
 from compss_train.engines import Engine
 from compss_train.integrations.sklearn.optimization import as_options
 from compss_train.model.losses import BatchFunction
@@ -19,7 +18,8 @@ from compss_train.model.lr_schedules import ScheduleSpec
 from compss_train.model.metrics import MetricSpec
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.reports.history import History
-from compss_train.training.fit_options import MergeName
+from compss_train.training.fit_options import ShuffleLike
+from compss_train.training.merge import MergeLike
 
 NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
 """A function of the numbers of inputs and outputs that returns a network."""
@@ -46,16 +46,15 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
         Learning rate of an optimizer that is given by name or as a dict without it; 0.001 by default.
     schedule:
         ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or as of ``build``;
-        ``None`` (default) for a constant one. ``build_options={"schedule_steps": n}`` for n steps an epoch.
+        ``None`` (default) for a constant one. A ``Schedule`` may have several steps an epoch.
     loss, metric:
         As of ``build``. The metric is in ``history_``; ``score`` is that of scikit-learn.
     num_workers, engine, threads:
         As of ``DistributedTrainer``; by default 2 workers, at most as many as samples. An engine given by name is
         started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
-    num_epochs, batch_size, merge, merge_every, merge_unit, shuffle:
+    num_epochs, batch_size, merge, shuffle:
         As of ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
-        and all samples shuffled. A preset in ``fit_options`` chooses those that are ``None``, and with
-        ``batch_size=None`` also the batches.
+        and all samples shuffled. ``merge="auto"`` with ``batch_size=None`` also chooses the batches.
     dtype:
         Type to which X is converted, ``"float32"`` by default; ``None`` for no conversion (integers for an
         embedding, bytes for a transform).
@@ -110,10 +109,8 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
     engine: str | Engine = "auto"
     num_epochs: int = 20
     batch_size: int | None = 32
-    merge: MergeName = "synchronous"
-    merge_every: MergeEvery | None = None
-    merge_unit: MergeUnit | None = None
-    shuffle: Shuffle = "total"
+    merge: MergeLike = "synchronous"
+    shuffle: ShuffleLike = "total"
     threads: int | None = None
     dtype: DTypeLike = "float32"
     random_state: int | np.random.RandomState | None = None

@@ -11,11 +11,8 @@ from compss_train.model.parameters import Parameters
 from compss_train.training.checkpoints.snapshot import Progress, Snapshot
 from compss_train.training.fit_options import FitOptions
 
-CHANGEABLE_OPTIONS = ("num_epochs", "file_buffer", "preset")
+CHANGEABLE_OPTIONS = ("num_epochs", "preset")
 """Options of ``fit`` that may change when it is resumed; the options that a preset chooses may not."""
-
-LATER_SETTINGS = {"schedule_steps": 1}
-"""Settings that early checkpoints lack, with the values that they had."""
 
 
 def check_parameters(path: Path, saved: Parameters, current: Parameters) -> None:
@@ -70,9 +67,9 @@ def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool)
             "train. Raise num_epochs to train on; a new fit needs its own folder, or no resume="
         )
     first, end = progress.first_epoch, progress.first_epoch + num_epochs
-    (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.merge_every), maxlen=1)
-    planned = next(epochs_of_rounds(range(last.start, max(end, last.stop)), options.merge_every))
-    if options.merge_unit == "epochs" and len(planned) > len(last):
+    (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.every), maxlen=1)
+    planned = next(epochs_of_rounds(range(last.start, max(end, last.stop)), options.every))
+    if options.merge.unit == "epochs" and len(planned) > len(last):
         warn_user(
             f"the fit resumes from {path}, but not bit for bit as a fit of {num_epochs} epochs: its last "
             f"merge was after {len(last)} of {len(planned)} epochs"
@@ -104,7 +101,7 @@ def check_trainer(
     others = [name for name in setting if name not in ("optimizer", "optimizer_options", "seed")]
     different = [
         *_optimizer_differences(saved["optimizer_options"], setting["optimizer_options"]),
-        *_differences({name: saved.get(name, LATER_SETTINGS.get(name)) for name in others}, setting),
+        *_differences({name: saved.get(name) for name in others}, setting),
         *_worker_differences(saved["num_workers"], setting["num_workers"]),
     ]
     if different:

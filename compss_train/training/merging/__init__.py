@@ -21,7 +21,7 @@ from compss_train.training.training_state import MergeState
 from compss_train.training.worker import MergeRule
 
 EMA_DECAY = 0.8
-"""The decay of ``weight_averaging="ema"``: the average reaches back about five merges."""
+"""The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""
 
 __all__ = ["Merge", "SubmittedRound", "agreement", "make_merge"]
 
@@ -36,28 +36,29 @@ def make_merge(
     names: TensorNames,
 ) -> Merge:
     """Return the merge that the options name, which continues from ``state``."""
-    if options.merge == "synchronous":
+    outer = options.merge.outer_optimizer
+    if options.merge.kind == "synchronous":
         return SynchronousMerge(engine, initial, _rule(options, names), state)
-    if options.merge == "parameter_server":
-        shared = GlobalParameters(engine, initial, num_workers, names=names, optimizer=options.outer_optimizer)
+    if options.merge.kind == "parameter_server":
+        shared = GlobalParameters(engine, initial, num_workers, names=names, optimizer=outer)
         return ServerMerge(engine, initial, shared, state)
     return CommutativeMerge(
         engine,
         initial,
         num_workers,
-        rule=options.rule,
+        rule=options.merge.rule or "weighted",
         buffers=names.buffers,
-        optimizer=None if options.outer_optimizer is None else DelayedNesterov.of(options.outer_optimizer),
+        optimizer=None if options.merge.outer_optimizer is None else DelayedNesterov.of(outer),
         state=state,
     )
 
 
 def _rule(options: FitOptions, names: TensorNames) -> MergeRule:
-    outer = options.outer_optimizer
+    outer = options.merge.outer_optimizer
     return MergeRule(
         names=names,
         optimizer=None if outer is None else optimizer_factory(outer),
-        moments=options.optimizer_state == "average",
-        compressed=options.merge_dtype is not None,
-        decay=EMA_DECAY if options.weight_averaging == "ema" else options.weight_averaging,
+        moments=options.merge.optimizer_state == "average",
+        compressed=options.merge.dtype is not None,
+        decay=EMA_DECAY if options.merge.averaging == "ema" else options.merge.averaging,
     )

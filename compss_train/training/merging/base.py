@@ -8,8 +8,8 @@ from typing import ClassVar
 from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.model.parameters import Parameters
-from compss_train.training.fit_options import MergeName
 from compss_train.training.group_states import States
+from compss_train.training.merge import MergeKind
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
 
@@ -36,7 +36,7 @@ class SubmittedRound:
 class Merge(ABC):
     """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
 
-    name: ClassVar[MergeName]
+    name: ClassVar[MergeKind]
     parameters: Ref
     """The global parameters after the last round that was submitted."""
     state: MergeState = NOTHING_KEPT

@@ -14,7 +14,7 @@ from compss_train.engines import Engine, Ref
 from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.parameters import Parameters
-from compss_train.training.fit_options import Rule
+from compss_train.training.merge import Rule
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState

@@ -152,7 +152,7 @@ def _until_the_end(shard: Shard, source: Source, stream: StreamReader) -> Iterat
 
 def _cut(block_pass: BlockPass, shard: Shard, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
     """Iterate over the batches of a pass, each with the number of its first sample."""
-    bucketed = shard.options.bucket_by_length
+    bucketed = shard.structure.bucketed
     numbers = _by_length(block_pass, shard, rows) if bucketed else training_order(block_pass, shard.shuffle_seed)
     order = None if numbers is None else torch.from_numpy(numbers)
     for piece in pieces(batch_bounds(block_pass, shard.options.batching), rows, device):

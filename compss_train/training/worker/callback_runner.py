@@ -22,7 +22,7 @@ class CallbackRunner:
         states: Mapping[str, Any] | None,
     ) -> None:
         self._callbacks = dict(_named(copy.deepcopy(callbacks)))
-        self._context, self._accumulator = context, accumulator
+        self.context, self._accumulator = context, accumulator
         self._at_start: dict[str, Any] = {}
         for name, callback in self._callbacks.items():
             if states is not None and name in states:
@@ -31,13 +31,13 @@ class CallbackRunner:
     def round_start(self) -> None:
         """Call ``on_round_start``; what it logs is measured by ``round_end``, as streams have unknown lengths."""
         self._call("on_round_start")
-        self._at_start, self._context.logged = self._context.logged, {}
+        self._at_start, self.context.logged = self.context.logged, {}
 
     def batch_start(self, batch: Batch, epoch: int, number: int) -> None:
         """Call ``on_batch_start``."""
         if not self._callbacks:
             return
-        context = self._context
+        context = self.context
         context.epoch, context.number, context.x, context.y = epoch, number, batch.x, batch.y
         self._call("on_batch_start")
         self._measure(batch.samples)
@@ -46,7 +46,7 @@ class CallbackRunner:
         """Call ``on_batch_end``; a batch that was skipped has no result."""
         if not self._callbacks:
             return
-        context = self._context
+        context = self.context
         if result is not None:
             context.loss, context.output = result.loss.detach(), result.output
         self._call("on_batch_end")
@@ -66,7 +66,7 @@ class CallbackRunner:
         return {name: state for name, state in states.items() if state} or None
 
     def _call(self, hook: str) -> None:
-        context = self._context
+        context = self.context
         for callback in self._callbacks.values():
             try:
                 getattr(callback, hook)(context)
@@ -76,9 +76,9 @@ class CallbackRunner:
                 raise
 
     def _measure(self, samples: int) -> None:
-        if self._context.logged:
-            self._accumulator.measure(self._context.logged, samples)
-            self._context.logged = {}
+        if self.context.logged:
+            self._accumulator.measure(self.context.logged, samples)
+            self.context.logged = {}
 
 
 def _named(callbacks: Sequence[WorkerCallback]) -> Iterator[tuple[str, WorkerCallback]]:

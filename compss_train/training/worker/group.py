@@ -57,8 +57,8 @@ class RoundSettings:
     may_skip: bool
     """Whether workers may skip files, and then have fewer samples than planned."""
     callbacks: Sequence[WorkerCallback] = ()
-    traced: int | None = None
-    """The worker whose part of the round is traced."""
+    traced: frozenset[int] = frozenset()
+    """The workers whose part of the round is traced."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,7 +113,7 @@ class GroupWork:
             worker=member.worker,
             round=settings.number,
             callbacks=settings.callbacks,
-            traced=member.worker == settings.traced,
+            traced=member.worker in settings.traced,
             structure=settings.structure,
             hyperparameters=member.hyperparameters or {},
             draws=member.draws,

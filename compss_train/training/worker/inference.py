@@ -24,6 +24,9 @@ from compss_train.training.worker.batches import Batch, placed_batches
 from compss_train.training.worker.collating import collated
 from compss_train.training.worker.source import Shard, Source, source_of, unshuffled
 
+INFERENCE_FILES = 2
+"""The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
+
 
 def evaluate(
     training_spec: TrainingSpec,
@@ -57,6 +60,7 @@ def _evaluate(
     xs: Any,
     ys: Sequence[Block],
 ) -> dict[str, Any]:
+    xs = _held(xs)
     shard = unshuffled(xs, batch_size, structure)
     source = source_of(shard, xs, ys)
     with random_state(0, device), torch.no_grad():
@@ -66,6 +70,13 @@ def _evaluate(
             _measure(replica, batch, transform, accumulator)
             liveness.beat()
         return {**accumulator.sums(), **source.measured(), **transform.warnings}
+
+
+def _held(xs: Any) -> Any:
+    """Return files with a limit of few in memory at a time: a reading thread holds one each. Others as they are."""
+    if not isinstance(xs, FilePart):
+        return xs
+    return replace(xs, file_buffer=max(INFERENCE_FILES, xs.threads + 1))
 
 
 class _Transform:
@@ -128,7 +139,7 @@ def predict(
     bfloat16 is converted to float32, and so is the float16 of autocast. A file that cannot be read is always an
     error: every sample needs an output.
     """
-    xs = replace(xs, skip=False) if isinstance(xs, FilePart) else xs
+    xs = replace(_held(xs), skip=False) if isinstance(xs, FilePart) else xs
     shard = unshuffled(xs, batch_size, structure)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)

@@ -33,8 +33,8 @@ class OptimizerStepper:
         batches: int = 0,
         scaler: Mapping[str, Any] | None = None,
     ) -> None:
-        self._replica, self._optimizer = replica, optimizer
-        self._options = replica.training_spec.step_options
+        self._replica, self.optimizer = replica, optimizer
+        self._options = replica.training_spec.gradients
         self._evaluates = needs_closure(optimizer)
         self._step = replica.training_spec.training_step
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -56,7 +56,7 @@ class OptimizerStepper:
 
     def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
-        for group, values in zip(self._optimizer.param_groups, hyperparameters, strict=True):
+        for group, values in zip(self.optimizer.param_groups, hyperparameters, strict=True):
             for name, value in values.items():
                 if isinstance(group[name], torch.Tensor):
                     group[name].fill_(value)
@@ -71,8 +71,8 @@ class OptimizerStepper:
         self.batches += 1
         if batch.weight is not None and not batch.weight.any():
             self.weightless += batch.samples
-        if self._step is not None and isinstance(self._optimizer, JoinedOptimizer):
-            result = self._run_step(self._step, batch, epoch, self._optimizer)
+        if self._step is not None and isinstance(self.optimizer, JoinedOptimizer):
+            result = self._run_step(self._step, batch, epoch, self.optimizer)
             accumulator.add(batch.samples, *result)
             return result
         if self._evaluates:
@@ -81,7 +81,7 @@ class OptimizerStepper:
             accumulator.add(batch.samples, *result)
             return result
         if not self._accumulated_batches:
-            self._optimizer.zero_grad()
+            self.optimizer.zero_grad()
         backup = (
             _StepBackup(self._replica.training_spec.net, self._trained) if self._options.on_nan == "skip" else None
         )
@@ -111,17 +111,17 @@ class OptimizerStepper:
         evaluations: list[StepResult] = []
 
         def closure() -> torch.Tensor:
-            self._optimizer.zero_grad()
+            self.optimizer.zero_grad()
             result = self._add_gradients(batch, epoch)
             self._clip(self._trained)
             if not evaluations:
                 evaluations.append(result)
             return result.loss
 
-        self._optimizer.step(closure)  # type: ignore[arg-type]
+        self.optimizer.step(closure)  # type: ignore[arg-type]
         if not evaluations:
             raise ValueError(
-                f"{type(self._optimizer).__name__} has not called the closure that its step takes, which evaluates "
+                f"{type(self.optimizer).__name__} has not called the closure that its step takes, which evaluates "
                 "the loss; call it, or give step the default closure=None"
             )
         return evaluations[0]
@@ -130,12 +130,12 @@ class OptimizerStepper:
         """Apply the gradients that are still accumulated, if any."""
         if not self._accumulated_batches:
             return
-        self.scaler.unscale_(self._optimizer)
+        self.scaler.unscale_(self.optimizer)
         if self._options.accumulate > 1:  # each loss was multiplied by its samples
             for gradient in _gradients(self._trained):
                 gradient.div_(self._accumulated_samples)
         self._clip(self._trained)
-        self.scaler.step(self._optimizer)
+        self.scaler.step(self.optimizer)
         self.scaler.update()
         self._accumulated_batches = self._accumulated_samples = 0
 

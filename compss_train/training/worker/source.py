@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -23,13 +23,6 @@ from compss_train.model.lr_schedules import TimedHyperparameters
 from compss_train.samplers.loader import FileLoader
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.worker.callbacks import WorkerCallback
-
-INFERENCE_FILES = 2
-"""The most files in memory at a time during evaluation and prediction: one is read while the other is used.
-
-Several reading threads hold one file each.
-"""
-
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of those of y and of weights if the data have them."""
@@ -88,11 +81,9 @@ def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int, structure: Colum
     sizes = xs.sizes if isinstance(xs, FilePart) else {n: len(rows) for n, rows in enumerate(_first_column(xs))}
     assignment = tuple(BlockPass(number, 0, size) for number, size in sizes.items())
     starts = tuple(accumulate(sizes.values(), initial=0))[:-1]
-    files = max(INFERENCE_FILES, xs.threads + 1) if isinstance(xs, FilePart) else INFERENCE_FILES
-    options = FitOptions(
-        num_epochs=1, batch_size=batch_size, shuffle=None, shuffle_block_data=False, file_buffer=files
-    )
-    return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts, structure=structure)
+    options = FitOptions(num_epochs=1, batch_size=batch_size, shuffle=None, shuffle_block_data=False)
+    in_order = replace(structure, bucketed=False)
+    return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts, structure=in_order)
 
 
 def take(block: Block, rows: NDArray[Any]) -> Block:
@@ -244,7 +235,7 @@ class FileSource(Source):
     """Files, read in order and ahead."""
 
     def __init__(self, part: FilePart, shard: Shard) -> None:
-        self._loader = FileLoader(part, shard.options.file_buffer)
+        self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
         self._shuffle_seed = shard.shuffle_seed
         self._upcoming = [*(block_pass.block for block_pass in shard.assignment), *part.upcoming]

@@ -19,12 +19,14 @@ from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution, compress_arrays
+from compss_train.model.gradients import OnNan
 from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.several_optimizers import make_optimizer
-from compss_train.model.training_spec import ModelReplica, OnNan, TrainingSpec
+from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.training.merge import OptimizerState
 from compss_train.training.worker.batches import Batch, PlacedBatch, batches_in_epoch, placed_batches
 from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.callback_runner import CallbackRunner
@@ -51,7 +53,7 @@ class WorkerState:
     buffer: dict[str, Any] | None = None
     """The state of a buffer that merges by batches do not empty, inside an epoch."""
     error: Parameters | None = None
-    """What compression has left out of the changes so far, with ``merge_dtype``."""
+    """What compression has left out of the changes so far, with ``Merge(dtype=...)``."""
     batches: int = 0
     """How many batches the worker has trained, for training steps."""
     buffers: dict[str, torch.Tensor] | None = None
@@ -121,7 +123,7 @@ class _WorkerRound:
         self._net = self._replica.training_spec.net
         restore_buffers(self._net, state.buffers, device)
         self._optimizer = _starting_optimizer(
-            self._replica, state.optimizer, moments, shard.options.optimizer_state
+            self._replica, state.optimizer, moments, shard.options.merge.optimizer_state
         )
         self._accumulator = MetricAccumulator(self._replica.training_spec.measures)
         self._stepper = OptimizerStepper(
@@ -160,10 +162,15 @@ class _WorkerRound:
     def _learn(self, batches: Iterable[PlacedBatch], tracer: Tracer) -> int:
         """Train on the batches, and return the number of their samples."""
         drawn = 0
+        anew = self._shard.options.merge.optimizer_state == "reset_blocks"
         for epoch, epoch_batches in groupby(batches, lambda placed: placed[0].epoch):
             changes = _hyperparameter_changes(self._shard, epoch)
-            for number, (_, batch) in enumerate(epoch_batches):
-                if number in changes:
+            current: Hyperparameters | None = None
+            for number, (place, batch) in enumerate(epoch_batches):
+                current = changes.get(number, current)
+                if anew and place.position == 0:
+                    self._renew_optimizer(current)
+                elif number in changes:
                     self._stepper.set_hyperparameters(changes[number])
                 with tracer.batch(self._stepper.batches):
                     self._learn_batch(batch, epoch)
@@ -171,6 +178,14 @@ class _WorkerRound:
                 liveness.beat(batch.samples)
             self._stepper.finish()
         return drawn
+
+    def _renew_optimizer(self, hyperparameters: Hyperparameters | None) -> None:
+        """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
+        self._stepper.finish()
+        self._optimizer = optimizer_of(self._replica, None)
+        self._stepper.optimizer = self._callbacks.context.optimizer = self._optimizer
+        if hyperparameters is not None:
+            self._stepper.set_hyperparameters(hyperparameters)
 
     def _learn_batch(self, batch: Batch, epoch: int) -> None:
         self._callbacks.batch_start(batch, epoch, self._stepper.batches)
@@ -188,9 +203,9 @@ class _WorkerRound:
     def result(self, sums: dict[str, Any]) -> tuple[Contribution, WorkerState]:
         """Return what goes to the merge, and the new state."""
         trained = params.from_module(self._net)
-        _check_finite(sums, trained, self._shard.name, self._spec.step_options.on_nan)
+        _check_finite(sums, trained, self._shard.name, self._spec.gradients.on_nan)
         _check_scale(self._stepper.scaler.get_scale(), self._shard.name)
-        averaged = self._shard.options.optimizer_state == "average"
+        averaged = self._shard.options.merge.optimizer_state == "average"
         whole = {**trained, **moments_of(self._optimizer)} if averaged else trained
         sent, error = _compressed(self._spec, self._shard, self._before, whole, self._state, sums)
         return sent, WorkerState(
@@ -213,25 +228,26 @@ def _compressed(
     state: WorkerState,
     sums: dict[str, Any],
 ) -> tuple[Contribution, Parameters | None]:
-    """Return what goes to the merge, and what it lacks: with ``merge_dtype``, changes of weights and moments.
+    """Return what goes to the merge, and what it lacks: with ``Merge(dtype=...)``, changes of weights and moments.
 
     A worker without samples has no vote, so that its error stays. Moments are averages that forget, and need none.
     """
-    dtype = shard.options.merge_dtype
+    dtype = shard.options.merge.dtype
     if dtype is None or not sums["given"]:
         return after, None if dtype is None else state.error
     changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
-    bad = None if training_spec.step_options.on_nan == "ignore" else params.first_not_finite(errors)
+    bad = None if training_spec.gradients.on_nan == "ignore" else params.first_not_finite(errors)
     if bad is not None:
         raise DivergedError(
-            f"the change of {bad!r} in {shard.name} is too large for merge_dtype={dtype!r}; lower the learning rate"
+            f"the change of {bad!r} in {shard.name} is too large for Merge(dtype={dtype!r}); lower the learning "
+            "rate"
         )
     moments = split_moments(after)[1]
     return {**after, **changes, **compress_arrays(before, moments, moments, "bf16")[0]}, errors
 
 
 def _starting_optimizer(
-    replica: ModelReplica, state: dict[str, Any] | None, moments: Parameters | None, option: str
+    replica: ModelReplica, state: dict[str, Any] | None, moments: Parameters | None, option: OptimizerState | None
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a task: with the worker's own state, else with the moments, else new."""
     optimizer = optimizer_of(replica, None if option == "reset" else state)

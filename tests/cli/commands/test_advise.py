@@ -5,6 +5,9 @@ import pytest
 
 from tests.cli.commands.user_objects import history
 
+MERGE = {"kind": "synchronous", "every": 2, "unit": "batches"}
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}
+
 
 @pytest.fixture
 def fit(run_file, command):
@@ -12,8 +15,7 @@ def fit(run_file, command):
 
     def run(name, workers, *settings):
         rounds = (
-            "fit.merge_unit=batches",
-            "fit.merge_every=2",
+            "fit.merge={unit = 'batches', every = 2}",
             "data.samples=400",
             "data.blocks=6",
             "build.optimizer.lr=0.005",
@@ -64,7 +66,9 @@ def test_one_run_or_two_say_what_to_expect(fit, command):
 
 
 def test_auto_chooses_for_each_number_of_workers(fit, command):
-    run = fit("auto", 2, "fit.preset=auto", "fit.batch_size=none", "data.blocks=2")
+    run = fit(
+        "auto", 2, "fit.merge={kind = 'auto', unit = 'batches', every = 2}", "fit.batch_size=none", "data.blocks=2"
+    )
     table = rows(command("advise", run).out)
     assert [table[workers][1] for workers in (1, 2, 4, 64)] == ["100", "100", "75", "5"]
 
@@ -76,7 +80,7 @@ def test_runs_that_cannot_advise_are_errors(fit, command):
         return command("advise", *arguments, code=2).err
 
     assert "alone: one worker merges nothing: name a run with 2 workers or more as well" in error(alone)
-    other = change(run, "fit", merge="commutative")
+    other = change(run, "fit", merge={"kind": "commutative"})
     assert "with merge='commutative' workers do not merge in rounds" in error(other)
     other = change(run, "build", loss="mse")
     assert "differ in loss: name runs that differ in the number of workers only" in error(run, other)
@@ -99,7 +103,7 @@ def test_doubts_are_noted(fit, command):
     for name, values, note in (
         ("build", {"schedule": {"step": 3}}, "the learning rate changes by a schedule"),
         ("fit", {"buffer": {"kind": "FIRO"}}, "samples pass through a buffer"),
-        ("fit", {"outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}}, "is assumed, not measured"),
+        ("fit", {"merge": {**MERGE, "outer_optimizer": NESTEROV}}, "is assumed, not measured"),
     ):
         folder = change(run, name, **values)
         assert note in command("advise", folder).out

@@ -134,7 +134,7 @@ def test_a_dry_run_finds_that_the_first_loss_is_nan(run_file, command):
     output = command("fit", run_file, "--dry-run", *NANS, code=2).err
     assert "the fit would fail: DivergedError: the loss became nan" in output
     for on_nan in ("skip", "ignore"):
-        command("fit", run_file, "--dry-run", *NANS, "--set", f"build.on_nan={on_nan}")
+        command("fit", run_file, "--dry-run", *NANS, "--set", f"build.gradients={{on_nan = '{on_nan}'}}")
 
 
 @pytest.mark.parametrize("size", ["fit.batch_size=8", "fit.num_batches_per_worker=2"])
@@ -181,7 +181,7 @@ def test_early_stopping_without_validation_is_an_error(run_file, command):
 def test_all_errors_are_printed_at_once(run_file, command):
     settings = [
         "fit.epochs=1",
-        "fit.pools=7",
+        "fit.shuffle={pools = 7}",
         "build.loss=entropy",
         "network.import=no:thing",
         "validation.fraction=7",
@@ -189,7 +189,7 @@ def test_all_errors_are_printed_at_once(run_file, command):
     output = command("fit", run_file, *(part for setting in settings for part in ("--set", setting)), code=2).err
     for section in ("[fit] epochs", "[network]", "[validation]"):
         assert section in output
-    settings = ["fit.pools=7", "build.loss=entropy"]
+    settings = ["fit.batch_size=0", "build.loss=entropy"]
     output = command("fit", run_file, *(part for setting in settings for part in ("--set", setting)), code=2).err
     assert "[fit]: " in output
     assert "[build]: " in output

@@ -15,11 +15,11 @@ def printed_keys(section):
 @pytest.mark.parametrize(
     ("section", "keys"),
     [
-        ("[trainer]", ["num_workers", "engine", "seed", "threads"]),
+        ("[trainer]", ["num_workers", "engine", "seed", "threads", "worker_timeout"]),
         ("[data] and [validation], of arrays", ["x", "y", "weight", "blocks"]),
         ("[data] and [validation], of a function, with its arguments as other keys", ["import", "blocks"]),
         ("[validation], of a part of [data]", ["fraction"]),
-        ("[output]", ["folder", "checkpoint", "csv", "report", "tensorboard"]),
+        ("[output]", ["folder", "checkpoint", "csv", "profile", "report", "tensorboard"]),
         ("[output] checkpoint, a table", ["every", "keep", "best", "mode", "overwrite"]),
         ("[fit] early_stopping, a table", ["monitor", "patience", "min_delta", "mode", "restore_best"]),
     ],

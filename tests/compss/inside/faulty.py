@@ -40,12 +40,13 @@ class Faulty(nn.Module):
 def main():
     how, flag = sys.argv[1:]
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
-    trainer = DistributedTrainer(2, seed=0, threads=1)
+    timed = how in ("stop", "kill", "never")
+    trainer = DistributedTrainer(2, seed=0, threads=1, worker_timeout=4.0 if timed else None)
     torch.manual_seed(0)
     trainer.build(Faulty(how, flag), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
     merge = "commutative" if how == "raise" else "synchronous"
-    more = {"num_epochs": 3, "worker_timeout": 4.0} if how in ("stop", "kill", "never") else {"num_epochs": 100}
-    fitted = trainer.fit(x, (x.sum(1) > 0).astype(np.int64), batch_size=5, merge=merge, **more)
+    epochs = 3 if timed else 100
+    fitted = trainer.fit(x, (x.sum(1) > 0).astype(np.int64), num_epochs=epochs, batch_size=5, merge=merge)
     print("trained to the end", hashlib.sha256(b"".join(array.tobytes() for array in fitted.values())).hexdigest())
 
 

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, SerialEngine
+from compss_train import (
+    BadFileError,
+    BufferSpec,
+    DistributedTrainer,
+    FileDataset,
+    Merge,
+    PartialShuffle,
+    SerialEngine,
+)
 from compss_train.engines import CompssEngine, engine_class
 from tests.helpers.models import ADAM, MODES, assert_close, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.tolerances import largest, sum_error
@@ -50,16 +58,18 @@ NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 @pytest.mark.parametrize(
     "options",
     [
-        {"preset": "auto", "shuffle": "total"},
-        {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": "ema"},
+        {"merge": "auto", "shuffle": "total"},
+        {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")},
         {
-            "merge_unit": "batches",
-            "merge_every": lambda epoch: 1 + epoch,
-            "outer_optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-            "optimizer_state": "average",
+            "merge": Merge(
+                every=lambda epoch: 1 + epoch,
+                unit="batches",
+                outer_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+                optimizer_state="average",
+            ),
             "buffer": BufferSpec("FIRO", 24, threshold=9),
         },
-        {"merge_dtype": "int8", "outer_optimizer": NESTEROV, "merge_unit": "batches", "merge_every": 2},
+        {"merge": Merge(every=2, unit="batches", outer_optimizer=NESTEROV, dtype="int8")},
     ],
     ids=["auto", "outer", "batches", "int8"],
 )
@@ -72,7 +82,7 @@ def test_the_bits_are_those_of_the_serial_engine_however_workers_learn_as_one(op
 
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
 def test_an_outer_optimizer_of_one_worker_is_the_same_in_every_merge(merge):
-    options = {"num_epochs": 2, "outer_optimizer": {"optimizer": "sgd", "lr": 1.0}}
+    options = {"num_epochs": 2, "merge": Merge(outer_optimizer={"optimizer": "sgd", "lr": 1.0})}
     ours, _ = fitted("auto", 1, merge=merge, **options)
     theirs, _ = fitted(SerialEngine(), 1, **options)
     assert_close(ours, theirs, sum_error(np.float32, 4, largest(theirs)))
@@ -92,7 +102,7 @@ def test_the_bits_are_those_of_the_serial_engine_with_files(folder, monkeypatch)
     for mode in MODES:
         whole, mixed = (
             {"shuffle": "blocks", **mode},
-            {"shuffle": "partial", "shuffle_buffer": 9, "pools": 2, **mode},
+            {**mode, "shuffle": PartialShuffle(9, pools=2)},
         )
         assert_same_bits(
             fitted("auto", 3, num_epochs=2, **whole)[0], fitted("auto", 3, (files,), num_epochs=2, **whole)[0]
@@ -108,7 +118,7 @@ def test_corrupt_files_are_skipped_or_named(folder):
     content = bytearray((folder / "3.npz").read_bytes())
     content[300] ^= 255
     (folder / "3.npz").write_bytes(content)
-    options = {"shuffle": "partial", "shuffle_buffer": 57, "num_epochs": 1}
+    options = {"shuffle": PartialShuffle(57), "num_epochs": 1}
     with pytest.warns(UserWarning, match=r"skipped .*3\.npz is corrupt"):
         fitted("auto", 1, (files["skip"],), **options)
     with pytest.raises(BadFileError, match=r"3\.npz is corrupt"):

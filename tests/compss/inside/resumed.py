@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import parameters
 from tests.helpers.models import ADAM, awkward_net, blocked, classification
@@ -38,7 +38,7 @@ def fit(folder: Path, engine, callbacks):
     trainer = DistributedTrainer(3, engine=engine, seed=0, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
     callbacks = [Checkpoint(folder), *callbacks]
-    options = {"num_epochs": 3, "batch_size": 4, "merge_unit": "blocks", "shuffle": "total"}
+    options = {"num_epochs": 3, "batch_size": 4, "merge": Merge(unit="blocks"), "shuffle": "total"}
     return trainer.fit(*blocked(x, y, 7), **options, callbacks=callbacks, resume=True), trainer
 
 

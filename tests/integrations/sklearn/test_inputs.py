@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BlockedTensor, FileDataset, write_files
+from compss_train import BlockedTensor, FileDataset, PartialShuffle, write_files
 from tests.helpers.models import assert_same_bits, blocked, classification, mlp, state_arrays
 from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, regressor
 
@@ -52,12 +52,12 @@ def test_regression_in_blocks_has_the_shape_of_the_targets():
 
 def test_files_hold_samples_and_targets(tmp_path):
     files = files_of(tmp_path / "classes", x=X, y=Y)
-    estimator = classifier(shuffle="partial").fit(files)
+    estimator = classifier(shuffle=PartialShuffle()).fit(files)
     np.testing.assert_array_equal(estimator.classes_, [0, 1, 2])
     np.testing.assert_array_equal(estimator.predict(files), estimator.predict(X))
     estimator.partial_fit(files)
     numbers = files_of(tmp_path / "numbers", x=X, y=X[:, :2])
-    assert regressor(shuffle="partial").fit(numbers).predict(numbers).shape == (60, 2)
+    assert regressor(shuffle=PartialShuffle()).fit(numbers).predict(numbers).shape == (60, 2)
 
 
 def test_given_classes_are_not_read_from_files(tmp_path, monkeypatch):
@@ -65,10 +65,10 @@ def test_given_classes_are_not_read_from_files(tmp_path, monkeypatch):
     read = []
     original = type(files).part
     monkeypatch.setattr(type(files), "part", lambda *args: read.append(args[1]) or original(*args))
-    classifier(shuffle="partial").partial_fit(files, classes=[0, 1, 2])
+    classifier(shuffle=PartialShuffle()).partial_fit(files, classes=[0, 1, 2])
     limited = len(read)
     read.clear()
-    classifier(shuffle="partial", num_epochs=1).fit(files)
+    classifier(shuffle=PartialShuffle(), num_epochs=1).fit(files)
     assert len(read) == limited + len(files.files)
 
 
@@ -78,11 +78,11 @@ def test_bad_files_are_skipped_when_labels_are_read(tmp_path):
     files = FileDataset(paths, on_bad_file="skip")
     paths[1].write_bytes(b"")
     with pytest.warns(UserWarning, match="skipped .* is empty"):
-        assert len(classifier(shuffle="partial").fit(files).classes_) == 3
+        assert len(classifier(shuffle=PartialShuffle()).fit(files).classes_) == 3
     strict = FileDataset([paths[0], paths[2]])
     paths[2].write_bytes(b"")
     with pytest.raises(ValueError, match="is empty"):
-        classifier(shuffle="partial").fit(strict)
+        classifier(shuffle=PartialShuffle()).fit(strict)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_bad_files_are_skipped_when_labels_are_read(tmp_path):
         (ValueError, "Unknown label type: continuous", lambda f: blocked(X, X[:, 0], 2)),
         (ValueError, "X has one number per sample", lambda f: blocked(X[:, 0], Y, 2)),
         (ValueError, "grid", lambda f: (blocked(X, Y, 2)[0], blocked(X, Y, 3)[1])),
-        (ValueError, "take shuffle='partial'", lambda f: (files_of(f, x=X, y=Y), None)),
+        (ValueError, r"take PartialShuffle\(\)", lambda f: (files_of(f, x=X, y=Y), None)),
     ],
 )
 def test_incompatible_samples_and_targets_are_errors(error, message, pair, tmp_path):

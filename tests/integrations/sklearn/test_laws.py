@@ -11,7 +11,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from compss_train import DistributedClassifier, DistributedTrainer
+from compss_train import DistributedClassifier, DistributedTrainer, Merge
 from compss_train.integrations.sklearn.base import perceptron
 from compss_train.training import PostLocal
 from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
@@ -28,11 +28,16 @@ X, Y = classification()
     "options",
     [
         {"num_workers": 1, "shuffle": None, "fit_options": {"shuffle_block_data": False}},
-        {"num_workers": 3, "merge_unit": "blocks", "batch_size": 4},
-        {"num_workers": 3, "merge_unit": "batches", "merge_every": PostLocal(epochs=1, then=2), "batch_size": 4},
-        {"num_workers": 2, "batch_size": None, "fit_options": {"num_batches_per_worker": 3}, "merge_every": 0},
-        {"num_workers": 3, "batch_size": 4, "fit_options": {"preset": "post_local"}},
-        {"num_workers": 3, "batch_size": None, "fit_options": {"preset": "auto"}},
+        {"num_workers": 3, "merge": Merge(unit="blocks"), "batch_size": 4},
+        {"num_workers": 3, "merge": Merge(every=PostLocal(epochs=1, then=2), unit="batches"), "batch_size": 4},
+        {
+            "num_workers": 2,
+            "batch_size": None,
+            "fit_options": {"num_batches_per_worker": 3},
+            "merge": Merge(every=0),
+        },
+        {"num_workers": 3, "batch_size": 4, "merge": "post_local"},
+        {"num_workers": 3, "batch_size": None, "merge": "auto"},
         {"num_workers": 2, "shuffle": "blocks", "build_options": {"precision": "bf16"}},
     ],
 )
@@ -40,7 +45,7 @@ def test_an_estimator_trains_as_the_trainer_does(options):
     ours = classifier(net=mlp(), optimizer=FAST_ADAM, num_epochs=2, **options).fit(X, Y)
     trainer = DistributedTrainer(options["num_workers"], engine="serial", seed=0, threads=1)
     trainer.build(mlp(), FAST_ADAM, "cross_entropy", "accuracy", **options.get("build_options", {}))
-    given = {name: options[name] for name in ("merge_unit", "merge_every", "batch_size") if name in options}
+    given = {name: options[name] for name in ("merge", "batch_size") if name in options}
     fit = {"batch_size": 32, "shuffle": "total", **given, **options.get("fit_options", {})}
     theirs = trainer.fit(X, Y, num_epochs=2, progress=False, **{**fit, "shuffle": options.get("shuffle", "total")})
     assert_same_bits(state_arrays(ours.module_), theirs)
@@ -59,7 +64,7 @@ def test_an_estimator_trains_as_the_trainer_does(options):
         ({"optimizer": {"optimizer": torch.optim.SGD}}, {"optimizer": torch.optim.SGD}, None),
         ({"schedule": "linear"}, {"optimizer": "adam", "lr": 1e-3}, lambda epoch: 1 - epoch / 5),
         (
-            {"schedule": "cosine", "build_options": {"schedule_steps": 2}},
+            {"schedule": "cosine"},
             {"optimizer": "adam", "lr": 1e-3},
             lambda epoch: 0.5 * (1 + math.cos(math.pi * epoch / 5)),
         ),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from compss_train import BufferSpec, DistributedTrainer, SerialEngine
+from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, SerialEngine
 from compss_train.engines.machine import intra_op_threads
 from compss_train.reports.records import measured_names
 from tests.helpers.models import (
@@ -24,6 +24,7 @@ from tests.helpers.models import (
     mlp,
     state_arrays,
 )
+from tests.helpers.small_fits import combined
 from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting, fall
 
 X, Y = classification(samples=62)
@@ -97,18 +98,18 @@ def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local, mode
 NUMBERS = np.ones((48, 1), np.float32)
 WAYS = [
     {},
-    {"merge_every": 2},
-    {"merge_every": 0},
-    {"merge_unit": "blocks"},
-    {"merge_unit": "blocks", "merge_every": 2},
-    {"shuffle": "total", "merge_every": 0},
-    {"shuffle": "partial", "merge_every": 0},
-    {"shuffle": "partial", "merge_unit": "blocks"},
-    {"buffer": BufferSpec("FIFO", 16), "merge_every": 0},
-    {"buffer": BufferSpec("FIRO", 16, threshold=8), "merge_every": 2},
-    {"optimizer_state": "reset", "merge_every": 2},
+    {"merge": Merge(every=2)},
+    {"merge": Merge(every=0)},
+    {"merge": Merge(unit="blocks")},
+    {"merge": Merge(every=2, unit="blocks")},
+    {"shuffle": "total", "merge": Merge(every=0)},
+    {"shuffle": PartialShuffle(), "merge": Merge(every=0)},
+    {"shuffle": PartialShuffle(), "merge": Merge(unit="blocks")},
+    {"buffer": BufferSpec("FIFO", 16), "merge": Merge(every=0)},
+    {"buffer": BufferSpec("FIRO", 16, threshold=8), "merge": Merge(every=2)},
+    {"merge": Merge(every=2, optimizer_state="reset")},
     {"merge": "commutative"},
-    {"merge": "commutative", "merge_every": 0},
+    {"merge": Merge("commutative", every=0)},
 ]
 
 
@@ -146,13 +147,15 @@ def test_the_clock_is_the_epoch_for_any_number_of_workers(workers, way):
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
-@pytest.mark.parametrize("way", [{"merge_every": 1}, {"merge_every": 2}, {"merge_unit": "blocks"}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{"merge": Merge(every=1)}, {"merge": Merge(every=2)}, {"merge": Merge(unit="blocks")}], ids=str
+)
 def test_other_engines_and_merges_have_the_same_clock(engine, merge, way):
     """Every worker has half of the samples, whose steps add up: what is merged is half of all that was done."""
     trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
     sgd = {"optimizer": "sgd", "lr": 1.0}
     trainer.build(one_weight(), sgd, total, schedule=lambda epoch: 0.5**epoch)
-    final = trainer.fit(NUMBERS, NUMBERS, num_epochs=4, num_batches_per_worker=3, merge=merge, **way)
+    final = trainer.fit(NUMBERS, NUMBERS, num_epochs=4, num_batches_per_worker=3, **combined(way, merge=merge))
     assert final["weight"].item() == -48 / 2 * (1 + 1 / 2 + 1 / 4 + 1 / 8)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Gradients
 from compss_train.callbacks import Callback, Checkpoint
 from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, classification
 from tests.model.lr_schedules.schedulers import SCHEDULERS
@@ -42,7 +42,7 @@ def fitted(trainer, **options):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_resumed_fit_has_the_bits_of_an_uninterrupted_one(name, mode, tmp_path):
-    options = {"accumulate": 2, "clip_norm": 0.5}
+    options = {"gradients": Gradients(clip_norm=0.5, accumulate=2)}
     whole = built("serial", SCHEDULES[name], **options)
     expected = fitted(whole, **mode)
     rounds = len(whole.history)
@@ -64,7 +64,10 @@ def test_on_processes_too(shared_local, tmp_path, name):
 
 
 def test_resuming_with_another_schedule_is_a_warning(tmp_path):
-    fitted(built("serial", SCHEDULES["plateau"], accumulate=2), callbacks=[Checkpoint(tmp_path), Stop(2)])
+    fitted(
+        built("serial", SCHEDULES["plateau"], gradients=Gradients(accumulate=2)),
+        callbacks=[Checkpoint(tmp_path), Stop(2)],
+    )
     for schedule in (None, SCHEDULES["one cycle"]):
         with pytest.warns(UserWarning, match=r"schedule was .*Plateau.*; accumulate was 2, and is 1"):
             fitted(built("serial", schedule), resume=tmp_path)

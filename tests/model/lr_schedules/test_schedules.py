@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from compss_train import DistributedTrainer, SerialEngine
+from compss_train import DistributedTrainer, Merge, SerialEngine
 from compss_train.model.lr_schedules import make_schedule
 from compss_train.model.optimizers import optimizer_factory
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
@@ -41,7 +41,7 @@ def test_plateaus_are_found_by_the_loss_of_the_previous_round(engine, merge, val
     assert trainer.history[-1]["lr"] < 0.05
 
 
-@pytest.mark.parametrize("way", [{}, {"merge_every": 2}, {"merge_unit": "blocks"}], ids=str)
+@pytest.mark.parametrize("way", [{}, {"merge": Merge(every=2)}, {"merge": Merge(unit="blocks")}], ids=str)
 def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local, way):
     options = {"num_epochs": 7, "batch_size": 5, **way}
     ours, theirs = built(shared_local), built(SerialEngine())
@@ -53,7 +53,7 @@ def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local, way)
 
 def test_within_an_epoch_nothing_changes_and_the_last_part_of_it_counts():
     trainer = built("serial")
-    trainer.fit(*blocked(X, Y, 6), num_epochs=7, batch_size=5, merge_unit="blocks")
+    trainer.fit(*blocked(X, Y, 6), num_epochs=7, batch_size=5, merge=Merge(unit="blocks"))
     last = {record["epoch"]: record["loss"] for record in trainer.history}
     lrs = expected_lrs(last.values())
     assert [record["lr"] for record in trainer.history] == [lrs[r["epoch"] - 1] for r in trainer.history]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from compss_train import BufferSpec, DistributedTrainer, SerialEngine
+from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, Schedule, SerialEngine
 from compss_train.callbacks import Checkpoint
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.lr_schedules import make_schedule
@@ -28,6 +28,7 @@ from tests.helpers.models import (
     mlp,
     state_arrays,
 )
+from tests.helpers.small_fits import combined
 from tests.model.lr_schedules.schedulers import Notes, Noting
 
 X, Y = classification(samples=62)
@@ -35,11 +36,11 @@ SIZES = [len(part) for block in np.array_split(X, 4) for part in np.array_split(
 BATCHES = len(SIZES)
 WAYS = [
     {},
-    {"merge_every": 0},
-    {"merge_unit": "blocks"},
-    {"merge_unit": "blocks", "merge_every": 3},
-    {"merge_unit": "batches"},
-    {"merge_unit": "batches", "merge_every": 5},
+    {"merge": Merge(every=0)},
+    {"merge": Merge(unit="blocks")},
+    {"merge": Merge(every=3, unit="blocks")},
+    {"merge": Merge(unit="batches")},
+    {"merge": Merge(every=5, unit="batches")},
 ]
 
 
@@ -86,7 +87,7 @@ def plain_loop(make_scheduler, steps, epochs):
 
 def built(engine, workers, schedule, steps, optimizer=SGD, net=awkward_net):
     trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
-    trainer.build(net(), optimizer, "cross_entropy", schedule=schedule, schedule_steps=steps)
+    trainer.build(net(), optimizer, "cross_entropy", schedule=Schedule(schedule, steps=steps))
     return trainer
 
 
@@ -99,7 +100,7 @@ def test_one_worker_is_the_plain_loop_that_steps_the_scheduler_at_those_batches(
     for way in WAYS:
         trainer = built("serial", 1, schedule, steps)
         given = {"shuffle": None, "shuffle_block_data": False, "num_batches_per_worker": 3, "num_epochs": 3}
-        assert_same_bits(trainer.fit(*blocked(X, Y, 4), **given, **way), expected)
+        assert_same_bits(trainer.fit(*blocked(X, Y, 4), **combined(given, way)), expected)
         if BATCHES % steps == 0:  # else a step begins in the middle of the last batch
             trained = np.cumsum([record["samples"] for record in trainer.history])
             last = np.searchsorted(np.cumsum(SIZES * 3), trained)
@@ -110,11 +111,11 @@ def test_one_worker_is_the_plain_loop_that_steps_the_scheduler_at_those_batches(
     "options",
     [
         {},
-        {"merge_unit": "batches", "merge_every": 3},
-        {"shuffle": "partial", "merge_unit": "batches"},
-        {"shuffle": "total", "merge_every": 0},
+        {"merge": Merge(every=3, unit="batches")},
+        {"shuffle": PartialShuffle(), "merge": Merge(unit="batches")},
+        {"shuffle": "total", "merge": Merge(every=0)},
         {"buffer": BufferSpec("FIRO", 16, threshold=4)},
-        {"merge": "commutative", "merge_unit": "blocks"},
+        {"merge": Merge("commutative", unit="blocks")},
     ],
     ids=str,
 )
@@ -130,7 +131,7 @@ def test_each_worker_goes_through_the_steps_of_every_epoch(workers, options):
 
 
 def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local):
-    options = {"num_epochs": 2, "batch_size": 5, "merge_unit": "batches", "merge_every": 2, "shuffle": "total"}
+    options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(every=2, unit="batches"), "shuffle": "total"}
     ours, theirs = (built(one, 3, fall, 6, ADAM) for one in (shared_local, SerialEngine()))
     assert_same_bits(*(trainer.fit(*blocked(X, Y, 7), **options) for trainer in (ours, theirs)))
     assert [record["lr"] for record in ours.history] == [record["lr"] for record in theirs.history]
@@ -138,7 +139,7 @@ def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local):
 
 @given(st.integers(1, 20), st.integers(0, 3), st.lists(st.fractions(0, 1), min_size=1, max_size=6))
 def test_the_steps_of_parts_of_an_epoch_are_those_of_the_epoch(steps, epoch, cuts):
-    schedule = make_schedule(fall, mlp(), optimizer_factory(SGD), steps)
+    schedule = make_schedule(Schedule(fall, steps=steps), mlp(), optimizer_factory(SGD))
     bounds = sorted({Fraction(0), Fraction(1), *cuts})
 
     def at(timed, fraction):
@@ -155,9 +156,8 @@ def test_the_steps_of_parts_of_an_epoch_are_those_of_the_epoch(steps, epoch, cut
 def test_what_makes_no_sense_is_an_error(tmp_path):
     plateau = lr_scheduler.ReduceLROnPlateau
     for schedule, steps, message in (
-        (fall, 0, "schedule_steps=0: give an integer of at least 1"),
-        (None, 4, "schedule_steps=4 belongs to a schedule=, which was not given"),
-        (plateau, 4, "schedule_steps=4: a ReduceLROnPlateau is stepped once an epoch"),
+        (fall, 0, "steps=0: give an integer of at least 1"),
+        (plateau, 4, r"Schedule\(steps=4\): a ReduceLROnPlateau is stepped once an epoch"),
         (lambda epoch: -epoch, 4, "sets the learning rate to -0.0125"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -166,5 +166,5 @@ def test_what_makes_no_sense_is_an_error(tmp_path):
 
 def test_another_number_of_steps_is_warned_of_when_a_fit_is_resumed(tmp_path):
     built("serial", 1, fall, 4).fit(X, Y, num_epochs=1, batch_size=5, callbacks=[Checkpoint(tmp_path)])
-    with pytest.warns(UserWarning, match="schedule_steps was 4, and is 2"):
+    with pytest.warns(UserWarning, match="schedule was .*'steps': 4.*, and is .*'steps': 2"):
         built("serial", 1, fall, 2).fit(X, Y, num_epochs=2, batch_size=5, resume=tmp_path)

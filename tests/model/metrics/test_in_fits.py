@@ -12,7 +12,7 @@ from torchmetrics.classification import (
     MulticlassConfusionMatrix,
 )
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 
 METRICS = {
@@ -83,7 +83,7 @@ def test_every_engine_measures_the_same_without_changing_training(shared_local):
 def test_a_worker_without_samples_in_a_round_is_left_out():
     x, y = classification(samples=30)
     trainer = built("serial", workers=3)
-    trainer.fit(*blocked(x, y, 4), num_epochs=1, batch_size=5, merge_unit="blocks", shuffle=None)
+    trainer.fit(*blocked(x, y, 4), num_epochs=1, batch_size=5, merge=Merge(unit="blocks"), shuffle=None)
     assert [len(record["workers"]) for record in trainer.history] == [3, 1]
     assert [np.sum(record["table"]) for record in trainer.history] == [23, 7]
 

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, FileDataset, SerialEngine
+from compss_train import BlockedTensor, FileDataset, Gradients, Merge, SerialEngine
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.codec import encode
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import CompressedChange, compress_arrays
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp, state_arrays
-from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, fit, fitted, trainer_of
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, combined, fit, fitted, trainer_of
 
 DTYPES = ["bf16", "int8"]
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
-EVERYTHING = {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": "ema"}
+EVERYTHING = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")}
 
 
 class Recording(SerialEngine):
@@ -63,7 +63,7 @@ def steps(net, x, y, lr=0.1):
 def test_a_fit_is_a_plain_loop_with_compressed_changes(dtype, cuts):
     x, y = classification(samples=30)
     blocks = [BlockedTensor([[part[cut]] for cut in cuts]) for part in (x, y)]
-    ours = fitted("serial", len(cuts), *blocks, num_epochs=3, batch_size=4, merge_dtype=dtype, **STILL)
+    ours = fitted("serial", len(cuts), *blocks, num_epochs=3, batch_size=4, merge=Merge(dtype=dtype), **STILL)
     net, errors, weights = mlp(), [None] * len(cuts), [12, 18] if len(cuts) == 2 else [1]
     for _ in range(3):
         before, sums = copy.deepcopy(state_arrays(net)), {}
@@ -83,7 +83,7 @@ def test_a_fit_is_a_plain_loop_with_compressed_changes(dtype, cuts):
 def test_every_engine_gives_the_same_bits(engine, workers, dtype):
     there, here = trainer_of(engine, workers=workers), trainer_of(workers=workers)
     for trainer in (there, here):
-        fit(trainer, merge_dtype=dtype, **EVERYTHING)
+        fit(trainer, **combined(EVERYTHING, merge=Merge(dtype=dtype)))
     assert_alike(there, here)
     errors = [state.error for state in here.snapshot().workers[:7]]
     assert all(set(error) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight"} for error in errors)
@@ -97,8 +97,8 @@ def test_sums_of_what_was_sent_lack_the_last_error_only(dtype):
     rounds = [state_arrays(mlp())]
     keep = EachRound(lambda running: rounds.append(running.get_parameters()))
     blocks = [BlockedTensor([[part]]) for part in (x, y)]
-    options = {"num_epochs": 1, "batch_size": 4, "merge_unit": "batches", **STILL}
-    fit(trainer, keep, data=blocks, merge_dtype=dtype, **options)
+    options = {**STILL, "num_epochs": 1, "batch_size": 4, "merge": Merge(unit="batches")}
+    fit(trainer, keep, data=blocks, **combined(options, merge=Merge(dtype=dtype)))
     assert len(rounds) == 16
     (state,) = trainer.snapshot().workers
     lost = {name: -error.astype(np.float64) for name, error in state.error.items()}
@@ -117,7 +117,9 @@ def test_sums_of_what_was_sent_lack_the_last_error_only(dtype):
 ON_ARRIVAL = {"merge": "commutative"}
 
 
-@pytest.mark.parametrize("merge", [{}, ON_ARRIVAL, {**ON_ARRIVAL, "outer_optimizer": NESTEROV}], ids=str)
+@pytest.mark.parametrize(
+    "merge", [{}, ON_ARRIVAL, combined(ON_ARRIVAL, merge=Merge(outer_optimizer=NESTEROV))], ids=str
+)
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fits_end_near_those_without_compression(dtype, kind, merge):
@@ -127,7 +129,11 @@ def test_fits_end_near_those_without_compression(dtype, kind, merge):
     data = X.astype(torch.empty(0, dtype=kind).numpy().dtype), Y
     start = state_arrays(net())
     ends = [
-        fit(trainer_of(net=net, optimizer=PLAIN_SGD, metric=None), data=data, merge_dtype=each, **merge)
+        fit(
+            trainer_of(net=net, optimizer=PLAIN_SGD, metric=None),
+            data=data,
+            **combined(merge, merge=Merge(dtype=each)),
+        )
         for each in (dtype, None)
     ]
     for name, array in ends[1].items():
@@ -138,9 +144,10 @@ def test_fits_end_near_those_without_compression(dtype, kind, merge):
 
 def test_one_worker_merges_in_the_same_way_on_arrival():
     for dtype in DTYPES:
-        options = {"num_epochs": 3, "merge_dtype": dtype}
+        options = {"num_epochs": 3, "merge": Merge(dtype=dtype)}
         ends = [
-            fit(trainer_of(workers=1, net=mlp), merge=merge, **options) for merge in ("synchronous", "commutative")
+            fit(trainer_of(workers=1, net=mlp), **combined(options, merge=merge))
+            for merge in ("synchronous", "commutative")
         ]
         assert_same_bits(*ends)
 
@@ -151,7 +158,7 @@ def test_buffers_integers_and_frozen_weights_are_sent_as_they_are():
         half_frozen[4].requires_grad_(False)
         return half_frozen
 
-    ends = [fit(trainer_of(net=net), num_epochs=1, merge_dtype=dtype) for dtype in (None, "bf16", "int8")]
+    ends = [fit(trainer_of(net=net), num_epochs=1, merge=Merge(dtype=dtype)) for dtype in (None, "bf16", "int8")]
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked", "4.weight"):
         assert ends[0][name].tobytes() == ends[1][name].tobytes() == ends[2][name].tobytes()
     assert ends[0]["0.weight"].tobytes() != ends[1]["0.weight"].tobytes() != ends[2]["0.weight"].tobytes()
@@ -166,7 +173,7 @@ def test_tasks_return_fewer_bytes(dtype, share):
     sizes = {}
     for each in (dtype, None):
         engine = Recording()
-        fit(trainer_of(engine, workers=2, net=net, optimizer=SGD), num_epochs=1, merge_dtype=each)
+        fit(trainer_of(engine, workers=2, net=net, optimizer=SGD), num_epochs=1, merge=Merge(dtype=each))
         sizes[each] = [sum(chunk.nbytes for chunk in encode(result)) for result in engine.results]
     assert min(sizes[None]) > 4 * 270_000
     assert max(sizes[dtype]) <= share * min(sizes[None])
@@ -174,7 +181,7 @@ def test_tasks_return_fewer_bytes(dtype, share):
 
 def test_moments_travel_as_bf16_and_numbers_of_steps_as_they_are():
     engine = Recording()
-    fit(trainer_of(engine, workers=2, net=mlp), merge_dtype="int8", optimizer_state="average")
+    fit(trainer_of(engine, workers=2, net=mlp), merge=Merge(optimizer_state="average", dtype="int8"))
     values = engine.results[-1].values
     moments = {name: value for name, value in values.items() if name.startswith("optimizer state/")}
     for name, value in moments.items():
@@ -190,7 +197,8 @@ def test_moments_travel_as_bf16_and_numbers_of_steps_as_they_are():
 def test_a_worker_without_samples_changes_nothing(dtype):
     two, five = trainer_of(workers=2, net=mlp), trainer_of(workers=5, net=mlp)
     assert_same_bits(
-        fit(two, blocks=2, merge_dtype=dtype, **EVERYTHING), fit(five, blocks=2, merge_dtype=dtype, **EVERYTHING)
+        fit(two, blocks=2, **combined(EVERYTHING, merge=Merge(dtype=dtype))),
+        fit(five, blocks=2, **combined(EVERYTHING, merge=Merge(dtype=dtype))),
     )
 
 
@@ -207,16 +215,16 @@ def test_a_worker_whose_files_cannot_be_read_keeps_its_error(tmp_path, merge):
     files = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
     trainer = trainer_of(workers=2, net=mlp)
     with pytest.warns(UserWarning, match="skipped"):
-        fit(trainer, EachRound(spoil), data=(files,), merge_dtype="int8", num_epochs=2, merge=merge, **STILL)
+        fit(trainer, EachRound(spoil), data=(files,), merge=Merge(merge, dtype="int8"), num_epochs=2, **STILL)
     assert_same_bits(errors[0][1], errors[1][1])
     assert errors[0][0]["0.weight"].tobytes() != errors[1][0]["0.weight"].tobytes()
 
 
 def test_a_second_fit_continues_with_the_errors_or_drops_them():
     once, twice = trainer_of(), trainer_of()
-    fit(once, num_epochs=4, merge_dtype="int8")
-    fit(twice, num_epochs=1, merge_dtype="int8")
-    fit(twice, num_epochs=3, merge_dtype="int8")
+    fit(once, num_epochs=4, merge=Merge(dtype="int8"))
+    fit(twice, num_epochs=1, merge=Merge(dtype="int8"))
+    fit(twice, num_epochs=3, merge=Merge(dtype="int8"))
     assert_alike(once, twice)
     fit(twice, num_epochs=1)
     assert all(state.error is None for state in twice.snapshot().workers)
@@ -225,55 +233,52 @@ def test_a_second_fit_continues_with_the_errors_or_drops_them():
 @pytest.mark.parametrize("workers", [2, 5])
 def test_new_workers_start_without_errors(tmp_path, workers):
     whole = trainer_of()
-    fit(whole, Checkpoint(tmp_path), num_epochs=1, merge_dtype="int8")
+    fit(whole, Checkpoint(tmp_path), num_epochs=1, merge=Merge(dtype="int8"))
     again = trainer_of(workers=workers)
     with pytest.warns(UserWarning, match="num_workers was 3"):
         again.restore(tmp_path)
     for after, before in zip(again.snapshot().workers, whole.snapshot().workers, strict=False):
         assert_same_bits(after.error, before.error)
-    fit(again, num_epochs=1, merge_dtype="int8")
+    fit(again, num_epochs=1, merge=Merge(dtype="int8"))
     assert [bool(state.error) for state in again.snapshot().workers] == [True] * workers
 
 
 def test_what_diverges_is_an_error():
     for dtype in DTYPES:
         with pytest.raises(DivergedError, match=r"the loss became|became NaN or infinite in"):
-            fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 1e38}, net=mlp), merge_dtype=dtype)
+            fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 1e38}, net=mlp), merge=Merge(dtype=dtype))
 
     def double():
         return mlp().double()
 
     huge = trainer_of(optimizer={"optimizer": "sgd", "lr": 1e60}, net=double, metric=None)
     with pytest.raises(
-        DivergedError, match=r"the change of '0\.weight' in round 0 .* too large for merge_dtype='bf16'"
+        DivergedError, match=r"the change of '0\.weight' in round 0 .* too large for Merge\(dtype='bf16'\)"
     ):
-        fit(huge, data=(X.astype(np.float64), Y), merge_dtype="bf16", batch_size=60)
+        fit(huge, data=(X.astype(np.float64), Y), merge=Merge(dtype="bf16"), batch_size=60)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_that_are_not_finite_are_merged_where_they_are_to_be_ignored(dtype):
-    options = {"optimizer": {"optimizer": "sgd", "lr": 1e38}, "net": mlp, "on_nan": "ignore"}
-    ends = fit(trainer_of(**options), merge_dtype=dtype)
+    options = {"optimizer": {"optimizer": "sgd", "lr": 1e38}, "net": mlp, "gradients": Gradients(on_nan="ignore")}
+    ends = fit(trainer_of(**options), merge=Merge(dtype=dtype))
     assert not np.isfinite(ends["0.weight"]).any()
 
 
 def test_workers_agree_at_most_fully():
     trainer = trainer_of(workers=3, net=mlp)
-    fit(trainer, num_epochs=6, merge_dtype="int8")
+    fit(trainer, num_epochs=6, merge=Merge(dtype="int8"))
     assert all(record["worker_agreement"] <= 1 + 1e-6 for record in trainer.history)
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"merge_dtype": "fp8"}, r"merge_dtype='fp8'.*'bf16', 'int8'"),
-        ({"merge_dtype": "int8", "merge": "parameter_server"}, r"merge_dtype='int8' .* leave merge_dtype= out"),
-        (
-            {"merge_dtype": "bf16", "merge": "commutative", "rule": "halving"},
-            r"merge_dtype='bf16' .*rule='halving'",
-        ),
+        ({"dtype": "fp8"}, r"dtype='fp8'.*'bf16', 'int8'"),
+        ({"kind": "parameter_server", "dtype": "int8"}, r"dtype='int8' .* leave dtype= out"),
+        ({"kind": "commutative", "dtype": "bf16", "rule": "halving"}, r"dtype='bf16' .*rule='halving'"),
     ],
 )
 def test_wrong_options(options, error):
     with pytest.raises(ValueError, match=error):
-        fit(trainer_of(), **options)
+        fit(trainer_of(), merge=Merge(**options))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BlockedTensor, DistributedTrainer, SerialEngine
+from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import ARITIES, best_arity, sum_by_tree
@@ -21,7 +21,7 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-from tests.helpers.small_fits import PLAIN_SGD, STILL, fitted
+from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted
 from tests.helpers.tolerances import largest, sgd_error, sum_error
 
 
@@ -50,13 +50,7 @@ def test_unequal_blocks_count_by_their_samples(engine):
 def test_a_worker_without_samples_has_no_vote(engine, merge):
     x, y = classification()
     # Commutative rounds see each other's updates as they arrive, so only a single one is comparable.
-    options = {
-        "num_epochs": 2,
-        "batch_size": 10,
-        "merge": merge,
-        "merge_every": int(merge == "synchronous"),
-        **STILL,
-    }
+    options = {**STILL, "num_epochs": 2, "batch_size": 10, "merge": Merge(merge, every=int(merge == "synchronous"))}
     two = fitted(engine, 2, *blocked(x, y, 2), **options)
     told = "5 workers share 2 blocks, so that 3 have nothing to train; cut the data into at least 5 blocks"
     with pytest.warns(UserWarning, match=told):
@@ -79,8 +73,7 @@ def test_commutative_with_one_merge_at_the_end_is_synchronous(engine, workers, n
             optimizer=SGD,
             num_epochs=3,
             batch_size=4,
-            merge=merge,
-            merge_every=0,
+            merge=Merge(merge, every=0),
             shuffle="total",
         )
         for merge in ("synchronous", "commutative")
@@ -123,7 +116,7 @@ def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine):
     np.testing.assert_allclose(merged["1.running_mean"], mean, rtol=0, atol=rounding)
 
 
-@pytest.mark.parametrize("options", [{}, {"merge_unit": "blocks"}])
+@pytest.mark.parametrize("options", [{}, {"merge": Merge(unit="blocks")}])
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_batch_norm_survives_commutative_rounds(engine, workers, options):
     """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
@@ -132,7 +125,9 @@ def test_batch_norm_survives_commutative_rounds(engine, workers, options):
     trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
     trainer.build(net, ADAM, "cross_entropy")
     data = blocked(x / 100, y, 16)
-    trained = trainer.fit(*data, num_epochs=3, batch_size=5, merge="commutative", validation_data=data, **options)
+    trained = trainer.fit(
+        *data, num_epochs=3, batch_size=5, validation_data=data, **combined(options, merge="commutative")
+    )
     assert (trained["1.running_var"] > 0).all()
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
 
@@ -155,7 +150,7 @@ def test_commutative_workers_do_not_wait_for_each_other(shared_local, tmp_path):
     trainer = DistributedTrainer(2, engine=shared_local, seed=0, threads=1)
     trainer.build(mlp(), PLAIN_SGD, "cross_entropy", transform=hold_second)
     y = np.zeros(8, np.int64)
-    trainer.fit(*blocked(x, y, 8), num_epochs=4, batch_size=1, merge="commutative", merge_every=1, **STILL)
+    trainer.fit(*blocked(x, y, 8), num_epochs=4, batch_size=1, merge=Merge("commutative", every=1), **STILL)
     assert gate.exists()
 
 
@@ -163,7 +158,7 @@ def test_halving_is_dislibs_rule(engine):
     x, y = classification(samples=20)
     start = {name: tensor.numpy() for name, tensor in mlp().state_dict().items()}
     options = {"num_epochs": 1, "num_batches_per_worker": 1, **STILL}
-    merged = fitted(engine, 1, x, y, merge="commutative", rule="halving", **options)
+    merged = fitted(engine, 1, x, y, **combined(options, merge=Merge("commutative", rule="halving")))
     plain = fitted(engine, 1, x, y, **options)
     halves = {name: (start[name] + plain[name]) / 2 for name in start}
     assert_close(merged, halves, sum_error(np.float32, 2, largest(start, plain)))
@@ -173,7 +168,7 @@ def test_merging_more_often_inside_an_epoch_is_more_rounds(engine):
     x, y = classification(samples=64)
     trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
     trainer.build(mlp(), ADAM, "cross_entropy", "accuracy")
-    trainer.fit(*blocked(x, y, 7), num_epochs=2, batch_size=4, merge_unit="blocks", merge_every=2)
+    trainer.fit(*blocked(x, y, 7), num_epochs=2, batch_size=4, merge=Merge(every=2, unit="blocks"))
     assert [(r["round"], r["epoch"]) for r in trainer.history] == [(0, 1), (1, 1), (2, 2), (3, 2)]
     assert sum(r["samples"] for r in trainer.history) == 128
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer
+from compss_train import BlockedTensor, DistributedTrainer, Gradients, Merge, PartialShuffle
 from compss_train.callbacks import Callback
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -30,7 +30,7 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, fit, fitted, trainer_of
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, combined, fit, fitted, trainer_of
 from tests.helpers.tolerances import sgd_error
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -54,12 +54,13 @@ def rounds_of(workers=3, optimizer=ADAM, net=awkward_net, **options):
     return trainer, rounds.parameters
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
+@pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_plain_sgd_with_a_learning_rate_of_1_has_the_bits_of_the_mean(mode, shuffle):
     with_outer, without = trainer_of(), trainer_of()
     assert_same_bits(
-        fit(with_outer, outer_optimizer=MEAN, shuffle=shuffle, **mode), fit(without, shuffle=shuffle, **mode)
+        fit(with_outer, shuffle=shuffle, **combined(mode, merge=Merge(outer_optimizer=MEAN))),
+        fit(without, shuffle=shuffle, **mode),
     )
 
 
@@ -76,8 +77,8 @@ class ScaledNet(nn.Module):
 
 def test_weights_without_dimensions_are_stepped():
     with_outer, without = (trainer_of(net=ScaledNet, optimizer=PLAIN_SGD) for _ in range(2))
-    assert_same_bits(fit(with_outer, outer_optimizer=MEAN), fit(without))
-    assert fit(with_outer, outer_optimizer=NESTEROV)["scale"].shape == ()
+    assert_same_bits(fit(with_outer, merge=Merge(outer_optimizer=MEAN)), fit(without))
+    assert fit(with_outer, merge=Merge(outer_optimizer=NESTEROV))["scale"].shape == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -87,7 +88,7 @@ def test_the_mean_has_the_same_bits_in_other_precisions(dtype):
 
     x = X.astype(torch.empty(0, dtype=dtype).numpy().dtype)
     fits = [
-        fit(trainer_of(net=net, optimizer=PLAIN_SGD, metric=None), data=(x, Y), outer_optimizer=outer)
+        fit(trainer_of(net=net, optimizer=PLAIN_SGD, metric=None), data=(x, Y), merge=Merge(outer_optimizer=outer))
         for outer in (MEAN, None)
     ]
     assert_same_bits(*fits)
@@ -102,8 +103,7 @@ def test_one_worker_that_merges_every_batch_follows_the_textbook_formula():
         *blocked(x, y, 6),
         num_epochs=2,
         batch_size=10,
-        merge_unit="blocks",
-        outer_optimizer=NESTEROV,
+        merge=Merge(unit="blocks", outer_optimizer=NESTEROV),
         **STILL,
     )
     net = mlp().double()
@@ -124,8 +124,8 @@ def test_one_worker_that_merges_every_batch_follows_the_textbook_formula():
 @pytest.mark.parametrize("workers", [2, 9])
 @pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
 def test_every_engine_gives_the_same_bits(engine, workers):
-    options = {"outer_optimizer": {"optimizer": "adam", "lr": 0.01}, "optimizer_state": "average"}
-    options |= {"weight_averaging": "ema", "validation_data": (X[:20], Y[:20])}
+    options = {"merge": Merge(outer_optimizer={"optimizer": "adam", "lr": 0.01}, optimizer_state="average")}
+    options |= {"merge": Merge(averaging="ema"), "validation_data": (X[:20], Y[:20])}
     there, here = trainer_of(engine, workers=workers), trainer_of(workers=workers)
     for trainer in (there, here):
         fit(trainer, **options)
@@ -139,7 +139,7 @@ def averaged(trainer):
 
 def test_buffers_are_averaged_and_not_stepped():
     _, plain = rounds_of()
-    _, stepped = rounds_of(outer_optimizer={"optimizer": "sgd", "lr": 0.5})
+    _, stepped = rounds_of(merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 0.5}))
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
         assert plain[0][name].tobytes() == stepped[0][name].tobytes()
     start = {name: tensor.numpy() for name, tensor in awkward_net().state_dict().items()}
@@ -161,7 +161,7 @@ def test_frozen_and_tied_weights():
             return self.second(torch.relu(self.first(self.frozen(x))))
 
     outer = {"optimizer": "sgd", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
-    _, rounds = rounds_of(net=Tied, outer_optimizer=outer)
+    _, rounds = rounds_of(net=Tied, merge=Merge(outer_optimizer=outer))
     start = {name: tensor.numpy() for name, tensor in Tied().state_dict().items()}
     for parameters in rounds:
         assert parameters["first.weight"].tobytes() == parameters["second.weight"].tobytes()
@@ -170,7 +170,7 @@ def test_frozen_and_tied_weights():
 
 @pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
 def test_a_worker_without_samples_changes_nothing():
-    options = {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": 0.5}
+    options = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging=0.5)}
     two = trainer_of(workers=2, net=mlp, optimizer=SGD)
     five = trainer_of(workers=5, net=mlp, optimizer=SGD)
     assert_same_bits(fit(two, blocks=2, **options), fit(five, blocks=2, **options))
@@ -189,7 +189,7 @@ def test_without_any_samples_momentum_does_not_go_on():
 
 
 def test_a_second_fit_continues_with_the_state():
-    options = {"outer_optimizer": NESTEROV, "optimizer_state": "average", "weight_averaging": "ema"}
+    options = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")}
     once, twice = trainer_of(), trainer_of()
     fit(once, num_epochs=4, **options)
     fit(twice, num_epochs=1, **options)
@@ -199,12 +199,13 @@ def test_a_second_fit_continues_with_the_state():
 
 def test_another_kind_of_outer_optimizer_starts_anew():
     trainer, fresh = trainer_of(optimizer=PLAIN_SGD, net=mlp), trainer_of(optimizer=PLAIN_SGD, net=mlp)
-    before = fit(trainer, num_epochs=1, outer_optimizer=NESTEROV)
+    before = fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=NESTEROV))
     fresh.set_parameters(before)
     fresh._epochs = 1
     adam = {"optimizer": "adam", "lr": 0.01}
     assert_same_bits(
-        fit(trainer, num_epochs=1, outer_optimizer=adam), fit(fresh, num_epochs=1, outer_optimizer=adam)
+        fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=adam)),
+        fit(fresh, num_epochs=1, merge=Merge(outer_optimizer=adam)),
     )
 
 
@@ -215,7 +216,14 @@ def test_averaged_optimizer_states_are_those_of_a_plain_loop(optimizer, make):
     cuts = [slice(0, 12), slice(12, 30)]
     blocks = [BlockedTensor([[part[cut]] for cut in cuts]) for part in (x, y)]
     ours = fitted(
-        "serial", 2, *blocks, optimizer=optimizer, num_epochs=3, batch_size=4, optimizer_state="average", **STILL
+        "serial",
+        2,
+        *blocks,
+        optimizer=optimizer,
+        num_epochs=3,
+        batch_size=4,
+        merge=Merge(optimizer_state="average"),
+        **STILL,
     )
     options = {name: value for name, value in optimizer.items() if name != "optimizer"}
     net, state = mlp(), None
@@ -249,12 +257,12 @@ def _mean(one, other):
 
 def test_after_averaging_a_fit_that_keeps_states_starts_from_the_averages():
     trainer = trainer_of(workers=2, optimizer=SGD, net=mlp)
-    fit(trainer, num_epochs=1, optimizer_state="average")
+    fit(trainer, num_epochs=1, merge=Merge(optimizer_state="average"))
     moments = trainer.snapshot().merge["moments"]
     assert all(state.optimizer is None for state in trainer.snapshot().workers)
-    fit(trainer, num_epochs=1, optimizer_state="keep")
+    fit(trainer, num_epochs=1, merge=Merge(optimizer_state="keep"))
     kept, once = trainer.get_parameters(), trainer_of(workers=2, optimizer=SGD, net=mlp)
-    fit(once, num_epochs=2, optimizer_state="average")
+    fit(once, num_epochs=2, merge=Merge(optimizer_state="average"))
     assert_same_bits(kept, once.get_parameters())  # the first round of the second fit starts alike
     assert set(moments) == {f"optimizer state/{number}.momentum_buffer" for number in range(4)}
 
@@ -263,13 +271,13 @@ def test_after_averaging_a_fit_that_keeps_states_starts_from_the_averages():
 def test_other_merges_start_from_the_averaged_states_as_well(merge):
     averaged, kept = (trainer_of(workers=1) for _ in range(2))
     for trainer, state in ((averaged, "average"), (kept, "keep")):
-        fit(trainer, num_epochs=1, optimizer_state=state)
+        fit(trainer, num_epochs=1, merge=Merge(optimizer_state=state))
         fit(trainer, num_epochs=2, merge=merge)
     assert_same_bits(averaged.get_parameters(), kept.get_parameters())
 
 
 def test_the_moving_average_is_that_of_the_rounds():
-    trainer, rounds = rounds_of(weight_averaging=0.6, num_epochs=4, validation_data=(X, Y))
+    trainer, rounds = rounds_of(merge=Merge(averaging=0.6), num_epochs=4, validation_data=(X, Y))
     expected = rounds[0]
     for parameters in rounds[1:]:
         expected = {
@@ -288,10 +296,10 @@ def test_the_moving_average_is_that_of_the_rounds():
 
 def test_an_interrupted_fit_leaves_the_average_of_its_last_round():
     trainer, whole = trainer_of(), trainer_of()
-    fit(trainer, weight_averaging="ema", num_epochs=2)
+    fit(trainer, merge=Merge(averaging="ema"), num_epochs=2)
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer, InterruptAt(3), weight_averaging="ema", num_epochs=3)
-    fit(whole, weight_averaging="ema", num_epochs=3)
+        fit(trainer, InterruptAt(3), merge=Merge(averaging="ema"), num_epochs=3)
+    fit(whole, merge=Merge(averaging="ema"), num_epochs=3)
     assert_same_bits(averaged(trainer), averaged(whole))
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, InterruptAt(4), num_epochs=2)
@@ -301,14 +309,14 @@ def test_an_interrupted_fit_leaves_the_average_of_its_last_round():
 
 def test_without_an_average_there_is_none_to_return():
     trainer, _ = rounds_of(num_epochs=1)
-    with pytest.raises(ValueError, match='give fit weight_averaging="ema"'):
+    with pytest.raises(ValueError, match=r'give fit merge=Merge\(averaging="ema"\)'):
         trainer.model(averaged=True)
 
 
 def test_an_outer_step_that_diverges_is_an_error():
     trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp)
     with pytest.raises(DivergedError, match=r"outer_optimizer= made '0\.weight' NaN or infinite; lower its lr"):
-        fit(trainer, outer_optimizer={"optimizer": "sgd", "lr": 1e38, "weight_decay": 100.0})
+        fit(trainer, merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 1e38, "weight_decay": 100.0}))
 
 
 def test_agreement_of_workers():
@@ -338,7 +346,7 @@ def test_records_have_the_agreement_of_the_changes():
     expected = np.sqrt(norms[2] / np.mean(norms[:2]))
     assert trainer.history[0]["worker_agreement"] == pytest.approx(expected, rel=1e-4)
     for outer in (None, NESTEROV):
-        one, _ = rounds_of(workers=1, num_epochs=1, outer_optimizer=outer)
+        one, _ = rounds_of(workers=1, num_epochs=1, merge=Merge(outer_optimizer=outer))
         assert "worker_agreement" not in one.history[0]
 
 
@@ -360,8 +368,8 @@ def test_changes_are_not_measured_where_nothing_compares_them(monkeypatch, worke
 def test_where_nan_is_ignored_an_outer_step_does_not_raise(merge):
     x = X.copy()
     x[3] = np.nan
-    trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp, on_nan="ignore")
-    parameters = fit(trainer, data=blocked(x, Y, 7), num_epochs=1, merge=merge, outer_optimizer=MEAN)
+    trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp, gradients=Gradients(on_nan="ignore"))
+    parameters = fit(trainer, data=blocked(x, Y, 7), num_epochs=1, merge=Merge(merge, outer_optimizer=MEAN))
     assert np.isnan(parameters["0.weight"]).any()
 
 
@@ -374,8 +382,8 @@ def test_where_nan_is_ignored_an_outer_step_does_not_raise(merge):
 )
 def test_options_that_keep_more_start_anew(before, after):
     trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp)
-    fit(trainer, num_epochs=1, outer_optimizer=before)
-    fit(trainer, num_epochs=1, outer_optimizer=after)
+    fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=before))
+    fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=after))
     assert len(trainer.history) == 2
 
 
@@ -392,7 +400,10 @@ class Odd(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"outer_optimizer": {"optimizer": "sgd"}}, r"outer_optimizer=.*: optimizer 'sgd' needs a learning rate"),
+        (
+            {"outer_optimizer": {"optimizer": "sgd"}},
+            r"outer_optimizer=.*: optimizer 'sgd' needs a learning rate",
+        ),
         ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
         (
             {"outer_optimizer": torch.optim.LBFGS},
@@ -402,32 +413,38 @@ class Odd(torch.optim.SGD):
             {"outer_optimizer": {"optimizer": "sgd", "lr": -1.0}},
             r"outer_optimizer=.*: Invalid learning rate: -1\.0",
         ),
-        ({"optimizer_state": "average", "merge": "commutative"}, "optimizer_state='average' belongs to"),
-        ({"weight_averaging": "ema", "merge": "commutative"}, "weight_averaging= belongs to"),
-        ({"weight_averaging": 1.0}, "weight_averaging=1.0: give a number above 0 and below 1"),
-        ({"weight_averaging": "lawa"}, "weight_averaging='lawa': choose one of 'ema', 'a decay between 0 and 1'"),
+        ({"kind": "commutative", "optimizer_state": "average"}, "optimizer_state='average' belongs to"),
+        ({"kind": "commutative", "averaging": "ema"}, "averaging= belongs to"),
+        ({"averaging": 1.0}, "averaging=1.0: give a number above 0 and below 1"),
+        (
+            {"averaging": "lawa"},
+            "averaging='lawa': choose one of 'ema', 'a decay between 0 and 1'",
+        ),
     ],
 )
 def test_wrong_options(options, error):
     with pytest.raises(ValueError, match=error):
-        fit(trainer_of(), **options)
+        fit(trainer_of(), merge=Merge(**options))
 
 
 def test_states_that_have_no_mean():
     trainer = trainer_of(optimizer={"optimizer": Odd, "lr": 0.1}, net=mlp)
     with pytest.raises(ValueError, match="averages tensors, but Odd keeps 'seen' as a list; take"):
-        fit(trainer, optimizer_state="average")
+        fit(trainer, merge=Merge(optimizer_state="average"))
     sparse = trainer_of(optimizer={"optimizer": torch.optim.SparseAdam}, net=mlp)
     with pytest.raises(ValueError, match="needs an optimizer of dense gradients, but SparseAdam says"):
-        fit(sparse, optimizer_state="average")
+        fit(sparse, merge=Merge(optimizer_state="average"))
     with pytest.raises(TypeError, match=r"outer_optimizer=3: .* is neither a dict nor a callable"):
-        fit(trainer, outer_optimizer=3)
+        fit(trainer, merge=Merge(outer_optimizer=3))
 
 
 def test_integer_parameters_have_no_states_to_average():
     net = mlp()
     net.register_parameter("number", nn.Parameter(torch.tensor([1, 2]), requires_grad=False))
-    fits = (fit(trainer_of(workers=1, net=lambda: net), optimizer_state=state) for state in ("average", "keep"))
+    fits = (
+        fit(trainer_of(workers=1, net=lambda: net), merge=Merge(optimizer_state=state))
+        for state in ("average", "keep")
+    )
     assert_same_bits(*fits)
 
 
@@ -438,11 +455,11 @@ def test_an_outer_optimizer_that_cannot_be_sent_to_tasks():
         return torch.optim.SGD(parameters, lr=1.0 if lock else 0.0)
 
     with pytest.raises(TypeError, match=r"outer_optimizer .* cannot be pickled"):
-        fit(trainer_of(), outer_optimizer=locked)
+        fit(trainer_of(), merge=Merge(outer_optimizer=locked))
 
 
 def test_callable_outer_optimizers_are_described():
     trainer = DistributedTrainer(2, engine="serial", seed=0)
     trainer.build(mlp(), PLAIN_SGD, "cross_entropy")
-    trainer.fit(X, Y, num_epochs=1, batch_size=20, outer_optimizer=torch.optim.Adam, progress=False)
-    assert trainer.configuration["fit"]["outer_optimizer"] == "torch.optim.adam.Adam"
+    trainer.fit(X, Y, num_epochs=1, batch_size=20, merge=Merge(outer_optimizer=torch.optim.Adam), progress=False)
+    assert trainer.configuration["fit"]["merge"]["outer_optimizer"] == "torch.optim.adam.Adam"

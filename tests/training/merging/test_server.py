@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, DivergedError, parameter_server
+from compss_train import BlockedTensor, DistributedTrainer, DivergedError, Merge, parameter_server
 from compss_train.callbacks import Callback
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
@@ -29,7 +29,7 @@ from tests.helpers.models import (
     mlp,
 )
 from tests.helpers.processes import children
-from tests.helpers.small_fits import STILL, fit, fitted, trainer_of
+from tests.helpers.small_fits import STILL, combined, fit, fitted, trainer_of
 from tests.helpers.tolerances import largest, sgd_error, sum_error
 
 SERVED = {"merge": "parameter_server"}
@@ -48,7 +48,7 @@ def test_one_worker_is_the_plain_loop(engine, net, mode):
     x, y = classification(samples=57)
     options = {"optimizer": ADAM, "num_epochs": 3, "batch_size": 4, **mode}
     ours, plain = (
-        fitted(engine, 1, *blocked(x, y, 5), net=net(), merge=merge, **options)
+        fitted(engine, 1, *blocked(x, y, 5), net=net(), **combined(options, merge=merge))
         for merge in ("parameter_server", "synchronous")
     )
     assert_same_bits(ours, plain)
@@ -58,9 +58,9 @@ def test_one_worker_is_the_plain_loop(engine, net, mode):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_one_merge_at_the_end_is_the_mean_by_samples(engine, net, workers):
     x, y = classification(samples=64)
-    options = {"optimizer": SGD, "num_epochs": 3, "batch_size": 4, "merge_every": 0, "shuffle": "total"}
+    options = {"optimizer": SGD, "num_epochs": 3, "batch_size": 4, "merge": Merge(every=0), "shuffle": "total"}
     ours, mean = (
-        fitted(engine, workers, *blocked(x, y, 7), net=net(), merge=merge, **options)
+        fitted(engine, workers, *blocked(x, y, 7), net=net(), **combined(options, merge=merge))
         for merge in ("parameter_server", "synchronous")
     )
     assert_close(ours, mean, sum_error(np.float32, 2 * workers, largest(mean)))  # versions of the same bits, merged
@@ -76,7 +76,7 @@ def test_one_batch_each_is_one_step_on_the_joint_batch(engine, workers):
 
 def test_a_worker_without_samples_has_no_vote(engine):
     x, y = classification()
-    options = {"num_epochs": 2, "batch_size": 10, "merge_every": 0, "net": awkward_net(), **SERVED, **STILL}
+    options = combined(SERVED, STILL, num_epochs=2, batch_size=10, merge=Merge(every=0), net=awkward_net())
     two = fitted(engine, 2, *blocked(x, y, 2), **options)
     with pytest.warns(UserWarning, match="3 have nothing to train"):
         five = fitted(engine, 5, *blocked(x, y, 2), **options)
@@ -153,13 +153,13 @@ def test_a_layer_is_a_key_and_the_first_layers_come_first():
     assert calls == [("0: weights", 2, 3), ("1: weights", 2, 2), ("4: weights", 1, 1), ("1: rows", 4, 2)]
 
 
-@pytest.mark.parametrize("options", [{}, {"merge_unit": "blocks"}])
+@pytest.mark.parametrize("options", [{}, {"merge": Merge(unit="blocks")}])
 def test_batch_norm_survives_many_workers_and_all_samples_are_trained(engine, options):
     x, y = classification(samples=320)
     trainer = DistributedTrainer(8, engine=engine, seed=0, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy")
     data = blocked(x / 100, y, 16)
-    trained = trainer.fit(*data, num_epochs=2, batch_size=5, validation_data=data, **SERVED, **options)
+    trained = trainer.fit(*data, num_epochs=2, batch_size=5, validation_data=data, **combined(SERVED, options))
     assert (trained["1.running_var"] > 0).all()
     assert trained["1.num_batches_tracked"] >= 2 * 320 / 5 / 8
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
@@ -204,7 +204,7 @@ def test_nothing_is_left_in_the_engine(shared_local):
 def test_a_process_killed_after_its_push_is_not_counted_twice(shared_local, tmp_path, monkeypatch):
     """Its task runs again, as the same client: the server knows what it has had from it."""
     x, y = classification()
-    options = {"num_epochs": 2, "batch_size": 5, "merge_every": 0, **SERVED}
+    options = combined(SERVED, num_epochs=2, batch_size=5, merge=Merge(every=0))
     expected = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)
     monkeypatch.setattr("compss_train.training.merging.server.Exchange", exchange_that_dies(tmp_path / "killed"))
     # In another order: where a mean lies half way between two floats, that decides which.
@@ -270,9 +270,9 @@ def test_an_exception_in_a_worker_ends_everything_and_what_complete_rounds_made_
     trainer = DistributedTrainer(2, engine=shared_local, seed=1, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
     initial = trainer.get_parameters()
-    options = {"num_epochs": 1, "batch_size": 5, "merge_unit": "blocks", "shuffle": None}
+    options = {"num_epochs": 1, "batch_size": 5, "merge": Merge(unit="blocks"), "shuffle": None}
     with pytest.raises(DivergedError, match="round 2 on worker 1"):
-        trainer.fit(*blocked(x, y, 6), **options, **SERVED)
+        trainer.fit(*blocked(x, y, 6), **combined(options, SERVED))
     assert shared_local.ends == ends + 1
     kept = trainer.get_parameters()
     assert all(np.isfinite(array).all() for array in kept.values())
@@ -287,15 +287,18 @@ def test_an_outer_learning_rate_of_1_without_momentum_has_the_bits_of_adding(mod
     """The server works in double precision, where w - (-change) is w + change."""
     with_outer, without = trainer_of(), trainer_of()
     outer = {"optimizer": "sgd", "lr": 1.0}
-    assert_same_bits(fit(with_outer, outer_optimizer=outer, **mode, **SERVED), fit(without, **mode, **SERVED))
+    assert_same_bits(
+        fit(with_outer, **combined(mode, SERVED, merge=Merge(outer_optimizer=outer))),
+        fit(without, **combined(mode, SERVED)),
+    )
 
 
 def test_one_worker_with_an_outer_optimizer_is_synchronous():
     """One push a round; the server rounds to single precision when it is pulled, and not its own parameters."""
     x, y = classification(samples=60)
-    options = {"num_epochs": 2, "batch_size": 10, "merge_unit": "batches", "outer_optimizer": NESTEROV, **STILL}
+    options = {**STILL, "num_epochs": 2, "batch_size": 10, "merge": Merge(unit="batches", outer_optimizer=NESTEROV)}
     ours, theirs = (
-        fitted("serial", 1, *blocked(x, y, 6), merge=merge, **options)
+        fitted("serial", 1, *blocked(x, y, 6), **combined(options, merge=merge))
         for merge in ("parameter_server", "synchronous")
     )
     assert_close(ours, theirs, sgd_error(np.float32, 2 * 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
@@ -319,7 +322,7 @@ def test_weights_without_dimensions():
 @pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
 def test_a_worker_without_samples_takes_no_outer_step():
     two, five = trainer_of(workers=2), trainer_of(workers=5)
-    options = {"outer_optimizer": NESTEROV, "blocks": 2, "num_epochs": 1, **SERVED}
+    options = combined(SERVED, merge=Merge(outer_optimizer=NESTEROV), blocks=2, num_epochs=1)
     assert_same_bits(fit(two, **options), fit(five, **options))
 
 
@@ -351,8 +354,8 @@ def test_frozen_weights_are_not_stepped_and_statistics_and_integers_are_merged_a
 
     outer = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}
     stepped, added = trainer_of(net=frozen), trainer_of(net=frozen)
-    ours = fit(stepped, num_epochs=1, merge_every=0, outer_optimizer=outer, **SERVED)
-    plain = fit(added, num_epochs=1, merge_every=0, **SERVED)
+    ours = fit(stepped, num_epochs=1, **combined(SERVED, merge=Merge(every=0, outer_optimizer=outer)))
+    plain = fit(added, num_epochs=1, **combined(SERVED, merge=Merge(every=0)))
     for name in ("0.weight", "0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"):
         assert ours[name].tobytes() == plain[name].tobytes()
     assert (ours["4.weight"] != plain["4.weight"]).all()
@@ -372,16 +375,18 @@ def test_frozen_weights_of_a_module_are_a_layer_of_their_own():
 def test_an_outer_step_that_diverges_is_an_error(merge):
     outer = {"optimizer": "sgd", "lr": 1e38}
     with pytest.raises(DivergedError, match=r"outer_optimizer= made '\d\.\w+' NaN or infinite"):
-        fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 100.0}), outer_optimizer=outer, merge=merge)
+        fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 100.0}), merge=Merge(merge, outer_optimizer=outer))
 
 
 def test_a_server_apart_has_an_outer_optimizer_that_is_a_function_of_this_program(monkeypatch, shared_local):
     monkeypatch.setattr(type(shared_local), "traits", replace(shared_local.traits, interruptible=False))
     monkeypatch.setattr(parameter_server, "serve", None)
     outer = lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)  # noqa: E731
-    apart = fit(trainer_of(shared_local, workers=1), num_epochs=1, outer_optimizer=outer, **SERVED)
+    apart = fit(
+        trainer_of(shared_local, workers=1), num_epochs=1, **combined(SERVED, merge=Merge(outer_optimizer=outer))
+    )
     monkeypatch.undo()
-    here = fit(trainer_of(workers=1), num_epochs=1, outer_optimizer=NESTEROV, **SERVED)
+    here = fit(trainer_of(workers=1), num_epochs=1, **combined(SERVED, merge=Merge(outer_optimizer=NESTEROV)))
     assert_same_bits(apart, here)
 
 
@@ -409,8 +414,15 @@ def test_without_zeromq_nothing_starts(monkeypatch):
 
 
 def test_halving_is_not_for_a_server():
-    with pytest.raises(ValueError, match="rule='halving' belongs to merge='commutative'"):
-        fitted("serial", 1, *classification(), num_epochs=1, batch_size=5, rule="halving", **SERVED)
+    with pytest.raises(ValueError, match="rule='halving' belongs to Merge"):
+        fitted(
+            "serial",
+            1,
+            *classification(),
+            num_epochs=1,
+            batch_size=5,
+            **combined(SERVED, merge=Merge(rule="halving")),
+        )
 
 
 def test_a_server_apart_that_cannot_listen_says_so():

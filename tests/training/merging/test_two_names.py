@@ -6,23 +6,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.model.training_spec import TrainingSpec
 from tests.helpers.models import ADAM, SGD, assert_same_bits, blocked, classification
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 MERGES = {
     "synchronous": {},
-    "by batches": {"merge_every": 2, "merge_unit": "batches"},
-    "outer": {"outer_optimizer": ADAM},
-    "averaged": {"optimizer_state": "average", "weight_averaging": "ema"},
-    "int8": {"merge_dtype": "int8"},
+    "by batches": {"merge": Merge(every=2, unit="batches")},
+    "outer": {"merge": Merge(outer_optimizer=ADAM)},
+    "averaged": {"merge": Merge(optimizer_state="average", averaging="ema")},
+    "int8": {"merge": Merge(dtype="int8")},
     "commutative": {"merge": "commutative"},
-    "commutative int8": {"merge": "commutative", "merge_dtype": "int8"},
-    "halving": {"merge": "commutative", "rule": "halving"},
-    "delayed Nesterov": {"merge": "commutative", "outer_optimizer": NESTEROV},
+    "commutative int8": {"merge": Merge("commutative", dtype="int8")},
+    "halving": {"merge": Merge("commutative", rule="halving")},
+    "delayed Nesterov": {"merge": Merge("commutative", outer_optimizer=NESTEROV)},
     "server": {"merge": "parameter_server"},
-    "server with Adam": {"merge": "parameter_server", "outer_optimizer": ADAM},
+    "server with Adam": {"merge": Merge("parameter_server", outer_optimizer=ADAM)},
 }
 X, Y = classification(samples=60)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Gradients
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, WorkerCallback
 from tests.helpers.models import SGD, assert_same_bits, blocked, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
@@ -119,7 +119,7 @@ class Skipped(WorkerCallback):
 def test_a_skipped_batch_has_no_loss():
     x = X.copy()
     x[3] = np.nan
-    trainer = trainer_of(workers=1, on_nan="skip")
+    trainer = trainer_of(workers=1, gradients=Gradients(on_nan="skip"))
     fit(trainer, Skipped(), data=blocked(x, Y, 7), num_epochs=1)
     record = trainer.history[0]
     assert record["was_skipped"] > 0

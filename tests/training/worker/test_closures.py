@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Gradients, Merge
 from compss_train.engines.machine import intra_op_threads
 from tests.helpers.models import assert_same_bits, awkward_net, blocked, mlp, state_arrays
 from tests.helpers.serial_engines import NoTasks
@@ -70,7 +70,7 @@ def test_one_worker_is_the_plain_loop(engine, net, optimizer):
 
 
 def test_gradients_of_each_evaluation_are_clipped():
-    trainer = trainer_of(workers=1, net=mlp, optimizer=WOLFE, clip_norm=0.2)
+    trainer = trainer_of(workers=1, net=mlp, optimizer=WOLFE, gradients=Gradients(clip_norm=0.2))
     ours = fit(trainer, data=blocked(X, Y, 3), num_batches_per_worker=4, **STILL)
     assert_same_bits(ours, plain_loop(mlp(), WOLFE, clip=0.2)[0])
 
@@ -82,7 +82,7 @@ def test_rounds_that_are_resumed(tmp_path):
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
 def test_several_workers_learn(merge):
     trainer = trainer_of(net=mlp, optimizer=WOLFE)
-    fit(trainer, merge=merge, optimizer_state="reset")
+    fit(trainer, merge=Merge(merge, optimizer_state="reset"))
     assert trainer.history[-1]["loss"] < 0.7 * trainer.history[0]["loss"]
 
 
@@ -98,10 +98,10 @@ class Never(torch.optim.SGD):
     [
         (
             LBFGS,
-            {"accumulate": 2},
+            {"gradients": Gradients(accumulate=2)},
             "accumulate=2 .* LBFGS, which evaluates the loss several times a step",
         ),
-        (TWICE, {"on_nan": "skip"}, "on_nan='skip' .* TwoSteps, which evaluates the loss"),
+        (TWICE, {"gradients": Gradients(on_nan="skip")}, "on_nan='skip' .* TwoSteps, which evaluates the loss"),
     ],
 )
 def test_options_that_they_do_not_have(optimizer, options, message):
@@ -111,7 +111,7 @@ def test_options_that_they_do_not_have(optimizer, options, message):
 
 def test_their_states_are_not_averaged():
     with pytest.raises(ValueError, match="optimizer_state='average' averages tensors, but LBFGS keeps"):
-        fit(trainer_of(NoTasks(), net=mlp, optimizer=LBFGS), optimizer_state="average")
+        fit(trainer_of(NoTasks(), net=mlp, optimizer=LBFGS), merge=Merge(optimizer_state="average"))
 
 
 def test_an_optimizer_that_does_not_evaluate_the_loss():

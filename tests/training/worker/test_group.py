@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compss_train import BufferSpec, DistributedTrainer, FileDataset
+from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.engines import SerialEngine
 from compss_train.training.worker import Member, evaluate, train_group
@@ -54,8 +54,8 @@ def comparable(trainer):
     [
         {},
         {"shuffle": "total"},
-        {"merge_unit": "batches", "merge_every": 2, "optimizer_state": "average", "outer_optimizer": OUTER},
-        {"buffer": BufferSpec("FIRO", 8), "weight_averaging": "ema"},
+        {"merge": Merge(every=2, unit="batches", outer_optimizer=OUTER, optimizer_state="average")},
+        {"buffer": BufferSpec("FIRO", 8), "merge": Merge(averaging="ema")},
     ],
     ids=["plain", "pieces", "outer", "buffer"],
 )
@@ -131,7 +131,7 @@ def test_states_pass_from_fit_to_fit_when_the_groups_change(merges):
     for places in (0, 1):
         trainer = trainer_with(Places(places), workers=9)
         for merge in merges:
-            parameters = trainer.fit(x, y, num_epochs=2, batch_size=5, merge=merge, merge_every=1)
+            parameters = trainer.fit(x, y, num_epochs=2, batch_size=5, merge=Merge(merge, every=1))
         results.append(parameters)
     assert_same_bits(*results)
 

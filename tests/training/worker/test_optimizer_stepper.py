@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from compss_train import DistributedTrainer, DivergedError
+from compss_train import DistributedTrainer, DivergedError, Gradients, Merge, PartialShuffle
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.losses import cross_entropy
 from compss_train.model.metrics import Measures, MetricAccumulator
-from compss_train.model.training_spec import HALF, StepOptions, TrainingSpec
+from compss_train.model.training_spec import HALF, TrainingSpec
 from compss_train.training.worker.batches import Batch
 from compss_train.training.worker.optimizer_stepper import OptimizerStepper
 from tests.helpers.models import (
@@ -94,31 +94,35 @@ def unclipped(net):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(
     ("clip", "clipped"),
-    [({}, unclipped), ({"clip_norm": 0.5}, norm_clipped), ({"clip_value": 0.02}, value_clipped)],
+    [
+        ({}, unclipped),
+        ({"clip_norm": 0.5}, norm_clipped),
+        ({"clip_value": 0.02}, value_clipped),
+    ],
     ids=["not clipped", "norm", "value"],
 )
 def test_one_worker_is_the_plain_loop(clip, clipped, precision, accumulate):
     """8 batches an epoch: the last step of each is of two."""
-    options = {**clip, "precision": precision, "accumulate": accumulate}
     for on_nan in ("raise", "skip", "ignore"):  # where all is finite, it is all the same
-        trainer = built(on_nan=on_nan, **options)
+        gradients = Gradients(**clip, accumulate=accumulate, on_nan=on_nan)
+        trainer = built(gradients=gradients, precision=precision)
         optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
         plain = plain_loop(awkward_net(), optimizer, clipped, accumulate, precision)
         assert_same_bits(fitted(trainer), plain)
         assert "skipped_batches" not in trainer.history[0]
     if clip:
-        large = fitted(built(precision=precision, accumulate=accumulate))
+        large = fitted(built(precision=precision, gradients=Gradients(accumulate=accumulate)))
         assert not np.array_equal(large["0.weight"], plain["0.weight"])
 
 
 @pytest.mark.parametrize("mode", MODES[1:3], ids=str)
 def test_how_many_epochs_a_round_has_changes_nothing_for_one_worker(mode):
-    options = {"accumulate": 3, "clip_norm": 0.5, "optimizer": ADAM}
+    options = {"gradients": Gradients(clip_norm=0.5, accumulate=3), "optimizer": ADAM}
     assert_same_bits(fitted(built(**options), **mode), fitted(built(**options)))
 
 
 def test_processes_give_the_bits_of_the_serial_engine(shared_local):
-    options = {"workers": 3, "accumulate": 2, "clip_norm": 0.5, "on_nan": "skip", "optimizer": ADAM}
+    options = {"workers": 3, "gradients": Gradients(clip_norm=0.5, accumulate=2, on_nan="skip"), "optimizer": ADAM}
     assert_same_bits(*(fitted(built(engine, **options)) for engine in (shared_local, "serial")))
 
 
@@ -129,7 +133,7 @@ def test_what_the_optimizer_does_not_train_is_not_in_the_norm():
     def clipped(net):
         nn.utils.clip_grad_norm_(net[2].bias, 0.1)
 
-    ours = fitted(built(net=mlp, optimizer=last_layer, clip_norm=0.1))
+    ours = fitted(built(net=mlp, optimizer=last_layer, gradients=Gradients(clip_norm=0.1)))
     assert_same_bits(ours, plain_loop(mlp(), last_layer, clipped))
 
 
@@ -143,7 +147,7 @@ def learnt(sizes, accumulate, optimizer=torch.optim.SGD):
         net=net,
         optimizer=torch.optim.SGD,
         loss=cross_entropy,
-        step_options=StepOptions(accumulate=accumulate),
+        gradients=Gradients(accumulate=accumulate),
     )
     replica = training_spec.replica(state_arrays(net), "cpu", training=True)
     stepper = OptimizerStepper(replica, optimizer(replica.training_spec.net.parameters(), lr=0.5))
@@ -178,9 +182,9 @@ def total(output, target):
     ("way", "steps"),
     [
         ({}, [3, 3, 3]),  # 9 batches an epoch
-        ({"merge_every": 0}, [3, 3, 3]),
-        ({"merge_unit": "blocks"}, [1, 1, 1] * 3),
-        ({"shuffle": "partial", "merge_every": 2}, [3, 3, 3]),
+        ({"merge": Merge(every=0)}, [3, 3, 3]),
+        ({"merge": Merge(unit="blocks")}, [1, 1, 1] * 3),
+        ({"shuffle": PartialShuffle(), "merge": Merge(every=2)}, [3, 3, 3]),
     ],
 )
 def test_a_step_ends_with_the_epoch_and_with_the_round(way, steps):
@@ -191,7 +195,9 @@ def test_a_step_ends_with_the_epoch_and_with_the_round(way, steps):
 
     net = nn.Linear(1, 1)
     trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
-    trainer.build(net, optimizer, total, accumulate=4 if "merge_unit" not in way else 9)
+    trainer.build(
+        net, optimizer, total, gradients=Gradients(accumulate=9 if way.get("merge") == Merge(unit="blocks") else 4)
+    )
     x = np.ones((45, 1), np.float32)
     final = trainer.fit(*blocked(x, x, 3), num_epochs=3, num_batches_per_worker=3, **way)
     assert len(notes) == sum(steps)
@@ -228,8 +234,9 @@ def without(batch):
     return X[kept], Y[kept]
 
 
-def skipping(data, optimizer=SGD, **options):
-    trainer = built(optimizer=optimizer, loss=Spoilt(), on_nan="skip", net=normed, **options)
+def skipping(data, optimizer=SGD, precision="fp32", **gradients):
+    given = {"gradients": Gradients(on_nan="skip", **gradients), "precision": precision}
+    trainer = built(optimizer=optimizer, loss=Spoilt(), net=normed, **given)
     return trainer, trainer.fit(*data, num_epochs=2, batch_size=5, **IN_ORDER)
 
 
@@ -242,7 +249,13 @@ def normed():
 @pytest.mark.parametrize("how", ["nan", "inf", "gradient", "loss"])
 @pytest.mark.parametrize(
     ("options", "batch"),
-    [({}, 0), ({}, 5), ({}, 11), ({"optimizer": ADAM, "clip_norm": 0.5}, 5), ({"precision": "bf16"}, 11)],
+    [
+        ({}, 0),
+        ({}, 5),
+        ({}, 11),
+        ({"optimizer": ADAM, "clip_norm": 0.5}, 5),
+        ({"precision": "bf16"}, 11),
+    ],
     ids=str,
 )
 def test_a_batch_that_is_skipped_leaves_nothing_behind(batch, how, options):
@@ -282,7 +295,7 @@ class TwoBuffers(nn.Module):
 def test_a_skipped_batch_leaves_a_buffer_with_two_names_as_it_was():
     x = X[:10].copy()
     x[:5] = np.nan
-    trainer = built(net=TwoBuffers, on_nan="skip")
+    trainer = built(net=TwoBuffers, gradients=Gradients(on_nan="skip"))
     ours = trainer.fit(x, Y[:10], num_epochs=1, batch_size=5, **IN_ORDER)
     assert (ours["one"].item(), ours["other"].item()) == (1, 1)
 
@@ -291,7 +304,7 @@ def test_who_skipped_what_is_told():
     x, y = spoilt(2, "nan")
     x[25] = np.nan  # of the other half
     x[35] = np.nan
-    trainer = built(workers=2, on_nan="skip")
+    trainer = built(workers=2, gradients=Gradients(on_nan="skip"))
     trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **IN_ORDER)
     (record,) = trainer.history
     assert record["skipped_batches"] == 3
@@ -306,7 +319,7 @@ def test_who_skipped_what_is_told():
 def test_a_worker_that_skips_everything_ends_the_fit(merge):
     x, y = X.copy(), Y
     x[31:] = np.nan
-    trainer = built(workers=2, on_nan="skip", net=mlp)
+    trainer = built(workers=2, gradients=Gradients(on_nan="skip"), net=mlp)
     good = trainer.get_parameters()
     with pytest.raises(DivergedError, match=r"in all 7 batches of round 0 on worker 1, .* nothing was learnt"):
         trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, merge=merge, **IN_ORDER)
@@ -316,7 +329,9 @@ def test_a_worker_that_skips_everything_ends_the_fit(merge):
 @pytest.mark.parametrize("on_nan", ["raise", "skip"])
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_last_step_that_leads_to_infinity_is_never_merged(merge, on_nan):
-    trainer = built(workers=2, on_nan=on_nan, net=mlp, optimizer={"optimizer": "sgd", "lr": 1e38})
+    trainer = built(
+        workers=2, gradients=Gradients(on_nan=on_nan), net=mlp, optimizer={"optimizer": "sgd", "lr": 1e38}
+    )
     before = trainer.get_parameters()
     with pytest.raises(DivergedError, match=r"parameter '0.weight' became NaN or infinite in round 0 on worker 0"):
         trainer.fit(*blocked(X * 1e3, Y, 2), num_epochs=1, num_batches_per_worker=1, merge=merge, progress=False)
@@ -324,7 +339,7 @@ def test_a_last_step_that_leads_to_infinity_is_never_merged(merge, on_nan):
 
 
 def test_what_is_not_finite_is_trained_on_where_it_is_to_be_ignored():
-    trainer = built(on_nan="ignore")
+    trainer = built(gradients=Gradients(on_nan="ignore"))
     final = trainer.fit(*spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **IN_ORDER)
     assert all(np.isnan(record["loss"]) and np.isnan(record["val_loss"]) for record in trainer.history)
     assert np.isnan(final["0.weight"]).all()
@@ -346,7 +361,9 @@ def test_sparse_gradients_are_skipped_and_accumulated_too(accumulate):
     for net in (Sparse(), Sparse()):
         net.table.sparse = not results
         net.load_state_dict({"table.weight": torch.ones(3, 3)})
-        trainer = built(net=lambda net=net: net, optimizer=sgd, on_nan="skip", accumulate=accumulate)
+        trainer = built(
+            net=lambda net=net: net, optimizer=sgd, gradients=Gradients(accumulate=accumulate, on_nan="skip")
+        )
         results.append(trainer.fit(X, Y, num_epochs=2, batch_size=5, **IN_ORDER))
     steps = 2 * len(X) // 5 + 2  # those of a row of the table make its weights larger, up to 2
     assert_close(*results, sgd_error(np.float32, steps, 0.5, samples=5 * accumulate, weight=2.0))
@@ -366,7 +383,7 @@ class Replacing(nn.Module):
 
 
 def test_buffers_that_are_replaced_are_put_back_too():
-    trainer = built(net=Replacing, on_nan="skip")
+    trainer = built(net=Replacing, gradients=Gradients(on_nan="skip"))
     final, (x, _) = trainer.fit(*spoilt(3, "nan"), num_epochs=1, batch_size=5, **IN_ORDER), without(3)
     assert final["seen"].item() == pytest.approx(x.sum(), abs=sum_error(np.float32, x.size, np.abs(x).sum()))
 

@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import SerialEngine
+from compss_train import Merge, SerialEngine
 from compss_train.training.worker.own_buffers import changed_buffers, restore_buffers
 from tests.helpers.models import ADAM, assert_same_bits, blocked
 from tests.helpers.plain_loop import plain_loop
-from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, fit, trainer_of
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, trainer_of
 from tests.training.test_resuming import every_round_resumed
 
-ROUNDS = [{}, {"merge_every": 2, "merge_unit": "batches"}, {"merge_every": 1, "merge_unit": "blocks"}]
-MERGES = [{}, {"merge": "commutative"}, {"merge": "parameter_server"}, {"optimizer_state": "reset"}]
+ROUNDS = [{}, {"merge": Merge(every=2, unit="batches")}, {"merge": Merge(every=1, unit="blocks")}]
+MERGES = [{}, {"merge": "commutative"}, {"merge": "parameter_server"}, {"merge": Merge(optimizer_state="reset")}]
 
 
 class Smoothed(nn.Module):
@@ -43,7 +43,7 @@ class Smoothed(nn.Module):
 def test_one_worker_is_the_plain_loop(merge, way):
     trainer = trainer_of(workers=1, net=Smoothed, optimizer=PLAIN_SGD)
     data = blocked(X, Y, 3)
-    ours = fit(trainer, data=data, num_batches_per_worker=4, num_epochs=3, **STILL, **merge, **way)
+    ours = fit(trainer, data=data, num_batches_per_worker=4, num_epochs=3, **STILL, **combined(merge, way))
     assert_same_bits(ours, plain_loop(Smoothed(), lambda p: torch.optim.SGD(p, lr=0.1), X, Y, 3, 4, 3, seed=0))
 
 

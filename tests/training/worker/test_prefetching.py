@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
@@ -99,7 +99,7 @@ def test_one_worker_is_the_plain_loop_with_a_seed_a_batch(engine, transform):
 
 
 @pytest.mark.parametrize("transform", [noisy, noisy_by_all])
-@pytest.mark.parametrize("options", [{"shuffle": "total"}, {"merge_unit": "batches", "merge_every": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"shuffle": "total"}, {"merge": Merge(every=3, unit="batches")}], ids=str)
 def test_resumed_fits_draw_what_they_would_have_drawn(tmp_path, transform, options):
     whole = trainer_of(transform=transform)
     fit(whole, Checkpoint(tmp_path, keep=99), num_epochs=2, **options)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from compss_train import BufferSpec, FileDataset
+from compss_train import BufferSpec, FileDataset, Gradients, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.data import BlockedTensor
 from compss_train.training.fit_options import FitOptions
@@ -18,11 +18,11 @@ from compss_train.training.worker.buffered import CarriedBuffer
 from compss_train.training.worker.source import Shard, source_of
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.models import assert_same_bits, mlp
-from tests.helpers.small_fits import X, Y, fit, trainer_of
+from tests.helpers.small_fits import X, Y, combined, fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
 from tests.training.worker.assignments import DEALT
 
-BATCHES = {"merge_unit": "batches"}
+BATCHES = {"merge": Merge(unit="batches")}
 
 
 def batches_of_workers(x, options, workers, epochs):
@@ -66,7 +66,7 @@ def test_the_batches_are_those_of_rounds_of_epochs(
     of_epochs = FitOptions(num_epochs=2, buffer=buffer, **shuffles, **batching)
     if buffer is not None and buffer.size < batching.get("batch_size", max(x.sizes)):
         reject()  # too small for a batch
-    of_batches = replace(of_epochs, merge_unit="batches", merge_every=every)
+    of_batches = replace(of_epochs, merge=Merge(every=every, unit="batches"))
     expected = batches_of_workers(x, of_epochs, workers, 2)
     assert batches_of_workers(x, of_batches, workers, 2) == expected
     places = [place for of_worker in expected for of_epoch in of_worker for place, _ in of_epoch]
@@ -78,15 +78,15 @@ def test_the_batches_are_those_of_rounds_of_epochs(
 def test_one_worker_learns_the_same_however_often_it_merges(shuffle, every):
     one, other = trainer_of(workers=1), trainer_of(workers=1)
     fit(one, shuffle=shuffle)
-    fit(other, shuffle=shuffle, merge_every=every, **BATCHES)
+    fit(other, shuffle=shuffle, **combined(BATCHES, merge=Merge(every=every)))
     assert_same_bits(one.get_parameters(), other.get_parameters())
     assert len(other.history) == 3 * -(-sum(-(-n // 6) for n in [9, 8, 8, 8, 8, 8, 8]) // every)
 
 
 def test_a_merge_ends_a_step_of_several_batches():
     steps = []
-    for options in ({}, {"merge_every": 3, **BATCHES}):
-        trainer = trainer_of(workers=1, accumulate=2)
+    for options in ({}, combined(BATCHES, merge=Merge(every=3))):
+        trainer = trainer_of(workers=1, gradients=Gradients(accumulate=2))
         fit(trainer, num_epochs=1, blocks=1, batch_size=10, **options)
         steps.append(trainer.snapshot().workers[0].optimizer["state"][0]["step"].item())
     assert steps == [3, 4]  # of 6 batches: in twos, and in twos until a merge after three
@@ -97,7 +97,7 @@ def test_a_merge_ends_a_step_of_several_batches():
 def test_a_reservoir_returns_each_sample_in_the_epoch_at_least_once(kind, every):
     x = BlockedTensor.from_array(torch.arange(57), (4, 1))
     spec = BufferSpec(kind, 20, 5)
-    options = FitOptions(num_epochs=2, batch_size=6, buffer=spec, merge_every=every, **BATCHES)
+    options = FitOptions(num_epochs=2, batch_size=6, buffer=spec, **combined(BATCHES, merge=Merge(every=every)))
     for of_worker in batches_of_workers(x, options, 1, 2):
         for made in of_worker:
             assert {sample for _, batch in made for sample in batch} == set(range(57))
@@ -115,13 +115,13 @@ BUFFERS = [
 def test_one_worker_with_a_buffer_learns_the_same_however_often_it_merges(shared_local, buffer):
     one, other = trainer_of(workers=1), trainer_of(shared_local, workers=1)
     fit(one, buffer=buffer)
-    fit(other, buffer=buffer, merge_every=3, **BATCHES)
+    fit(other, buffer=buffer, **combined(BATCHES, merge=Merge(every=3)))
     assert_same_bits(one.get_parameters(), other.get_parameters())
     assert [state.buffer for state in other.snapshot().workers] == [None]
 
 
 def test_another_number_of_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):
-    options = {"buffer": BUFFERS[1], "merge_every": 5, **BATCHES}
+    options = combined(BATCHES, buffer=BUFFERS[1], merge=Merge(every=5))
     trainer = trainer_of(workers=2)
     fit(trainer, Checkpoint(tmp_path, keep=99), **options)
     epochs = [record["epoch"] for record in trainer.history]
@@ -141,7 +141,7 @@ def test_files_that_are_skipped_leave_the_others(tmp_path, buffer):
     for every in (1, 2):
         trainer = trainer_of(workers=2, net=mlp)  # the last batch may be of one sample
         with pytest.warns(UserWarning, match="skipped"):
-            fit(trainer, data=(files,), num_epochs=2, buffer=buffer, merge_every=every, **BATCHES)
+            fit(trainer, data=(files,), num_epochs=2, buffer=buffer, **combined(BATCHES, merge=Merge(every=every)))
         trained = sum(record["samples"] for record in trainer.history)
         assert trained == sum(w["samples"] for r in trainer.history for w in r["workers"])
         assert trained == 2 * (57 - 11) * (buffer.passes if buffer else 1)
@@ -151,7 +151,7 @@ def test_files_that_are_skipped_leave_the_others(tmp_path, buffer):
 @pytest.mark.parametrize("buffer", [None, BUFFERS[1]], ids=str)
 def test_workers_that_do_not_wait_train_every_sample_once_an_epoch(merge, buffer):
     trainer = trainer_of(workers=3)
-    fit(trainer, merge=merge, buffer=buffer, num_epochs=2, merge_every=2, **BATCHES)
+    fit(trainer, buffer=buffer, num_epochs=2, **combined(BATCHES, merge=Merge(merge, every=2)))
     assert sum(record["samples"] for record in trainer.history) == 2 * len(X)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Gradients, Merge
 from compss_train.engines.machine import cores
 from compss_train.training.worker.train import to_cpu
 from tests.helpers.models import (
@@ -57,8 +57,7 @@ def test_how_often_it_merges_changes_nothing_for_one_worker(engine, every):
         *blocked(x, y, 4),
         num_epochs=3,
         batch_size=5,
-        merge_every=number,
-        merge_unit=unit,
+        merge=Merge(every=number, unit=unit),
         shuffle=None,
         shuffle_block_data=False,
     )
@@ -106,13 +105,51 @@ def test_a_new_optimizer_every_round_on_request(engine):
         trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
         trainer.build(mlp(), SGD, "cross_entropy")
         results[kept] = trainer.fit(
-            x, y, num_epochs=2, batch_size=20, shuffle=None, shuffle_block_data=False, optimizer_state=kept
+            x,
+            y,
+            num_epochs=2,
+            batch_size=20,
+            shuffle=None,
+            shuffle_block_data=False,
+            merge=Merge(optimizer_state=kept),
         )
     one = plain_loop(mlp(), OPTIMIZERS[0][1], x, y, 1, 3, 1, seed=3)
     net = mlp()
     net.load_state_dict({name: torch.from_numpy(array) for name, array in one.items()})
     assert_same_bits(results["reset"], plain_loop(net, OPTIMIZERS[0][1], x, y, 1, 3, 1, seed=3))
     assert_same_bits(results["keep"], plain_loop(mlp(), OPTIMIZERS[0][1], x, y, 1, 3, 2, seed=3))
+
+
+def falling(epoch):
+    return 0.5**epoch
+
+
+@pytest.mark.parametrize("every", [{}, {"unit": "blocks"}, {"unit": "batches"}, {"every": 2}], ids=str)
+@pytest.mark.parametrize(
+    "build",
+    [{}, {"schedule": falling}, {"gradients": Gradients(accumulate=2)}],
+    ids=["plain", "schedule", "accumulated"],
+)
+def test_a_new_optimizer_every_block_on_request(every, build):
+    """Blocks of three batches; merges inside them keep the optimizer, and a schedule is not forgotten."""
+    x, y = classification(samples=54)
+    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy", **build)
+    merge = Merge(optimizer_state="reset_blocks", **every)
+    options = {"num_batches_per_worker": 3, "shuffle": None, "shuffle_block_data": False}
+    ours = trainer.fit(*blocked(x, y, 3), num_epochs=2, merge=merge, **options)
+    net = mlp()
+    for epoch in range(2):
+        for block_x, block_y in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
+            alone = DistributedTrainer(1, engine="serial", seed=3, threads=1)
+            spec = {**SGD, "lr": SGD["lr"] * (falling(epoch) if "schedule" in build else 1)}
+            alone.build(net, spec, "cross_entropy", gradients=build.get("gradients"))
+            by_batch = every.get("unit") == "batches"
+            whole = alone.fit(
+                block_x, block_y, num_epochs=1, merge=Merge(unit="batches" if by_batch else None), **options
+            )
+            net.load_state_dict({name: torch.from_numpy(array) for name, array in whole.items()})
+    assert_same_bits(ours, state_arrays(net))
 
 
 class SharedSteps(torch.optim.Optimizer):

@@ -1,0 +1,172 @@
+"""``Merge``: when the models of the workers become one, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeAlias, get_args
+
+from compss_train._utils.validation import check_choice, check_count, check_fraction
+from compss_train.data.partitioning import MergeEvery, MergeUnit
+from compss_train.model.compression import MergeDtype
+from compss_train.model.delayed_nesterov import DelayedNesterov
+from compss_train.model.optimizers import OptimizerSpec
+from compss_train.parameter_server import check_installed
+from compss_train.training.build_arguments import check_outer_optimizer
+
+MergeKind = Literal["synchronous", "commutative", "parameter_server"]
+Preset = Literal["auto", "diloco", "slowmo", "post_local"]
+OptimizerState = Literal["keep", "average", "reset", "reset_blocks"]
+Rule = Literal["weighted", "halving"]
+Averaging: TypeAlias = Literal["ema"] | float
+
+
+@dataclass(frozen=True)
+class Merge:
+    """When and how workers merge; ``fit(merge=...)``.
+
+    Parameters
+    ----------
+    kind:
+        ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each worker's
+        weighted change on arrival, so that no worker waits; ``"parameter_server"`` does so layer by layer on a
+        server that the workers connect to (needs the extra ``server``). Or a preset, which is synchronous and
+        chooses what is ``None`` among ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state``: ``"auto"``
+        by the number of workers, the data and the network (the ``batch_size`` as well), or as published
+        ``"diloco"``, ``"slowmo"`` and ``"post_local"``. docs/learning.md has what to expect of each. ``None``
+        (default) for ``"synchronous"``, or what the name of the fit says.
+    every, unit:
+        Number of ``"epochs"`` (default: 1), or of ``"blocks"`` or ``"batches"`` a worker in an epoch, between
+        merges; 0 merges once, at the end (not with batches). The last round of an epoch may be shorter. ``every``
+        may be a function of the epoch, counted from 0 over all fits, such as ``training.PostLocal`` and
+        ``training.Quadratic``; a round of epochs takes the number of its first one.
+    outer_optimizer:
+        How the global parameters move when workers merge: ``None`` (default) to the mean of the workers; or an
+        optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
+        mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is DiLoCo's
+        (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are averaged only.
+        Commutative merging takes ``sgd`` alone, as delayed Nesterov (arXiv 2401.09135), and a parameter server
+        steps with each change on arrival: docs/learning.md.
+    optimizer_state:
+        What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) leaves each
+        worker its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with a new
+        optimizer, ``"reset_blocks"`` every block, as dislib does (not with ``buffer`` and ``PartialShuffle``, which
+        mix blocks).
+    averaging:
+        ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8, or
+        the given one between 0 and 1. It is evaluated on the validation data as ``val_averaged_loss`` and so on,
+        and ``trainer.model(averaged=True)`` has it. ``None`` (default) for no average.
+    dtype:
+        ``"bf16"`` or ``"int8"``: workers return changes of the weights in half or a quarter of the bytes, and add
+        what was rounded away to their next change (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847);
+        docs/training.md. ``None`` (default): parameters as they are.
+    rule:
+        Of commutative merging: ``"weighted"`` by samples (default), or dislib's ``"halving"``,
+        (global + worker) / 2.
+
+    Raises ``ValueError`` and ``TypeError`` for other values, and for those that do not go together.
+    """
+
+    kind: MergeKind | Preset | None = None
+    every: MergeEvery | None = None
+    unit: MergeUnit | None = None
+    outer_optimizer: OptimizerSpec | None = None
+    optimizer_state: OptimizerState | None = None
+    averaging: Averaging | None = None
+    dtype: MergeDtype | None = None
+    rule: Rule | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("merge", self.kind, (*get_args(MergeKind), *get_args(Preset), None))
+        if self.every is not None and not callable(self.every):
+            check_count("every", self.every, least=0)
+        check_choice("unit", self.unit, (*get_args(MergeUnit), None))
+        if self.unit == "batches" and self.every == 0:
+            raise ValueError(
+                "Merge(every=0) merges once, at the end, but unit='batches' merges inside every epoch: give a "
+                "number of batches of at least 1, or take unit='epochs'"
+            )
+        if self.preset is not None and (self.every is None) != (self.unit is None):
+            raise ValueError(
+                f"Merge({self.kind!r}) chooses every= and unit= together: give both or neither of them"
+            )
+        check_outer_optimizer(self.outer_optimizer)
+        check_choice("optimizer_state", self.optimizer_state, (*get_args(OptimizerState), None))
+        if isinstance(self.averaging, str):
+            check_choice("averaging", self.averaging, ("ema", "a decay between 0 and 1", None))
+        elif self.averaging is not None:
+            check_fraction("averaging", self.averaging)
+        check_choice("dtype", self.dtype, (*get_args(MergeDtype), None))
+        check_choice("rule", self.rule, (*get_args(Rule), None))
+        if self.kind is not None:
+            self._check_together(self.kind if self.preset is None else "synchronous")
+
+    def __repr__(self) -> str:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return f"Merge({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"
+
+    def _check_together(self, kind: str) -> None:
+        """Raise ``ValueError`` for options that this way to merge does not have."""
+        if kind == "parameter_server":
+            check_installed()
+        if self.rule not in ("weighted", None) and kind != "commutative":
+            raise ValueError(
+                f"rule={self.rule!r} belongs to Merge('commutative'); with Merge({self.kind!r}) workers are "
+                "weighted by samples: leave rule= out"
+            )
+        if self.outer_optimizer is not None and kind == "commutative":
+            self._check_commutative_step()
+        if self.dtype is not None and (kind == "parameter_server" or self.rule == "halving"):
+            raise ValueError(
+                f"dtype={self.dtype!r} compresses changes that Merge('synchronous') averages or "
+                "Merge('commutative') adds up, not what Merge('parameter_server') and rule='halving' exchange: "
+                "leave dtype= out"
+            )
+        only_synchronous = {
+            "optimizer_state='average'": self.optimizer_state == "average",
+            "averaging=": self.averaging is not None,
+        }
+        given = [name for name, is_given in only_synchronous.items() if is_given]
+        if given and kind != "synchronous":
+            raise ValueError(f"{given[0]} belongs to Merge('synchronous'), not to Merge({kind!r}): leave it out")
+
+    def _check_commutative_step(self) -> None:
+        if self.rule == "halving":
+            raise ValueError(
+                "rule='halving' has no outer optimizer: leave outer_optimizer= out, or take rule='weighted'"
+            )
+        try:
+            DelayedNesterov.of(self.outer_optimizer)
+        except ValueError as error:
+            raise ValueError(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
+
+    @classmethod
+    def of(cls, value: MergeLike) -> Merge:
+        """Return the argument ``merge`` of ``fit``; raise ``TypeError`` unless it is a kind by name or a merge."""
+        if not isinstance(value, Merge | str):
+            raise TypeError(f"merge={value!r}: give a kind by name, such as 'synchronous', or a Merge")
+        return value if isinstance(value, Merge) else cls(value)
+
+    @property
+    def preset(self) -> Preset | None:
+        """The kind, if it is that of a preset."""
+        return next((name for name in get_args(Preset) if name == self.kind), None)
+
+    def filled(self, default: Merge | None = None) -> Merge:
+        """Return this merge with the options of another one, or the defaults, where it has ``None``."""
+        filling = DEFAULTS if default is None else default
+        missing = [each.name for each in fields(self) if getattr(self, each.name) is None]
+        return replace(self, **{name: getattr(filling, name) for name in missing})
+
+    def for_tasks(self) -> Merge:
+        """Return what workers need: without functions and classes, which other processes may not be able to import.
+
+        These are ``every`` and ``outer_optimizer``, which the coordinator acts on.
+        """
+        return replace(self, every=1, outer_optimizer=None)
+
+
+MergeLike: TypeAlias = MergeKind | Preset | Merge
+"""What ``fit(merge=...)`` takes."""
+
+DEFAULTS = Merge(kind="synchronous", every=1, unit="epochs", optimizer_state="keep", rule="weighted")
+"""What is ``None`` after a preset has been applied."""
