@@ -88,7 +88,12 @@ def step_on_arrival(
             }
             arrivals = outer["arrivals"] + 1
             if arrivals >= workers:
-                _apply_momentum(merged, momentum, optimizer)
+                for name, m in momentum.items():
+                    wide = np.result_type(m.dtype, np.float64)
+                    step = np.multiply(m, optimizer.lr * optimizer.momentum, dtype=wide)
+                    moved = np.asarray(np.subtract(merged[name], step, dtype=wide))
+                    merged[name] = moved.astype(merged[name].dtype, copy=False)
+                    momentum[name] = np.asarray(m * m.dtype.type(optimizer.momentum))  # decays for the next ones
                 arrivals = 0
             merged.outer = {"kind": _KIND, "momentum": momentum, "arrivals": arrivals}
     params.check_outer_step(merged, current, trained)
@@ -103,12 +108,3 @@ def _gather(
     if before is not None:
         gradient += before
     return np.asarray(gradient).astype(np.result_type(base.dtype, np.float32), copy=False)
-
-
-def _apply_momentum(merged: Parameters, momentum: Parameters, optimizer: DelayedNesterov) -> None:
-    """Move the parameters by -lr · momentum · m, and decay m for the gradients that follow."""
-    for name, m in momentum.items():
-        array = merged[name]
-        step = np.multiply(m, optimizer.lr * optimizer.momentum, dtype=np.result_type(m.dtype, np.float64))
-        merged[name] = np.asarray(np.subtract(array, step, dtype=step.dtype)).astype(array.dtype, copy=False)
-        momentum[name] = np.asarray(m * m.dtype.type(optimizer.momentum))

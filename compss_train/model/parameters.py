@@ -79,19 +79,16 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
     if tuple(tensor.shape) != array.shape:
         raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
-    if array.dtype.kind not in _kinds(tensor.dtype):
+    # the letters of numpy's dtypes whose values the tensor can hold up to rounding
+    kinds = "b" if tensor.dtype == torch.bool else "biu"
+    if tensor.dtype.is_complex or tensor.dtype.is_floating_point:
+        kinds = "biufc" if tensor.dtype.is_complex else "biuf"
+    if array.dtype.kind not in kinds:
         own = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(
             f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
         )
     tensor.copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))
-
-
-def _kinds(dtype: torch.dtype) -> str:
-    """Return the kinds of numpy dtypes, as letters, whose values a tensor can hold up to rounding."""
-    if dtype.is_complex or dtype.is_floating_point:
-        return "biufc" if dtype.is_complex else "biuf"
-    return "b" if dtype == torch.bool else "biu"
 
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
@@ -206,7 +203,10 @@ def apply_delta(
         elif name in buffers:
             merged[name] = _interpolate(array, new, count / max(1, min(samples, total)))
         else:
-            merged[name] = _add_change(array, change(base[name], new), lr * (count / total))
+            shift = change(base[name], new)
+            shift *= lr * (count / total)
+            shift += array
+            merged[name] = np.asarray(shift).astype(array.dtype, copy=False)
     return merged
 
 
@@ -216,12 +216,6 @@ def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDAr
     if isinstance(after, CompressedChange):
         return after[:].astype(wide).reshape(after.shape)
     return np.asarray(np.subtract(after, before, dtype=wide))
-
-
-def _add_change(array: NDArray[Any], shift: NDArray[Any], fraction: float) -> NDArray[Any]:
-    shift *= fraction
-    shift += array
-    return np.asarray(shift).astype(array.dtype, copy=False)
 
 
 def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) -> NDArray[Any]:
@@ -268,17 +262,13 @@ def load(path: str | Path) -> Parameters:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
         if path.suffix in _TORCH_SUFFIXES:
-            return _load_state_dict(path)
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
+            if not isinstance(state, Mapping):
+                raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
+            return {str(name): to_array(str(name), tensor) for name, tensor in state.items()}
     except UnpicklingError as error:
         raise BadFileError(str(path), "holds more than tensors, or is damaged; save model.state_dict()") from error
     except (SafetensorError, BadZipFile, ValueError, TypeError, RuntimeError, EOFError) as error:
         raise BadFileError(str(path), f"is damaged, or not a file of parameters: {error}") from error
     raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors, .npz, .pt or .pth")
-
-
-def _load_state_dict(path: Path) -> Parameters:
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
-    state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
-    if not isinstance(state, Mapping):
-        raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
-    return {str(name): to_array(str(name), tensor) for name, tensor in state.items()}

@@ -181,7 +181,10 @@ class ModelReplica:
 
     def formatted(self, x: Any) -> Any:
         """Return a batch in the memory format of the network."""
-        return map_leaves(_channels_last, x) if self.training_spec.memory_format == "channels_last" else x
+        if self.training_spec.memory_format != "channels_last":
+            return x
+        last = torch.channels_last
+        return map_leaves(lambda part: part.contiguous(memory_format=last) if part.dim() == 4 else part, x)
 
     def predict(self, x: Any) -> Any:
         """Return the outputs of a transformed batch."""
@@ -253,10 +256,6 @@ def outputs(net: nn.Module, x: Any) -> Any:
     if isinstance(x, dict):
         return net(**x)
     return net(*x) if isinstance(x, tuple | list) else net(x)
-
-
-def _channels_last(part: torch.Tensor) -> torch.Tensor:
-    return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
 
 
 def _name(tensor: Any) -> str:

@@ -17,7 +17,6 @@ from compss_train.model.metrics.batch_mean import (
     METRICS,
     BatchMean,
     Metric,
-    RunningMetric,
     Value,
     WeightedSum,
     mean,
@@ -37,10 +36,6 @@ class Measures:
         """The names of the loss and all metrics."""
         return ("loss", *self.metrics)
 
-    def start(self) -> RunningMetrics:
-        """Return the metrics for a worker, without batches."""
-        return RunningMetrics({name: metric.start() for name, metric in self.metrics.items()})
-
     def values(self, parts: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, Value]:
         """Return the values over all samples of these parts, by name; NaN for no samples.
 
@@ -52,7 +47,8 @@ class Measures:
         result: dict[str, Value] = {f"{prefix}loss": mean([part["loss"] for part in parts], samples)}
         for name in dict.fromkeys(name for part in parts for name in part.get("measured", ())):
             own = [part["measured"][name] for part in parts if name in part.get("measured", ())]
-            result[prefix + name] = _mean_of_numbers(own)
+            counted = [each for each in own if each[1]] or [(value, 1) for value, _ in own]
+            result[prefix + name] = mean([total for total, _ in counted], sum(number for _, number in counted))
         for name, metric in self.metrics.items():
             with _annotate_errors(name):
                 result[prefix + name] = metric.value([part["metrics"][name] for part in parts], samples)
@@ -62,32 +58,6 @@ class Measures:
         """Iterate over the modules that metrics are or are made of."""
         for metric in self.metrics.values():
             yield from (part for part in vars(metric).values() if isinstance(part, nn.Module))
-
-
-def _mean_of_numbers(measured: Sequence[tuple[float, int]]) -> float:
-    counted = [(total, samples) for total, samples in measured if samples]
-    sums, counts = zip(*counted or [(value, 1) for value, _ in measured], strict=True)
-    return mean(sums, sum(counts))
-
-
-class RunningMetrics:
-    """Metrics over the batches that a worker has processed so far."""
-
-    def __init__(self, metrics: dict[str, RunningMetric]) -> None:
-        self._metrics = metrics
-
-    def update(self, output: Any, target: torch.Tensor, samples: int) -> None:
-        """Add a batch."""
-        for name, metric in self._metrics.items():
-            with _annotate_errors(name):
-                metric.update(output, target, samples)
-
-    def states(self) -> dict[str, Any]:
-        """Return the state of each metric."""
-        return {name: metric.state() for name, metric in self._metrics.items()}
-
-    def __bool__(self) -> bool:
-        return bool(self._metrics)
 
 
 class MetricAccumulator:
@@ -100,7 +70,7 @@ class MetricAccumulator:
         self._loss = WeightedSum()
         self._measured: dict[str, tuple[WeightedSum, list[int]]] = {}
         self._of_no_samples: dict[str, list[float]] = {}
-        self._metrics = measures.start()
+        self._metrics = {name: metric.start() for name, metric in measures.metrics.items()}
 
     def add(
         self, samples: int, loss: torch.Tensor, output: Any, target: Any, measured: Mapping[str, Any] | None = None
@@ -110,10 +80,10 @@ class MetricAccumulator:
         self._batches += 1
         self._loss.add(loss, samples)
         self.measure(measured or {}, samples)
-        if self._metrics:
-            with torch.no_grad():
-                detached = output.detach() if isinstance(output, torch.Tensor) else output
-                self._metrics.update(detached, target, samples)
+        output = output.detach() if isinstance(output, torch.Tensor) else output
+        for name, metric in self._metrics.items():
+            with torch.no_grad(), _annotate_errors(name):
+                metric.update(output, target, samples)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
         """Add numbers that are means over so many samples; those of none count if there are no others."""
@@ -147,7 +117,8 @@ class MetricAccumulator:
         measured = {name: (mean(values, len(values)), 0) for name, values in self._of_no_samples.items()}
         measured |= {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
         own = {"measured": measured} if measured else {}
-        return {**counts, "loss": self.loss, "metrics": self._metrics.states(), **own}
+        states = {name: metric.state() for name, metric in self._metrics.items()}
+        return {**counts, "loss": self.loss, "metrics": states, **own}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torchmetrics.regression import MeanAbsoluteError, PearsonCorrCoef, R2Score
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
-from compss_train.model.metrics import Measures, resolve_metrics
+from compss_train.model.metrics import Measures, MetricAccumulator, resolve_metrics
 from compss_train.model.metrics.batch_mean import BatchMean
 
 CLASSES = 3
@@ -110,10 +110,10 @@ def close_to(value):
 
 def measured(measures, batches):
     """Return what a worker reports of batches, on its way through an engine."""
-    metrics = measures.start()
+    accumulator = MetricAccumulator(measures)
     for output, target in batches:
-        metrics.update(output, target, len(output))
-    sums = {"samples": sum(len(o) for o, _ in batches), "loss": 0.0, "metrics": metrics.states()}
+        accumulator.add(len(output), torch.zeros(()), output, target)
+    sums = accumulator.sums()
     return decode(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(sums)]))
 
 
@@ -172,18 +172,13 @@ def test_the_state_of_the_given_metric_is_neither_used_nor_changed():
 )
 def test_states_are_copies(metric):
     measures = resolve_metrics({"it": metric})
-    metrics = measures.start()
-
-    def value():
-        return measures.values([{"samples": 1, "loss": 0, "metrics": states}])["it"]
-
-    metrics.update(torch.ones(2), torch.zeros(2), 2)
-    states = metrics.states()
-    before = value()
-    metrics.update(torch.full((2,), 3.0), torch.zeros(2), 2)
-    assert value() == before
-    states = metrics.states()
-    assert value() != before
+    accumulator = MetricAccumulator(measures)
+    accumulator.add(2, torch.zeros(()), torch.ones(2), torch.zeros(2))
+    sums = accumulator.sums()
+    before = measures.values([sums])["it"]
+    accumulator.add(2, torch.zeros(()), torch.full((2,), 3.0), torch.zeros(2))
+    assert measures.values([sums])["it"] == before
+    assert measures.values([accumulator.sums()])["it"] != before
 
 
 class Shapes(Metric):
