@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, Merge
+from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.engines.nodes import Node
-from compss_train.integrations import dislib
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
@@ -75,21 +74,19 @@ def test_the_eddl_interface_returns_arrays():
 
 
 def test_missing_gpus_are_replaced_by_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.warns(UserWarning, match="num_gpu=2, but torch has no CUDA here: training on the CPU"):
-        assert dislib._usable_gpus(2) == 0
+    def usable(gpus):
+        trainer = EncapsulatedFunctionsDistributedPytorch(1)
+        trainer.build(network(), torch.optim.SGD, nn.CrossEntropyLoss, {"lr": 0.05}, gpus)
+        return trainer.trainer.configuration["build"]["num_gpu"]
+
+    monkeypatch.setattr(SerialEngine, "nodes", lambda: [Node("a", 8), Node("b", 8)])
+    with pytest.warns(UserWarning, match="num_gpu=2, but there are no GPUs for torch: training on the CPU"):
+        assert usable(2) == 0
     monkeypatch.setenv("ComputingUnitsGPUs", "0")
-    assert dislib._usable_gpus(2) == 0
+    assert usable(2) == 0
     monkeypatch.delenv("ComputingUnitsGPUs")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert dislib._usable_gpus(2) == 2
-
-
-def test_under_compss_the_nodes_gpus_count(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the coordinator has none
-    monkeypatch.setattr(dislib, "under_compss", lambda: True)
-    monkeypatch.setattr(dislib, "declared_nodes", lambda: [Node("a", 8, 4), Node("b", 8, 4)])
-    assert [dislib._usable_gpus(gpus) for gpus in (0, 4, 16)] == [0, 4, 8]
+    monkeypatch.setattr(SerialEngine, "nodes", lambda: [Node("a", 8, 4), Node("b", 8, 4)])
+    assert [usable(gpus) for gpus in (0, 4, 16)] == [0, 4, 8]
 
 
 def test_other_objects_than_tensors_are_errors():

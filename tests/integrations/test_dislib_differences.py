@@ -12,12 +12,11 @@ from torch import nn, optim
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge
 from compss_train.engines import SerialEngine
-from compss_train.integrations import dislib
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
-from compss_train.integrations.eddl import OPTIMIZER_DEFAULTS
+from compss_train.integrations.dislib.eddl import EDDL_LOSSES, OPTIMIZER_DEFAULTS
 from compss_train.model.losses import categorical_cross_entropy
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp, state_arrays
 from tests.integrations.dislib_tensors import Tensor, tensors, whole
@@ -92,7 +91,7 @@ def test_every_entry_of_any_module_is_exchanged(made):
 @CLASSES
 @pytest.mark.parametrize("gpus", [{}, {"num_gpu": 2, "num_nodes": 1}], ids=str)
 def test_without_gpus_the_cpu_trains(made, gpus, monkeypatch):
-    monkeypatch.setenv(dislib.GPU_UNITS, "0")
+    monkeypatch.setenv("ComputingUnitsGPUs", "0")
     encapsulated = made(num_workers=3, **gpus)
     encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
     assert encapsulated.trainer.configuration["build"]["num_gpu"] == 0
@@ -305,7 +304,7 @@ def test_cross_entropies_take_probabilities(loss):
     # The gradient with respect to what goes into the softmax is that of EDDL: (output - target) / samples.
     logits = torch.randn(8, 3, requires_grad=True, generator=torch.Generator().manual_seed(1))
     target = torch.eye(3)[torch.arange(8) % 3]
-    dislib.EDDL_LOSSES[loss](logits.softmax(1), target).backward()
+    EDDL_LOSSES[loss](logits.softmax(1), target).backward()
     torch.testing.assert_close(logits.grad, (logits.detach().softmax(1) - target) / 8)
     with pytest.raises(
         ValueError, match=r"not probabilities; end the network with a softmax, or use .*CrossEntropyLoss"

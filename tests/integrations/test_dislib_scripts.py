@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from compss_train import DistributedTrainer, Merge
+from compss_train import DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback
+from compss_train.engines.nodes import Node
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
@@ -140,8 +141,7 @@ def test_engine_and_seed_are_keywords(made, engine):
 
 
 @CLASSES
-def test_attributes_of_an_object_that_is_built(made, monkeypatch):
-    monkeypatch.setattr("compss_train.integrations.dislib._usable_gpus", lambda number: 0)
+def test_attributes_of_an_object_that_is_built(made):
     net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
     encapsulated = made(num_workers=4, net=net, num_gpu=3, num_nodes=2)
     assert (encapsulated.num_workers, encapsulated.num_gpu, encapsulated.num_gpus_per_worker) == (4, 3, 1)
@@ -167,11 +167,11 @@ def test_attributes_of_an_object_that_is_built(made, monkeypatch):
 
 @CLASSES
 def test_gpus_are_those_of_all_nodes(made, monkeypatch):
-    counted = []
-    monkeypatch.setattr("compss_train.integrations.dislib._usable_gpus", lambda number: counted.append(number) or 0)
+    monkeypatch.delenv("ComputingUnitsGPUs")
+    monkeypatch.setattr(SerialEngine, "nodes", lambda: [Node("a", 8, 2), Node("b", 8, 1)])
     for nodes in (0, 1, 2):
-        made(num_gpu=3, num_nodes=nodes)
-    assert counted == [3, 3, 3]
+        made_here = made(num_gpu=4, num_nodes=nodes)
+        assert made_here.trainer.configuration["build"]["num_gpu"] == 3
 
 
 @CLASSES
