@@ -54,7 +54,7 @@ _HOMES = {
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
     ),
     "model.gradients": ("Gradients",),
-    "model.lr_schedules": ("Schedule",),
+    "model.schedule": ("Schedule",),
     "model.train_transform": ("TrainTransform",),
     "model.training_step": ("StepContext",),
     "online": ("SampleSender",),
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from compss_train.integrations.sklearn import DistributedClassifier as DistributedClassifier
     from compss_train.integrations.sklearn import DistributedRegressor as DistributedRegressor
     from compss_train.model.gradients import Gradients
-    from compss_train.model.lr_schedules import Schedule
+    from compss_train.model.schedule import Schedule
     from compss_train.model.train_transform import TrainTransform
     from compss_train.model.training_step import StepContext
     from compss_train.online import SampleSender

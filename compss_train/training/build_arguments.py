@@ -15,10 +15,11 @@ from compss_train.model.compilation import Compilation, check_not_compiled
 from compss_train.model.gradients import Gradients
 from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.model.losses import BatchFunction, resolve_loss
-from compss_train.model.lr_schedules import LrSchedule, Schedule, ScheduleSpec, make_schedule
+from compss_train.model.lr_schedules import LrSchedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
 from compss_train.model.network_copies import copy_network
 from compss_train.model.optimizers import OptimizerSpec, needs_closure, optimizer_factory
+from compss_train.model.schedule import Schedule, ScheduleSpec, make_schedule
 from compss_train.model.several_optimizers import (
     JoinedOptimizer,
     NetOptimizer,

@@ -16,10 +16,10 @@ from compss_train.model import parameters as params
 from compss_train.model.gradients import Gradients
 from compss_train.model.loss_weights import ClassWeight
 from compss_train.model.losses import BatchFunction
-from compss_train.model.lr_schedules import ScheduleSpec
 from compss_train.model.metrics import MetricSpec
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
+from compss_train.model.schedule import ScheduleSpec
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_spec import (
     MemoryFormat,

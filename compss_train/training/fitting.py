@@ -14,7 +14,7 @@ from compss_train.data.partitioning import RoundPlan
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import check_weightable
-from compss_train.model.lr_schedules import make_schedule
+from compss_train.model.schedule import make_schedule
 from compss_train.training.build_arguments import check_outer_factory
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import (

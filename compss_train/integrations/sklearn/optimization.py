@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from compss_train._utils.validation import suggestion
-from compss_train.model.lr_schedules import ScheduleSpec
 from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.schedule import ScheduleSpec
 
 LEARNING_RATE = 1e-3
 """Of optimizers with a name, where none is given."""

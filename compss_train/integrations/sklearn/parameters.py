@@ -14,9 +14,9 @@ from compss_train.callbacks import Callback
 from compss_train.engines import Engine
 from compss_train.integrations.sklearn.optimization import as_options
 from compss_train.model.losses import BatchFunction
-from compss_train.model.lr_schedules import ScheduleSpec
 from compss_train.model.metrics import MetricSpec
 from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.schedule import ScheduleSpec
 from compss_train.reports.history import History
 from compss_train.training.fit_options import ShuffleLike
 from compss_train.training.merge import MergeLike

@@ -8,8 +8,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from compss_train import BufferSpec, DistributedTrainer
-from compss_train.model.lr_schedules import make_schedule
 from compss_train.model.optimizers import optimizer_factory
+from compss_train.model.schedule import make_schedule
 from tests.helpers.models import SGD, classification, mlp, state_arrays
 from tests.helpers.serial_engines import NoTasks
 from tests.model.lr_schedules.schedulers import SCHEDULERS, fall

@@ -7,8 +7,8 @@ import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from compss_train import DistributedTrainer, Merge, SerialEngine
-from compss_train.model.lr_schedules import make_schedule
 from compss_train.model.optimizers import optimizer_factory
+from compss_train.model.schedule import make_schedule
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 
 X, Y = classification(samples=62)

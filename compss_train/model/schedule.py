@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from compss_train._utils.validation import check_choice, check_count
-from compss_train.model.lr_schedules.schedules import EpochSchedule, LrSchedule, ParameterGroups, PlateauSchedule
+from compss_train.model.lr_schedules import EpochSchedule, LrSchedule, ParameterGroups, PlateauSchedule
 from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
 
 ScheduleFunction: TypeAlias = (

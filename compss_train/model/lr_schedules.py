@@ -1,4 +1,11 @@
-"""Schedules: stepped at fractions of an epoch, or by the metrics of the rounds (``ReduceLROnPlateau``)."""
+"""Learning-rate schedules in steps: at fractions of an epoch, or by the metrics of rounds (``ReduceLROnPlateau``).
+
+The epoch is the only clock, so that a schedule means the same for any number of workers and rounds: a schedule is
+stepped once an epoch, or several times, at equal fractions of each worker's batches. The coordinator steps the
+scheduler with an optimizer that trains nothing, and sends each training task the hyperparameters of its epochs: the
+learning rate, and others that the scheduler changes, such as the momentum that OneCycleLR cycles. No part of the
+schedule is in a worker's state.
+"""
 
 import math
 import warnings
