@@ -1,5 +1,7 @@
 """Scripts for ``dislib.pytorch`` and ``dislib.eddl``, with their import lines changed and nothing else."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -166,24 +168,6 @@ def test_attributes_of_an_object_that_is_built(made):
 
 
 @CLASSES
-def test_gpus_are_those_of_all_nodes(made, monkeypatch):
-    monkeypatch.delenv("ComputingUnitsGPUs")
-    monkeypatch.setattr(SerialEngine, "nodes", lambda: [Node("a", 8, 2), Node("b", 8, 1)])
-    for nodes in (0, 1, 2):
-        made_here = made(num_gpu=4, num_nodes=nodes)
-        assert made_here.trainer.configuration["build"]["num_gpu"] == 3
-
-
-@CLASSES
-def test_a_fit_before_build_is_an_error(made):
-    encapsulated = type(made())()
-    assert encapsulated.get_parameters() is None
-    assert encapsulated.compss_object is None
-    with pytest.raises(RuntimeError, match=r"no network yet; call build\("):
-        encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)
-
-
-@CLASSES
 def test_fits_take_the_keywords_of_fit(made):
     x, y = tensors()
     encapsulated = made()
@@ -277,35 +261,66 @@ def test_the_steps_of_dislibs_objects_for_eddl():
     np.testing.assert_array_equal(before[0][0], mean)
 
 
-def test_names_of_eddl_are_checked_before_the_network():
-    encapsulated = EncapsulatedFunctionsDistributedEddl(num_workers=1)
-    with pytest.raises(ValueError, match="unknown loss 'triple_cross_entropy'; choose one of"):
-        encapsulated.build(None, {"optimizer": "sgd", "lr": 0.002}, "triple_cross_entropy", "categorical_accuracy")
-    with pytest.raises(ValueError, match="unknown metric 'non_categorical_accuracy'"):
-        encapsulated.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.002}, "mse", "non_categorical_accuracy")
+@CLASSES
+def test_gpus_are_those_of_all_nodes(made, monkeypatch):
+    def usable(gpus, *nodes):
+        monkeypatch.setattr(SerialEngine, "nodes", lambda: nodes)
+        return made(num_gpu=gpus).trainer.configuration["build"]["num_gpu"]
+
+    assert usable(4, Node("a", 8, 4)) == 0  # with ComputingUnitsGPUs=0
+    monkeypatch.delenv("ComputingUnitsGPUs")
+    assert [usable(gpus, Node("a", 8, 2), Node("b", 8, 1)) for gpus in (0, 2, 4)] == [0, 2, 3]
+    with pytest.warns(UserWarning, match="num_gpu=2, but there are no GPUs for torch: training on the CPU"):
+        assert usable(2, Node("a", 8)) == 0
+
+
+def eddl_built(*args):
+    EncapsulatedFunctionsDistributedEddl(1).build(*args)
+
+
+def fit_of(encapsulated, **attributes):
+    vars(encapsulated).update(attributes)
+    encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)
+
+
+SPEC, AT_LEAST_0 = {"optimizer": "sgd", "lr": 0.002}, "give an integer of at least 0"
 
 
 @pytest.mark.filterwarnings("error")
-@CLASSES
-@pytest.mark.parametrize("number", [{"num_gpu": -1}, {"num_nodes": -1}, {"num_gpu": 1.5}])
-def test_numbers_of_gpus_and_nodes_are_checked_before_anything_else(made, number):
-    with pytest.raises(ValueError, match="give an integer of at least 0"):
-        made(**number)
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (RuntimeError, r"no network yet; call build\(", lambda: fit_of(EncapsulatedFunctionsDistributedPytorch(2))),
+        (RuntimeError, r"no network yet; call build\(", lambda: fit_of(EncapsulatedFunctionsDistributedEddl(2))),
+        (TypeError, "is a dict; give a module", lambda: fit_of(pytorch_class(), model_parameters={})),
+        (ValueError, "unknown loss 'triple'; choose one of", lambda: eddl_built(None, SPEC, "triple", "mse")),
+        (ValueError, "unknown metric 'none'", lambda: eddl_built(nn.Linear(1, 1), SPEC, "mse", "none")),
+        *(
+            (TypeError, "give a dict, for example", partial(eddl_built, nn.Linear(1, 1), optimizer, "mse", "mse"))
+            for optimizer in ("sgd", optim.SGD, None)
+        ),
+        *(
+            (ValueError, AT_LEAST_0, partial(made, **number))
+            for made in (pytorch_class, eddl_class)
+            for number in ({"num_gpu": -1}, {"num_nodes": -1}, {"num_gpu": 1.5})
+        ),
+    ],
+)
+def test_errors(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", optim.SGD, None])
-def test_an_optimizer_of_eddl_is_a_dict(optimizer):
-    encapsulated = EncapsulatedFunctionsDistributedEddl()
-    assert encapsulated.num_gpus is encapsulated.new_lr is None
-    with pytest.raises(TypeError, match="give a dict, for example"):
-        encapsulated.build(nn.Linear(1, 1), optimizer, "mse", "mse")
-
-
-def test_parameters_of_the_class_for_torch_are_a_module():
-    encapsulated = pytorch_class()
-    encapsulated.model_parameters = {"weight": np.ones(3)}
-    with pytest.raises(TypeError, match="model_parameters is a dict; give a module"):
-        encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)
+def test_training_equals_the_trainer_on_float32():
+    x, y = tensors()
+    theirs = DistributedTrainer(2, seed=5, threads=1)
+    theirs.build(TwoLinear(), {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, nn.CrossEntropyLoss())
+    x32, _ = tensors(torch.float32)
+    renewing = Merge(optimizer_state="reset_blocks")
+    assert_same_bits(
+        state_arrays(pytorch_class(seed=5).fit_synchronous_with_GPU(x, y, 3, 2)),
+        theirs.fit_synchronous_with_GPU(x32, y, 3, 2, merge=renewing),
+    )
 
 
 def test_a_loss_of_torch_may_be_made_already():
