@@ -89,3 +89,7 @@ class ReceptionOverError(BufferFullError):
 
 class BufferDrainedError(queue.Empty):
     """A get found nothing held and nothing to come: reception is over."""
+
+
+class ParameterServerClosedError(RuntimeError):
+    """The parameter server was closed; make another one."""

@@ -20,7 +20,7 @@ import struct
 import time
 from typing import Any, TypeAlias
 
-from compss_train.parameter_server.tokens import derive_key
+from compss_train.net.tokens import derive_key
 
 CODE_BYTES = 32
 """Size of nonces, proofs and codes."""

@@ -22,6 +22,7 @@ import torch
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
+from compss_train.net.messages import MessageError, array_sizes, pack, unpack
 from compss_train.online.authentication import (
     CODE_BYTES,
     ConnectionLostError,
@@ -29,7 +30,6 @@ from compss_train.online.authentication import (
     accept_client,
     join_listener,
 )
-from compss_train.parameter_server.messages import MessageError, array_sizes, pack, unpack
 
 Header: TypeAlias = dict[str, Any]
 Message: TypeAlias = tuple[Header, list[torch.Tensor]]

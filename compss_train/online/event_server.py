@@ -16,10 +16,10 @@ import torch
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
+from compss_train.net.messages import MessageError
+from compss_train.net.tokens import new_token
 from compss_train.online.authentication import ConnectionLostError
 from compss_train.online.connection import Connection, Header, Listener
-from compss_train.parameter_server.messages import MessageError
-from compss_train.parameter_server.tokens import new_token
 
 RECONNECT_SECONDS = 120.0
 """How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""

@@ -12,9 +12,9 @@ import torch
 from compss_train._utils.closing import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
+from compss_train.net.messages import MessageError
 from compss_train.online.authentication import ConnectionLostError
 from compss_train.online.connection import Connection, Header, Listener, Message
-from compss_train.parameter_server.messages import MessageError
 
 Offsets = dict[int, int]
 """By stream number, one more than the number of the last sample received."""

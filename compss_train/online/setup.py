@@ -8,6 +8,7 @@ from typing import Any
 from compss_train.engines.base import ONE_CPU
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
+from compss_train.net.tokens import new_token
 from compss_train.online.connection import Address
 from compss_train.online.event_server import EventServer
 from compss_train.online.fitting import OnlineFit
@@ -15,7 +16,6 @@ from compss_train.online.options import OnlineJob, OnlineOptions
 from compss_train.online.records import Evaluation, Progress, Recorder
 from compss_train.online.sender import host_and_port
 from compss_train.online.workers import CheckpointStore
-from compss_train.parameter_server.tokens import new_token
 from compss_train.training.data_source import DataSource
 from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.session import Session

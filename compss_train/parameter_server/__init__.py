@@ -1,6 +1,6 @@
 """Parameter servers: stores of parameters by key that many workers push to and pull from.
 
-``serve``, ``serve_apart`` and ``connect``, for other processes and nodes, need ZeroMQ: the extra ``server``.
+``serve``, ``serve_apart`` and ``connect``, for other processes and nodes, need ZeroMQ: the extra ``online``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from compss_train._utils.imports import import_optional
-from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError
+from compss_train.exceptions import ParameterServerClosedError
+from compss_train.parameter_server.base import ParameterServer
 from compss_train.parameter_server.local import LocalParameterServer
 
 __all__ = [
@@ -31,10 +32,10 @@ else:
         homes = {"connect": "client", "serve": "serving", "serve_apart": "serving"}
         if name not in homes:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        import_optional("zmq", extra="server", needed_by=name, package="ZeroMQ")
+        import_optional("zmq", extra="online", needed_by=name, package="ZeroMQ")
         return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
 
 
 def check_installed() -> None:
-    """Raise ``ModuleNotFoundError`` unless the packages of the extra ``server`` are installed."""
+    """Raise ``ModuleNotFoundError`` unless the packages of the extra ``online`` are installed."""
     importlib.import_module(__name__).serve  # noqa: B018

@@ -15,10 +15,6 @@ ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of each of several arrays."""
 
 
-class ParameterServerClosedError(RuntimeError):
-    """The parameter server was closed; make another one."""
-
-
 class ParameterServer(Closable):
     """A store of parameters by key.
 

@@ -7,6 +7,8 @@ import torch
 
 from compss_train._utils.validation import check_count, check_integer
 from compss_train.data.block import Block, as_tensor
+from compss_train.net.caller import Caller, Request
+from compss_train.net.tokens import check_token, proof_of
 from compss_train.parameter_server.base import (
     ArraySpecs,
     ParameterServer,
@@ -14,9 +16,7 @@ from compss_train.parameter_server.base import (
     specs_of,
     without_replicas,
 )
-from compss_train.parameter_server.connection import Connection, Request
 from compss_train.parameter_server.store import copy_values
-from compss_train.parameter_server.tokens import check_token, proof_of
 
 
 class RemoteParameterServer(ParameterServer):
@@ -24,8 +24,8 @@ class RemoteParameterServer(ParameterServer):
 
     def __init__(self, address: str, token: str, timeout: float, name: str | None, generation: int) -> None:
         self._specs: dict[str, ArraySpecs] = {}
-        self._connection = Connection(address, token, timeout, name, generation)
-        self._finalizer = weakref.finalize(self, self._connection.close)
+        self._caller = Caller(address, token, timeout, name, generation)
+        self._finalizer = weakref.finalize(self, self._caller.close)
 
     def init(
         self,
@@ -37,15 +37,15 @@ class RemoteParameterServer(ParameterServer):
     ) -> None:
         """Set the arrays of a new key, and wait for the answer."""
         own, number = without_replicas(parameter_id, value, replicas)
-        request = self._connection.request("init", parameter_id, own)
-        request.optimized, request.replicas = optimized, number
+        request = self._caller.request("init", parameter_id, own)
+        request.options = {"optimized": optimized, "replicas": number}
         self._ask(request)
         self._specs[parameter_id] = specs_of(own)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Send gradients in the background; if the server rejects them, the next call raises its error."""
         check_arrays(parameter_id, self._specs_of(parameter_id), "grads", grads)
-        self._connection.send(self._request("push", parameter_id, grads, priority))
+        self._caller.send(self._request("push", parameter_id, grads, priority))
 
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
         """Wait for the key's arrays after this client's pushes; new arrays are tensors."""
@@ -63,22 +63,22 @@ class RemoteParameterServer(ParameterServer):
     def close(self) -> None:
         """Wait until the server has executed all pushes, and close the connection."""
         self._finalizer()
-        self._connection.check()
+        self._caller.check()
 
     def _request(self, call: str, key: str, arrays: Sequence[Block], priority: int) -> Request:
-        return self._connection.request(call, key, arrays, check_integer("priority", priority))
+        return self._caller.request(call, key, arrays, check_integer("priority", priority))
 
     def _ask(self, request: Request) -> Request:
-        self._connection.send(request)
+        self._caller.send(request)
         request.finished.wait()
-        self._connection.check()
+        self._caller.check()
         if request.error is not None:
             raise request.error
         return request
 
     def _specs_of(self, key: str) -> ArraySpecs:
         if key not in self._specs:
-            specs = self._ask(self._connection.request("describe", key)).fields["specs"]
+            specs = self._ask(self._caller.request("describe", key)).fields["specs"]
             self._specs[key] = [
                 (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in specs
             ]
@@ -118,10 +118,10 @@ def connect(
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
     server = RemoteParameterServer(address, token, timeout, name, generation)
     try:
-        hello = server._connection.request("hello", "")
-        hello.proof = proof_of(token)
+        hello = server._caller.request("hello", "")
+        hello.options = {"proof": proof_of(token)}
         server._ask(hello)
     except BaseException:
-        server._connection.close(wait=False)
+        server._caller.close(wait=False)
         raise
     return server

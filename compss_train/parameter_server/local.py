@@ -8,9 +8,10 @@ from typing import Any
 
 from compss_train._utils.validation import check_count, check_integer
 from compss_train.data.block import Block
+from compss_train.exceptions import ParameterServerClosedError
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.parameter_server.base import ParameterServer, ParameterServerClosedError, without_replicas
-from compss_train.parameter_server.call_queue import Call, CallQueue
+from compss_train.net.call_queue import Call, CallQueue
+from compss_train.parameter_server.base import ParameterServer, without_replicas
 from compss_train.parameter_server.store import Entry, ParameterStore, cpu_copy
 
 MAX_BACKLOG = 2**30

@@ -13,12 +13,12 @@ import torch
 import zmq
 
 from compss_train.model.optimizers import OptimizerFactory
+from compss_train.net.call_queue import Call, CallQueue
+from compss_train.net.messages import MessageError, ReceivedArray, pack, unpack_lazily
+from compss_train.net.sockets import ServerSocket
+from compss_train.net.tokens import WRONG_TOKEN, proof_of
 from compss_train.parameter_server.base import check_specs
-from compss_train.parameter_server.call_queue import Call, CallQueue
-from compss_train.parameter_server.messages import MessageError, ReceivedArray, pack, unpack_lazily
-from compss_train.parameter_server.sockets import ServerSocket
 from compss_train.parameter_server.store import ParameterStore
-from compss_train.parameter_server.tokens import WRONG_TOKEN, proof_of
 
 CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""

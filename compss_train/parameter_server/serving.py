@@ -1,4 +1,4 @@
-"""Serving parameters over ZeroMQ, which the extra ``server`` installs: from a thread, or from another process.
+"""Serving parameters over ZeroMQ, which the extra ``online`` installs: from a thread, or from another process.
 
 A process is needed where threads of this one cannot be relied on. PyCOMPSs, for example, holds the global
 interpreter lock while its binding waits for a task.
@@ -16,9 +16,9 @@ import cloudpickle
 from compss_train._utils.closing import Closable
 from compss_train._utils.validation import check_count
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.net.sockets import ServerSocket
+from compss_train.net.tokens import check_token, new_token
 from compss_train.parameter_server.server_loop import ServerLoop
-from compss_train.parameter_server.sockets import ServerSocket
-from compss_train.parameter_server.tokens import check_token, new_token
 
 MAX_BACKLOG = 2**28
 """Default maximum of the bytes of pushes that wait at the server; further pushes wait at the clients."""

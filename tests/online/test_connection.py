@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compss_train.net.messages import PIECE, MessageError, pack
 from compss_train.online.authentication import ConnectionLostError
 from compss_train.online.connection import Connection
-from compss_train.parameter_server.messages import PIECE, MessageError, pack
 from tests.buffers.kinds import Thread, until
 from tests.online.bare_connections import codes_pair, connection_pair, encode_for
 

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save
 
 from compss_train.model.random_state import RandomState
+from compss_train.net.messages import MessageError
 from compss_train.online.values import decode_value, encode_value
 from compss_train.online.worker_task import WorkerCheckpoint
 from compss_train.online.workers import CheckpointStore
-from compss_train.parameter_server.messages import MessageError
 from compss_train.training.worker.train import WorkerState
 from tests.buffers.kinds import ALL, Thread, make, put_some
 from tests.online.bare_connections import connection_pair

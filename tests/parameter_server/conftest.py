@@ -2,8 +2,8 @@
 
 import pytest
 
+from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import connect, serve
-from compss_train.parameter_server.sockets import LOOPBACK
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from compss_train.net import caller
 from compss_train.parameter_server import (
     LocalParameterServer,
     ParameterServerClosedError,
     connect,
-    connection,
     serve,
 )
 
@@ -68,7 +68,7 @@ class GatedStep(torch.optim.Optimizer):
 
 @pytest.fixture
 def gated(make, monkeypatch):
-    monkeypatch.setattr(connection, "_MAX_IN_FLIGHT", 1)  # other requests wait in the client's queue
+    monkeypatch.setattr(caller, "_MAX_IN_FLIGHT", 1)  # other requests wait in the client's queue
     gate = Gate([])
     with make(gate) as server:
         for key in "abc":
@@ -255,7 +255,7 @@ def test_another_client_knows_the_replicas():
 
 def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
     """Each task of a fit is a new client, which pulls every layer."""
-    calls, request = [], connection.Connection.request
+    calls, request = [], caller.Caller.request
 
     def counted(self, call, *args, **options):
         calls.append(call)
@@ -263,7 +263,7 @@ def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
 
     with serve() as serving, connect(serving.address, serving.token) as first:
         first.init("w", [np.zeros(2)] * 3)
-        monkeypatch.setattr(connection.Connection, "request", counted)
+        monkeypatch.setattr(caller.Caller, "request", counted)
         with connect(serving.address, serving.token) as second:
             assert len(second.pull("w")) == 3
             assert calls.count("describe") == 0

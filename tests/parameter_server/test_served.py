@@ -14,9 +14,9 @@ import pytest
 import torch
 import zmq
 
+from compss_train.net.messages import MessageError, pack, unpack
+from compss_train.net.sockets import LOOPBACK, client_socket
 from compss_train.parameter_server import connect, serve
-from compss_train.parameter_server.messages import MessageError, pack, unpack
-from compss_train.parameter_server.sockets import LOOPBACK, client_socket
 from tests.helpers.shared_engine import other_process
 
 
@@ -160,7 +160,7 @@ def test_without_zeromq_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "zmq", None)
     monkeypatch.delitem(sys.modules, "compss_train.parameter_server.serving")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'compss_train\[server\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'compss_train\[online\]'"):
         package.serve  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'server'"):
         package.server  # noqa: B018
@@ -275,9 +275,9 @@ def test_a_second_client_of_a_name_takes_over_waiting_calls(serving, client):
         dead.push("v", [np.ones(1)], priority=1)
         dead.push("w", [np.ones(1)])
     deadline = time.monotonic() + 10
-    while len(dead._connection._queue) and time.monotonic() < deadline:
+    while len(dead._caller._queue) and time.monotonic() < deadline:
         time.sleep(0.01)
-    dead._connection.close(wait=False)
+    dead._caller.close(wait=False)
     threading.Timer(0.3, gate.set).start()
     with connect(serving.address, serving.token, name="task") as again:
         for _ in range(21):
@@ -338,7 +338,7 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
         assert (spread == expected).all()
     assert [float(value[0]) for value in pulled] == [2.0, 6.0, 12.0, 20.0, 30.0]
     assert all((value == value[0]).all() for value in pulled)
-    assert 0 < len(client._connection._frames._free) <= 64
+    assert 0 < len(client._caller._frames._free) <= 64
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import zmq
 
-from compss_train.parameter_server import connect, serve, sockets
-from compss_train.parameter_server.sockets import LOOPBACK
+from compss_train.net import sockets
+from compss_train.net.sockets import LOOPBACK
+from compss_train.parameter_server import connect, serve
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
 """The first 64 bytes of a ZeroMQ client without authentication."""

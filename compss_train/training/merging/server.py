@@ -26,7 +26,7 @@ class GlobalParameters(Closable):
     """Serves parameters to the tasks of an engine, starting from ``initial``, for ``num_workers`` workers.
 
     Changes are added, or an ``optimizer`` of the server steps the weights with them. Raises ``ModuleNotFoundError``
-    without ZeroMQ (the extra ``server``).
+    without ZeroMQ (the extra ``online``).
     """
 
     def __init__(

@@ -408,7 +408,7 @@ def test_without_zeromq_nothing_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "zmq", None)
     trainer = DistributedTrainer(2, engine="local", seed=0)
     trainer.build(mlp(), SGD, "cross_entropy")
-    with pytest.raises(ModuleNotFoundError, match=r"serve needs ZeroMQ: pip install 'compss_train\[server\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"serve needs ZeroMQ: pip install 'compss_train\[online\]'"):
         trainer.fit(*classification(), num_epochs=1, batch_size=5, **SERVED)
     assert trainer._engine is None
 

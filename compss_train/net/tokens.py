@@ -46,7 +46,7 @@ def curve_keys(token: str) -> tuple[bytes, bytes]:
     if not zmq.has("curve"):
         raise OSError("this ZeroMQ was built without CURVE, which TCP needs: install pyzmq from its wheels")
 
-    secret = z85.encode(derive_key(token, "compss-train parameter server"))
+    secret = z85.encode(derive_key(token, "compss-train server"))
     return zmq.curve_public(secret), secret
 
 

@@ -15,8 +15,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from compss_train._utils.files import TemporaryFolder
-from compss_train.parameter_server.messages import PIECE
-from compss_train.parameter_server.tokens import curve_keys
+from compss_train.net.messages import PIECE
+from compss_train.net.tokens import curve_keys
 
 Socket: TypeAlias = zmq.Socket[Any]
 

@@ -1,4 +1,4 @@
-"""A client's connection to a served parameter server: its thread, requests in flight, and reused frames."""
+"""Calls to a server that are executed exactly once, however often their connection breaks."""
 
 import contextlib
 import hashlib
@@ -18,9 +18,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from compss_train._utils.validation import check_integer
 from compss_train.data.block import Block
-from compss_train.parameter_server.base import ParameterServerClosedError
-from compss_train.parameter_server.call_queue import Call, CallQueue
-from compss_train.parameter_server.messages import (
+from compss_train.exceptions import ParameterServerClosedError
+from compss_train.net.call_queue import Call, CallQueue
+from compss_train.net.messages import (
     PIECE,
     ArrayDescriptions,
     ReceivedArray,
@@ -28,8 +28,8 @@ from compss_train.parameter_server.messages import (
     pack_header,
     unpack_lazily,
 )
-from compss_train.parameter_server.sockets import HANDSHAKE_FAILED, client_socket
-from compss_train.parameter_server.tokens import WRONG_TOKEN
+from compss_train.net.sockets import HANDSHAKE_FAILED, client_socket
+from compss_train.net.tokens import WRONG_TOKEN
 
 MAX_BACKLOG = 2**30
 """Maximum number of bytes of pushes that wait to be sent."""
@@ -39,7 +39,7 @@ _POLL_MILLISECONDS = 100
 _GOODBYE_MILLISECONDS = 200  # time to send the last message
 _ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "PermissionError": PermissionError}
 _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
-_FIELDS = "call", "key", "priority", "number", "count", "optimized", "replicas", "proof"  # of a request's header
+_FIELDS = "call", "key", "priority", "number", "count"  # of a request's header
 _MAX_KEY_BYTES = 2**12
 _MAX_HEADER_BYTES = PIECE - 2**14  # servers accept frames of PIECE bytes and a bit
 _MAX_REFUSALS = 5  # handshakes that fail one after another, before any has succeeded
@@ -52,12 +52,8 @@ class Request(Call):
 
     call: str = ""
     priority: int = 0
-    optimized: bool = True
-    """Whether a new key is updated by the server's optimizer."""
-    replicas: int = 1
-    """How many replicas of its one parameter a new key was given."""
-    proof: str = ""
-    """That of the token, in the first call."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What else the server needs to know."""
     descriptions: ArrayDescriptions = field(default_factory=list)
     frames: Sequence[bytes | zmq.Frame] = ()
     number: int = -1
@@ -146,7 +142,7 @@ class FramePool:
         self._free.extend(frame for frame in frames if isinstance(frame, zmq.Frame) and len(frame) == PIECE)
 
 
-class Connection:
+class Caller:
     """A thread with a socket: it sends requests, those with the highest priority first, and receives answers."""
 
     def __init__(self, address: str, token: str, timeout: float, name: str | None, generation: int) -> None:
@@ -166,7 +162,7 @@ class Connection:
         self._identity = f"unnamed {uuid.uuid4().hex}" if name is None else _identity(name)
         self._refusals = 0
         self._open(address, token)
-        self._thread = threading.Thread(target=self._run, name="parameter-client", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="caller", daemon=True)
         self._thread.start()
 
     def _open(self, address: str, token: str) -> None:
@@ -276,7 +272,7 @@ class Connection:
     def _transmit(self, request: Request) -> None:
         self._in_flight.add(request)
         fields = {name: getattr(request, name) for name in _FIELDS}
-        fields |= {"client": self._identity, "generation": self._generation}
+        fields |= {"client": self._identity, "generation": self._generation, **request.options}
         self._socket.send_multipart([pack_header(fields, request.descriptions), *request.frames])
 
     def _receive_answers(self) -> bool:
