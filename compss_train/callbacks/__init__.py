@@ -6,8 +6,7 @@ from compss_train.callbacks.loggers import Csv, JsonLines
 from compss_train.callbacks.profile import Profile
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.report import Report
-from compss_train.callbacks.tensorboard import TensorBoard
-from compss_train.callbacks.trackers import MLflow, Trackio, WandB
+from compss_train.callbacks.trackers import MLflow, TensorBoard, Trackio, WandB
 from compss_train.training.callback import Callback
 from compss_train.training.worker import WorkerCallback, WorkerContext
 

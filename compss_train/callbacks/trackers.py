@@ -1,11 +1,13 @@
-"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, Weights & Biases and Trackio."""
+"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B, Trackio and TensorBoard."""
 
 from __future__ import annotations
 
+import json
 import math
-import time
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
 
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import warn_user
@@ -22,32 +24,39 @@ MAX_VALUE = 500
 class _Tracker(Callback):
     """Logs the configuration at the start of a fit, and losses, metrics and samples/s of each round as a step.
 
-    A fit that is resumed from a checkpoint, and a second fit with the same callback, go on in the same run. If the
-    tracker fails between rounds, a warning says so once, and the fit goes on without it.
+    A fit that is resumed from a checkpoint, and a second fit with the same callback, continue the same run. If the
+    tracker fails between rounds, a warning says so once, and the fit continues without it. Raises
+    ``ModuleNotFoundError`` without ``package``, which is an extra of the same name.
     """
 
+    package: ClassVar[str]
+
     def __init__(self) -> None:
+        self._import()
         self.run_id: str | None = None
         """The tracker's name of the run, once a fit has started."""
         self._logs = False
 
+    def _import(self, module: str = "") -> Any:
+        return import_optional(module or self.package, extra=self.package, needed_by=type(self).__name__)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the run, in which a resumed fit goes on."""
+        """Return the run, which a resumed fit continues."""
         return {} if self.run_id is None else {"run": self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the run of the fit that is resumed."""
+        """Continue the run of the fit that is resumed."""
         self.run_id = state["run"]
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Start a run, or go on in that of an earlier fit; raises what the tracker raises."""
-        self.run_id = self._start(trainer.configuration)
+        """Start a run, or continue that of an earlier fit; raises what the tracker raises."""
+        self.run_id = self._start(trainer.configuration, len(trainer.history))
         self._logs = True
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
         numbers = measured_numbers(record) | {name: record[name] for name in _RATES if name in record}
-        self._try(self._log, {**numbers, "epoch": record["epoch"]}, record["round"])
+        self._try(self._log, _tagged(numbers), record)
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """End the run."""
@@ -57,7 +66,7 @@ class _Tracker(Callback):
         """End the run as failed."""
         self._try(self._end, False)
 
-    def _try(self, call: Any, *arguments: Any) -> None:
+    def _try(self, call: Callable[..., None], *arguments: Any) -> None:
         if not self._logs:
             return
         try:
@@ -67,12 +76,12 @@ class _Tracker(Callback):
             warn_user(f"{type(self).__name__} logs no more of this fit: {type(error).__name__}: {error}")
 
     @abstractmethod
-    def _start(self, configuration: dict[str, Any]) -> str:
-        """Start or continue the run; return its name."""
+    def _start(self, configuration: dict[str, Any], rounds: int) -> str:
+        """Start or continue the run, with the number of earlier rounds; return its name."""
 
     @abstractmethod
-    def _log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers of a round."""
+    def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
+        """Log the numbers of a record."""
 
     @abstractmethod
     def _end(self, succeeded: bool) -> None:
@@ -92,20 +101,20 @@ class MLflow(_Tracker):
         Such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of MLflow's own settings.
 
     Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are parameters with
-    dotted names, such as ``build.optimizer.arguments.lr``. Raises ``ModuleNotFoundError`` without the extra
-    ``mlflow``.
+    dotted names, such as ``build.optimizer.arguments.lr``.
     """
+
+    package: ClassVar[str] = "mlflow"
 
     def __init__(
         self, experiment: str = "compss_train", *, run_name: str | None = None, tracking_uri: str | None = None
     ) -> None:
         super().__init__()
-        _import_mlflow()
         self._experiment, self._run_name, self._uri = experiment, run_name, tracking_uri
         self._owns = True
 
-    def _start(self, configuration: dict[str, Any]) -> str:
-        mlflow = _import_mlflow()
+    def _start(self, configuration: dict[str, Any], rounds: int) -> str:
+        mlflow = self._import()
         self._client = mlflow.MlflowClient(self._uri)
         active = mlflow.active_run()
         self._owns = active is None
@@ -128,9 +137,10 @@ class MLflow(_Tracker):
         experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
         return str(self._client.create_run(experiment, run_name=self._run_name).info.run_id)
 
-    def _log(self, numbers: dict[str, float], step: int) -> None:
-        metric, now = _import_mlflow().entities.Metric, round(1000 * time.time())
-        metrics = [metric(_name(key), value, now, step) for key, value in numbers.items()]
+    def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
+        metric, ended = self._import().entities.Metric, round(1000 * record["ended"])
+        numbers = {**numbers, "epoch": record["epoch"]}
+        metrics = [metric(name, value, ended, record["round"]) for name, value in numbers.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 
     def _end(self, succeeded: bool) -> None:
@@ -141,25 +151,25 @@ class MLflow(_Tracker):
 class WandB(_Tracker):
     """Logs to Weights & Biases; ``options`` are those of ``wandb.init``, such as ``mode="offline"`` or ``name``.
 
-    If the program has a run of its own (``wandb.run``), the fit logs to it and leaves it open. Raises
-    ``ModuleNotFoundError`` without the extra ``wandb``.
+    If the program has a run of its own (``wandb.run``), the fit logs to it and leaves it open.
     """
+
+    package: ClassVar[str] = "wandb"
 
     def __init__(self, project: str = "compss_train", **options: Any) -> None:
         super().__init__()
-        _import_wandb()
         self._options = {"project": project, **options}
 
-    def _start(self, configuration: dict[str, Any]) -> str:
-        wandb = _import_wandb()
+    def _start(self, configuration: dict[str, Any], rounds: int) -> str:
+        wandb = self._import()
         self._owns = wandb.run is None
         again = {} if self.run_id is None else {"id": self.run_id, "resume": "allow"}
         self._run = wandb.init(**{**self._options, **again}) if self._owns else wandb.run
         self._run.config.update(configuration, allow_val_change=True)
         return str(self._run.id)
 
-    def _log(self, numbers: dict[str, float], step: int) -> None:
-        self._run.log(numbers, step=step, commit=True)
+    def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
+        self._run.log({**numbers, "epoch": record["epoch"]}, step=record["round"], commit=True)
 
     def _end(self, succeeded: bool) -> None:
         if self._owns:
@@ -167,45 +177,74 @@ class WandB(_Tracker):
 
 
 class Trackio(_Tracker):
-    """Logs to Trackio; ``options`` are those of ``trackio.init``, such as ``name``.
+    """Logs to Trackio; ``options`` are those of ``trackio.init``, such as ``name``."""
 
-    Raises ``ModuleNotFoundError`` without the extra ``trackio``.
-    """
+    package: ClassVar[str] = "trackio"
 
     def __init__(self, project: str = "compss_train", **options: Any) -> None:
         super().__init__()
-        _import_trackio()
         self._options = {"project": project, "embed": False, **options}
 
-    def _start(self, configuration: dict[str, Any]) -> str:
+    def _start(self, configuration: dict[str, Any], rounds: int) -> str:
         again = {} if self.run_id is None else {"name": self.run_id, "resume": "allow"}
-        self._run = _import_trackio().init(config=_settings(configuration), **{**self._options, **again})
+        self._run = self._import().init(config=_settings(configuration), **{**self._options, **again})
         return str(self._run.name)
 
-    def _log(self, numbers: dict[str, float], step: int) -> None:
-        self._run.log({name: value for name, value in numbers.items() if math.isfinite(value)}, step=step)
+    def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        self._run.log({**finite, "epoch": record["epoch"]}, step=record["round"])
 
     def _end(self, succeeded: bool) -> None:
         self._run.finish()
 
 
-def _import_mlflow() -> Any:
-    return import_optional("mlflow", extra="mlflow", needed_by="MLflow")
+class TensorBoard(_Tracker):
+    """Writes each round to a folder for ``tensorboard --logdir FOLDER``, by round and by wall time.
 
+    Losses, metrics (``recall/0`` of a list) and samples/s have their names; measures of each worker and its seconds
+    of training are below ``workers/``; the configuration is a text. A second fit continues the same charts; rounds
+    that a resumed fit trains again are replaced. Raises ``OSError`` at the start of a fit if the folder cannot be
+    created.
+    """
 
-def _import_wandb() -> Any:
-    return import_optional("wandb", extra="wandb", needed_by="WandB")
+    package: ClassVar[str] = "tensorboard"
 
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.folder = Path(folder)
 
-def _import_trackio() -> Any:
-    return import_optional("trackio", extra="trackio", needed_by="Trackio")
+    def writes_to(self) -> Path:
+        """Return the folder."""
+        return self.folder
+
+    def _start(self, configuration: dict[str, Any], rounds: int) -> str:
+        module = self._import("torch.utils.tensorboard")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._writer = module.SummaryWriter(str(self.folder), purge_step=rounds or None)
+        text = json.dumps(configuration, indent=4)
+        self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), rounds)
+        self._writer.flush()
+        return str(self.folder)
+
+    def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
+        numbers = dict(numbers)
+        for own in record["workers"]:
+            seconds = {"seconds": own["seconds"]} if "seconds" in own else {}
+            measured = _tagged(measured_numbers(own)) | seconds
+            numbers |= {f"workers/{name}/{own['worker']}": value for name, value in measured.items()}
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, record["round"], walltime=record["ended"])
+        self._writer.flush()
+
+    def _end(self, succeeded: bool) -> None:
+        self._writer.close()
 
 
 def _settings(configuration: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration by dotted names."""
-    return {_name(name): value for name, value in flatten(configuration).items() if value is not None}
+    return {name: value for name, value in _tagged(flatten(configuration)).items() if value is not None}
 
 
-def _name(name: str) -> str:
-    """Return a name that all trackers accept: ``recall/0`` for ``recall[0]``."""
-    return name.replace("[", "/").replace("]", "")
+def _tagged(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values by names that all trackers accept: ``recall/0`` for ``recall[0]``."""
+    return {name.replace("[", "/").replace("]", ""): value for name, value in values.items()}

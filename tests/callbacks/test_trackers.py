@@ -2,10 +2,11 @@
 
 import copy
 import sys
+from functools import partial
 
 import pytest
 
-from compss_train.callbacks import MLflow, Trackio, WandB
+from compss_train.callbacks import MLflow, TensorBoard, Trackio, WandB
 from compss_train.callbacks.trackers import MOST_PARAMETERS, _Tracker
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import PLAIN_SGD as SGD
@@ -46,7 +47,8 @@ def test_mlflow_has_every_round_and_the_settings(mlflow_store):
 def test_mlflow_has_all_of_many_settings(mlflow_store):
     tracker = MLflow(tracking_uri=mlflow_store)
     settings = {f"fit.option{number}": str(number) for number in range(3 * MOST_PARAMETERS + 1)}
-    tracker.run_id = tracker._start({"fit": {name.removeprefix("fit."): value for name, value in settings.items()}})
+    configuration = {"fit": {name.removeprefix("fit."): value for name, value in settings.items()}}
+    tracker.run_id = tracker._start(configuration, 0)
     assert mlflow_run(mlflow_store, tracker)[0].data.params == settings
 
 
@@ -108,16 +110,18 @@ def test_trackio_has_every_round(tmp_path, monkeypatch):
 
 
 class Broken(_Tracker):
+    package = "json"
+
     def __init__(self):
         super().__init__()
         self.logged = []
 
-    def _start(self, configuration):
+    def _start(self, configuration, rounds):
         return "mine" if self.run_id is None else f"{self.run_id} again"
 
-    def _log(self, numbers, step):
-        self.logged.append(step)
-        if step == 1:
+    def _log(self, numbers, record):
+        self.logged.append(record["round"])
+        if record["round"] == 1:
             raise ConnectionError("no route")
 
     def _end(self, succeeded):
@@ -141,7 +145,10 @@ def test_resumed_fits_go_on_in_the_same_run():
     assert Broken().state_dict() == {}
 
 
-@pytest.mark.parametrize(("kind", "extra"), [(MLflow, "mlflow"), (WandB, "wandb"), (Trackio, "trackio")])
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [(MLflow, "mlflow"), (WandB, "wandb"), (Trackio, "trackio"), (partial(TensorBoard, "board"), "tensorboard")],
+)
 def test_without_its_package_a_tracker_names_the_extra(kind, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(ModuleNotFoundError, match=rf"pip install 'compss_train\[{extra}\]'"):
