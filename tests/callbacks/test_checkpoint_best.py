@@ -49,7 +49,7 @@ def test_restoring_the_best_needs_a_checkpoint_with_best(tmp_path):
         trainer.restore(tmp_path, best=True)
 
 
-def test_a_resumed_fit_that_monitors_another_field_finds_its_best_round(tmp_path):
+def test_a_resumed_fit_with_another_field_finds_its_best_round(tmp_path):
     train([EarlyStopping("loss"), Checkpoint(tmp_path, best="loss")], epochs=2)
     stopping = EarlyStopping("val_loss", mode="max", patience=9)
     checkpoint = Checkpoint(tmp_path, keep=1, best="val_loss", mode="max")

@@ -160,7 +160,7 @@ def test_paths_may_be_strings_and_special_files_may_be_shared(tmp_path):
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(3), 3])
-def test_a_field_that_a_callback_adds_is_monitored_written_and_saved(tmp_path, number):
+def test_a_field_of_a_callback_is_monitored_written_and_saved(tmp_path, number):
     class Own(Callback):
         def on_round_end(self, trainer, record):
             record["own"] = number * [3, 2, 1, 4][record["round"]]

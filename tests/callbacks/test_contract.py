@@ -245,13 +245,13 @@ def test_all_callbacks_get_an_exception_of_the_training():
     assert not any("callback" in note for note in caught.value.__notes__)
 
 
-def test_callbacks_that_keep_state_come_first_at_start_and_end_and_last_in_rounds():
+def test_callbacks_that_keep_state_start_first_and_end_last():
     log = []
     fit(trainer_of(), Letters(True, log), Letters(False, log), num_epochs=2)
     assert "".join(log) == "sS" + "rReE" + "rReE" + "eE"
 
 
-def test_an_exception_in_on_exception_becomes_a_note_and_others_are_called():
+def test_an_exception_in_on_exception_is_a_note():
     bad, good = Failing("on_exception", OSError("no more")), Failing("on_round_end")
     last = Failing("")
     with pytest.raises(ZeroDivisionError) as caught:

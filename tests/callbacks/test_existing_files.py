@@ -59,7 +59,7 @@ def test_a_table_with_other_rounds_names_the_file(tmp_path):
         fitted(0, Csv(path))
 
 
-def test_a_callback_that_keeps_state_starts_first_and_ends_rounds_last():
+def test_a_callback_with_state_starts_first_and_ends_rounds_last():
     calls = []
 
     class Noting(Callback):

@@ -50,7 +50,7 @@ def test_a_line_for_each_epoch_stays_above_the_bar(monkeypatch, merges):
         assert line.endswith(" samples/s")
 
 
-def test_the_bar_moves_within_a_round_and_never_beyond_its_end(monkeypatch):
+def test_the_bar_moves_within_a_round_up_to_its_end(monkeypatch):
     monkeypatch.setattr(progress, "_INTERVAL", 0.001)
     stream, draws_all, shown_all = Terminal(), threading.Event(), threading.Event()
     reports = iter([100, 100, 105, 150])  # as tasks ran twice

@@ -45,7 +45,7 @@ class Reading(Callback):
     ("every", "seen"),
     [(None, [(0, False)] * 5), (1, [(n, True) for n in range(5)]), (2, [(n, True) for n in (0, 0, 2, 2, 4)])],
 )
-def test_reports_are_written_during_and_at_the_end_of_a_fit(trainer, tmp_path, monkeypatch, every, seen):
+def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monkeypatch, every, seen):
     monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", math.inf)
     path = tmp_path / "made" / "report.html"
     reading = Reading(path)

@@ -52,7 +52,7 @@ def test_mlflow_has_all_of_many_settings(mlflow_store):
     assert mlflow_run(mlflow_store, tracker)[0].data.params == settings
 
 
-def test_mlflow_logs_to_the_run_that_is_active_and_leaves_it_open(mlflow_store, monkeypatch):
+def test_mlflow_logs_to_the_active_run_and_leaves_it_open(mlflow_store, monkeypatch):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store)

@@ -84,7 +84,7 @@ def test_a_run_file_gives_the_same_bits_under_runcompss(run, script, folder, tmp
     assert [record["round"] for record in records] == [0, 1]
 
 
-def test_modules_that_workers_do_not_find_are_an_error_that_names_the_flag(run, script, folder):
+def test_modules_that_workers_do_not_find_are_an_error(run, script, folder):
     lost = run(script, "fit", folder / "run.toml")
     assert lost.returncode == 1, lost.output
     assert f"runcompss --pythonpath={folder}" in lost.output

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.processes import wait_until
 
 
-def test_an_exception_in_a_task_reaches_the_user_with_its_traceback(run, tmp_path):
+def test_a_tasks_exception_reaches_the_user_with_its_traceback(run, tmp_path):
     done = run("faulty.py", "raise", tmp_path / "flag", seconds=60)
     assert done.returncode == 1, done.output
     assert "in forward" in done.output
@@ -17,7 +17,7 @@ def test_an_exception_in_a_task_reaches_the_user_with_its_traceback(run, tmp_pat
 
 
 @pytest.mark.timeout(150)
-def test_a_worker_process_that_dies_ends_the_run_with_a_worker_lost_error(run, tmp_path):
+def test_a_worker_process_that_dies_ends_the_run(run, tmp_path):
     done = run("faulty.py", "die", tmp_path / "flag", seconds=120)
     assert done.returncode == 1, done.output
     assert "WorkerLostError: COMPSs lost a task" in done.output
@@ -25,7 +25,7 @@ def test_a_worker_process_that_dies_ends_the_run_with_a_worker_lost_error(run, t
 
 
 @pytest.mark.timeout(380)
-def test_with_a_timeout_workers_that_stop_or_die_are_replaced_and_the_bits_are_the_same(run, tmp_path):
+def test_with_a_timeout_workers_that_stop_or_die_are_replaced(run, tmp_path):
     ends = []
     for how in ("never", "stop", "kill"):
         done = run("faulty.py", how, tmp_path / how, seconds=120)

@@ -22,7 +22,7 @@ def fitted(run, tmp_path, *options):
     return json.loads(result.read_text()), done
 
 
-def test_a_fit_has_a_training_task_per_group_of_workers_and_epoch_and_an_average_per_epoch(run, tmp_path):
+def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
     result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
     # On two units the workers are five groups of two and ten of one, whose results one task averages; it passes on
     # their metrics. The evaluation has as many tasks, whose sums are gathered once.

@@ -102,7 +102,7 @@ def cluster(tmp_path_factory):
 
 
 @pytest.mark.timeout(300)
-def test_two_slurm_nodes_train_to_the_same_bits_as_one_process(cluster):
+def test_two_slurm_nodes_train_the_bits_of_one_process(cluster):
     job = cluster.submit("fit.py", cluster.folder / "ours.json", *OPTIONS, flags=("--log_level=debug",))
     assert cluster.wait(job, DONE) == "COMPLETED", cluster.output(job)
     plain = [sys.executable, str(INSIDE / "fit.py"), str(cluster.folder / "theirs.json"), *OPTIONS, "engine=serial"]
@@ -115,7 +115,7 @@ def test_two_slurm_nodes_train_to_the_same_bits_as_one_process(cluster):
 
 
 @pytest.mark.timeout(500)
-def test_a_job_that_slurm_warns_is_queued_again_and_resumes_bit_for_bit(cluster):
+def test_a_job_that_slurm_warns_is_queued_again_and_resumes(cluster):
     folder = cluster.folder / "resumed"
     # In round 3 the job's own batch shell gets the signal that SLURM sends when the time is nearly up.
     job = cluster.submit("resumed.py", folder, 3, "batch", flags=("--requeue=1", f"--pythonpath={ROOT}"))

@@ -8,7 +8,7 @@ from tests.soak.fits import disturb_fit
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_a_fit_on_two_nodes_ends_with_the_bits_of_one_that_was_not_disturbed(launch, soak_folder, soak_minutes):
+def test_a_disturbed_fit_on_two_nodes_ends_with_the_bits(launch, soak_folder, soak_minutes):
     def start(epochs):
         program = ROOT / "tests/soak/fit_program.py"
         return launch(program, soak_folder, epochs, flags=("--nodes=2", "--units=1")).process

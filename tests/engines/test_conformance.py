@@ -71,7 +71,7 @@ def check_equal(ours, theirs):
         assert ours == theirs
 
 
-def test_an_engine_is_shared_by_copies_of_its_owner_and_not_pickled(engine):
+def test_copies_of_an_owner_share_its_engine(engine):
     owner = {"engine": engine}
     assert copy.deepcopy(owner)["engine"] is engine
     with pytest.raises(TypeError, match=f"cannot be pickled; name the engine instead: '{engine.name}'"):
@@ -201,7 +201,7 @@ def test_an_exception_in_an_update_comes_from_the_value(engine):
         run()
 
 
-def test_an_exception_that_cannot_be_pickled_is_raised_with_its_message(engine):
+def test_an_exception_that_cannot_be_pickled_keeps_its_message(engine):
     with pytest.raises(Exception, match="cannot travel"):
         fetch(engine, engine.submit(tasks.fail_strangely))
 

@@ -193,7 +193,7 @@ def test_a_failure_is_raised_before_slower_tasks_end(local, tmp_path):
     (tmp_path / "never").touch()
 
 
-def test_a_killed_process_is_replaced_and_its_task_runs_again_and_none_beside_it(local, tmp_path, capsys):
+def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
     before, runs = workers(local), tmp_path / "runs"
     beside = local.submit(_note_and_wait, runs, tmp_path / "gate")
     wait_until(runs.exists)
@@ -215,7 +215,7 @@ def _note_and_wait(runs, gate):
     return tasks.wait_for(gate, os.getpid())
 
 
-def test_a_task_that_cannot_be_loaded_is_an_error_at_once_and_does_no_harm_beside_it(shared_local, tmp_path):
+def test_a_task_that_cannot_be_loaded_harms_no_other(shared_local, tmp_path):
     beside = shared_local.submit(tasks.wait_for, tmp_path / "gate", "unharmed")
     with pytest.raises(Exception, match="un-serialize"):
         shared_local.fetch([shared_local.submit(tasks.add, tasks.Unloadable())])
@@ -240,7 +240,7 @@ def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victim
     assert not set(killed) & set(workers(shared_local))
 
 
-def test_a_process_killed_while_it_starts_is_replaced_and_preloads_modules():
+def test_a_process_killed_while_it_starts_is_replaced():
     def imported():  # sent by value: nothing of this module is imported for it
         import sys
 
@@ -370,7 +370,7 @@ class Interrupting:
         interrupt()
 
 
-def test_ctrl_c_in_the_middle_of_a_start_is_neither_lost_nor_leaves_a_process(monkeypatch):
+def test_ctrl_c_in_a_start_leaves_no_process(monkeypatch):
     start_process, before = LokyProcess.start, (children(), leftovers(os.getpid()))
 
     def start_and_interrupt(process):

@@ -33,7 +33,7 @@ def test_conversion_to_dislib_needs_dislib(monkeypatch):
         BlockedTensor.from_array(np.ones((2, 1)), (1, 1)).to_dislib()
 
 
-def test_futures_are_described_by_the_compss_engine_though_only_data_was_imported():
+def test_futures_are_described_where_only_data_was_imported():
     program = """
 import sys
 from types import SimpleNamespace

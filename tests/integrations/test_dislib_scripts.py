@@ -181,7 +181,7 @@ def test_fits_take_the_keywords_of_fit(made):
         encapsulated.fit_asynchronous_with_GPU(x, y, 3, 2, merge="synchronous")
 
 
-def test_a_fit_of_torch_starts_from_the_module_in_model_parameters():
+def test_a_torch_fit_starts_from_the_module_in_model_parameters():
     x, y = tensors()
     once, changed, replaced = (pytorch_class(seed=5, net=net) for net in (TwoLinear(), TwoLinear(), TwoLinear()))
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_a_fit_of_torch_starts_from_the_module_in_model_parameters():
     assert not torch.equal(first[0].weight, pytorch_class(seed=5).fit_synchronous_with_GPU(x, y, 3, 2)[0].weight)
 
 
-def test_a_fit_of_eddl_starts_from_the_layers_in_model_parameters():
+def test_an_eddl_fit_starts_from_the_layers_in_model_parameters():
     x, y = tensors()
     one, other = eddl_class(seed=5), eddl_class(seed=5)
     for each in (one, other):

@@ -36,7 +36,7 @@ def test_auto_is_the_compss_engine_here():
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", None])
-def test_the_bits_are_those_of_the_serial_engine_in_every_synchronous_mode(shuffle):
+def test_every_synchronous_mode_has_the_bits_of_the_serial_engine(shuffle):
     for mode, rows in itertools.product(MODES, [True, False]):
         options = {"num_epochs": 3, "shuffle": shuffle, "shuffle_block_data": rows, **mode}
         ours, measured = fitted("auto", 3, **options)
@@ -46,7 +46,7 @@ def test_the_bits_are_those_of_the_serial_engine_in_every_synchronous_mode(shuff
 
 
 @pytest.mark.parametrize("buffer", [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)])
-def test_the_bits_are_those_of_the_serial_engine_with_queues_as_buffers(buffer):
+def test_queues_as_buffers_have_the_bits_of_the_serial_engine(buffer):
     for shuffle, mode in itertools.product(["blocks", "total"], MODES[:3:2]):
         options = {"num_epochs": 2, "shuffle": shuffle, "buffer": buffer, **mode}
         assert_same_bits(fitted("auto", 3, **options)[0], fitted(SerialEngine(), 3, **options)[0])
@@ -73,7 +73,7 @@ NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
     ],
     ids=["auto", "outer", "batches", "int8"],
 )
-def test_the_bits_are_those_of_the_serial_engine_however_workers_learn_as_one(options):
+def test_learning_as_one_has_the_bits_of_the_serial_engine(options):
     ours, measured = fitted("auto", 3, num_epochs=2, **options)
     theirs, expected = fitted(SerialEngine(), 3, num_epochs=2, **options)
     assert_same_bits(ours, theirs)
@@ -81,7 +81,7 @@ def test_the_bits_are_those_of_the_serial_engine_however_workers_learn_as_one(op
 
 
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
-def test_an_outer_optimizer_of_one_worker_is_the_same_in_every_merge(merge):
+def test_one_workers_outer_optimizer_is_the_same_in_every_merge(merge):
     options = {"num_epochs": 2, "merge": Merge(outer_optimizer={"optimizer": "sgd", "lr": 1.0})}
     ours, _ = fitted("auto", 1, merge=merge, **options)
     theirs, _ = fitted(SerialEngine(), 1, **options)
@@ -131,13 +131,13 @@ def test_reservoirs_train_every_sample(merge):
     assert len(measured) == 2
 
 
-def test_one_merge_of_commutative_workers_is_the_average_of_synchronous_ones():
+def test_one_commutative_merge_is_the_average_of_synchronous_workers():
     options = {"num_epochs": 1, "shuffle": None}
     commutative, _ = fitted("auto", 3, merge="commutative", **options)
     assert_close(commutative, fitted("auto", 3, **options)[0], sum_error(np.float32, 2 * 3, largest(commutative)))
 
 
-def test_one_worker_merging_at_a_server_trains_as_a_plain_loop():
+def test_one_worker_at_a_server_trains_as_a_plain_loop():
     for mode in MODES[::3]:
         served, plain = (
             fitted("auto", 1, num_epochs=2, merge=merge, **mode)[0] for merge in ("parameter_server", "synchronous")
@@ -145,13 +145,13 @@ def test_one_worker_merging_at_a_server_trains_as_a_plain_loop():
         assert_same_bits(served, plain)
 
 
-def test_one_merge_at_a_server_is_the_average_of_synchronous_workers():
+def test_a_merge_at_a_server_averages_synchronous_workers():
     options = {"num_epochs": 1, "shuffle": None}
     served, _ = fitted("auto", 3, merge="parameter_server", **options)
     assert_close(served, fitted("auto", 3, **options)[0], sum_error(np.float32, 2 * 3, largest(served)))
 
 
-def test_a_tree_of_averages_gives_the_bits_of_the_serial_engine():
+def test_a_tree_of_averages_has_the_serial_engines_bits():
     x, y = classification(samples=70)
 
     def parameters(engine):

@@ -126,7 +126,7 @@ def pipes(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_the_reader_of_answers_waits_in_the_read_as_long_as_the_process_lives(pipes):
+def test_the_reader_of_answers_waits_while_the_process_lives(pipes):
     _, answers = pipes
     assert os.read(answers, 1) == b""  # no writer: the end of the file, after which Java sleeps
     kept = keep_answer_pipe_open()

@@ -65,7 +65,7 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
         check_fit([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)))
 
 
-def test_tasks_that_would_wait_for_each_other_on_gpus_are_an_error():
+def test_tasks_that_wait_for_each_other_on_gpus_are_errors():
     limited = Resources(cpus=2, gpus=1, gpu_tasks=2)
     check_limits([limited] * 2 + [Resources()] * 5)
     check_limits([Resources(gpus=1)] * 5)
@@ -83,7 +83,7 @@ def test_tasks_that_would_wait_for_each_other_on_gpus_are_an_error():
         (("elsewhere", 4), "automatic", False),
     ],
 )
-def test_the_error_of_a_lost_task_names_units_beyond_the_cores(monkeypatch, tmp_path, node, affinity, named):
+def test_the_error_of_lost_tasks_names_units_beyond_the_cores(monkeypatch, tmp_path, node, affinity, named):
     declare_nodes(monkeypatch, tmp_path, node)
     with (tmp_path / "jvm_options").open("a") as options:
         options.write(f"-Dcompss.worker.cpu_affinity={affinity}\n" if affinity else "")

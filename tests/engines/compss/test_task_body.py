@@ -97,7 +97,7 @@ def test_a_value_comes_back_from_its_pickle():
     assert back["array"].flags.writeable  # torch would copy it otherwise
 
 
-def test_arrays_are_neither_copied_by_packing_nor_hidden_in_the_pickle():
+def test_packing_neither_copies_arrays_nor_pickles_them():
     array = np.zeros(100_000)
     serialized = SerializedValue.of([array])
     assert len(serialized.data) < 1000

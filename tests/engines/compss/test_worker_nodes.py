@@ -27,7 +27,7 @@ def test_one_node_has_the_physical_cores():
     assert (node.name, node.cpus, node.gpus) == ("localhost", physical_cores(), 0)
 
 
-def test_loopback_nodes_share_the_cores_and_have_ports_of_their_own(monkeypatch):
+def test_loopback_nodes_share_cores_and_have_their_own_ports(monkeypatch):
     monkeypatch.setattr(worker_nodes, "physical_cores", lambda: 8)
     three = loopback_nodes(3)
     assert [node.name for node in three] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]

@@ -83,7 +83,7 @@ def test_warned_once_after_ten_times_the_longest_silence(tmp_path_factory, gaps,
         assert "worker_timeout=SECONDS" in warning
 
 
-def test_a_task_that_goes_on_after_a_warning_is_said_to_and_its_silence_is_no_measure(folder, capsys):
+def test_a_task_that_continues_after_a_warning_is_reported(folder, capsys):
     watched = Watched(folder)
     watched.beat()
     watched.pass_(500)
@@ -95,7 +95,7 @@ def test_a_task_that_goes_on_after_a_warning_is_said_to_and_its_silence_is_no_me
     assert "has reported no batch for 30 s" in capsys.readouterr().err
 
 
-def test_a_silent_task_is_ended_after_the_timeout_and_not_before(folder, capsys):
+def test_a_silent_task_is_ended_after_the_timeout_only(folder, capsys):
     watched = Watched(folder, timeout=5)
     watched.pass_(4.5)
     watched.beat()
