@@ -2,9 +2,10 @@
 
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 from compss_train.buffers import BufferSpec
@@ -14,16 +15,26 @@ from compss_train.data import FileDataset
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Pairing
-from compss_train.online.training import OnlineTrainer
+from compss_train.online.training import train_online
 from compss_train.training.callback import AnyCallback
+from compss_train.training.checkpoints.snapshot import Snapshot
+from compss_train.training.data_source import as_data_source
 from compss_train.training.description import described_fit
-from compss_train.training.fit_options import FitOptions, ShuffleLike
-from compss_train.training.fit_state import ActiveFit
+from compss_train.training.fit import FitOfEpochs
+from compss_train.training.fit_options import ShuffleLike
+from compss_train.training.lr_finder import LearningRates, growing_rates, shard_of_steps
 from compss_train.training.merge import MergeLike
 from compss_train.training.named_fits import NamedFits
+from compss_train.training.planning import fit_options, planned_fit, try_fit
+from compss_train.training.predictor import Predictor
+from compss_train.training.resuming import restore, snapshot_of
+from compss_train.training.running import resume as resume_fit
+from compss_train.training.running import run_rounds
+from compss_train.training.stopping import Stopping
+from compss_train.training.worker import losses_by_rate
 
 
-class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
+class DistributedTrainer(Predictor, NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters
@@ -51,6 +62,8 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
 
     Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``.
     """
+
+    _clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def fit(
         self,
@@ -133,7 +146,8 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last
         complete round (with later changes if workers merge commutatively; on COMPSs then those before the fit).
         """
-        options = self._fit_options(
+        fit = self._planned(
+            "fit",
             x,
             y,
             num_epochs=num_epochs,
@@ -143,37 +157,24 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             shuffle=shuffle,
             shuffle_block_data=shuffle_block_data,
             buffer=buffer,
-        )
-        built = self._require_built()
-        self._require_idle("fit")
-        measured = {"validated": validation_data is not None, "averaged": options.merge.averaging is not None}
-        plan = self._plan_fit(
-            x=x,
-            y=y,
-            options=options,
-            callbacks=callback_list(self, callbacks, progress, **measured),
+            sample_weight=sample_weight,
             validation_data=validation_data,
+            callbacks=callbacks,
+            progress=progress,
             resume=resume,
             max_time=max_time,
-            sample_weight=sample_weight,
         )
-        self._resume(plan.checkpoint, plan.callbacks)
-        if built.lr_schedule is not None:
-            built.lr_schedule.prepare(plan.last_epoch)
-        self._last_fit = described_fit(
+        resume_fit(fit, self._model, self._workplace)
+        traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
+        self._model.last_fit = described_fit(
             "fit",
-            options,
-            plan.callbacks.all,
-            data=plan.data,
-            validation_data=plan.validation,
-            profile=next((str(each.path) for each in plan.callbacks.callbacks if isinstance(each, Profile)), None),
+            fit.options,
+            fit.callbacks.all,
+            data=fit.data,
+            validation_data=fit.validation,
+            profile=next(iter(traces), None),
         )
-        round_plan = self._round_plan(plan.progress)
-        start = ActiveFit(stopping=plan.stopping, callbacks=plan.callbacks, progress=plan.progress)
-        with self._working(built, fitting=True) as session, self._activated(start) as active:
-            with plan.callbacks.fit(round_plan.samples if plan.data.counted else None):
-                self._run_rounds(session, plan, active, round_plan)
-            self._end_in_time(plan.stopping)
+        run_rounds(fit, self._model, self._workplace)
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, **options: Any) -> None:
@@ -183,18 +184,41 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
         and on the CPU, so that a network that does not fit the data, or a loss that is NaN, is found as well; with
         ``num_gpu`` no batch is trained. No worker is started, no file is written, and the trainer stays as it is.
         """
-        self._require_idle("check_fit")
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
         bound.apply_defaults()
-        arguments = bound.arguments
-        given = {each.name: arguments.pop(each.name) for each in fields(FitOptions) if each.name in arguments}
-        fit_options = self._fit_options(x, y, **given)
-        self._require_built()
-        validated = arguments["validation_data"] is not None
-        averaged = fit_options.merge.averaging is not None
-        shown = arguments.pop("callbacks"), arguments.pop("progress")
-        called = callback_list(self, *shown, validated=validated, averaged=averaged)
-        self._check_plan(self._plan_fit(options=fit_options, callbacks=called, **arguments))
+        try_fit(self._planned("check_fit", **bound.arguments), self._model)
+
+    def _planned(
+        self,
+        method: str,
+        x: Any,
+        y: Any,
+        *,
+        callbacks: Sequence[AnyCallback],
+        progress: bool,
+        validation_data: Any,
+        sample_weight: Any,
+        resume: str | os.PathLike[str] | bool,
+        max_time: float | timedelta | None,
+        **given: Any,
+    ) -> FitOfEpochs:
+        """Check the arguments of ``fit``; changes nothing."""
+        options = fit_options(self._model, self.num_workers, x, y, **given)
+        self._model.ready(method)
+        measured = {"validated": validation_data is not None, "averaged": options.merge.averaging is not None}
+        return planned_fit(
+            self._model,
+            self._workplace,
+            options,
+            callback_list(self, callbacks, progress, **measured),
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
+            validation_data=validation_data,
+            resume=resume,
+            max_time=max_time,
+            clock=self._clock,
+        )
 
     def fit_online(
         self,
@@ -287,8 +311,90 @@ class DistributedTrainer(OnlineTrainer, NamedFits[Parameters]):
             outer_optimizer=outer_optimizer,
             token=token,
         )
-        self._require_built()
-        self._require_idle("fit_online")
+        self._model.ready("fit_online")
         called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
-        self._fit_online(options, called, validation_data, max_time)
+        stopping = Stopping(max_time, self._clock, self._workplace.engine_class.time_left())
+        train_online(self._model, self._workplace, options, called, validation_data, stopping)
         return self.get_parameters()
+
+    def find_lr(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int = 100,
+        lowest: float = 1e-6,
+        highest: float = 10.0,
+        steps: int = 100,
+    ) -> LearningRates:
+        """Return the losses of one worker whose learning rate grows with each batch, and a rate to begin with.
+
+        This is the range test of Smith 2017: from the trainer's parameters, which stay as they are, one worker
+        trains ``steps`` batches in a task, with learning rates from ``lowest`` to ``highest``, until the loss
+        diverges. ``result.suggestion`` is where the loss falls fastest, for one worker and these batches;
+        ``result.plot("rates.png")`` draws it. Data are as in ``fit``.
+
+        Raises ``ValueError`` for a range that is none, and for unsuitable data.
+        """
+        built = self._model.ready("find_lr")
+        rates = growing_rates(lowest, highest, steps)
+        data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
+        shard = shard_of_steps(data, steps, batch_size, self.seed)
+        with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
+            ref = inference.submit(losses_by_rate, parameters, shard.blocks, shard, rates)
+            losses = inference.engine.fetch([ref])[0]
+            inference.engine.delete([ref])
+        return LearningRates(rates[: len(losses)], losses)
+
+    def trained_samples(self) -> int | None:
+        """Return how many samples workers have reported since the engine started; for displays of progress.
+
+        Repeated tasks count again. ``None`` if the engine does not know it, as that of COMPSs.
+        """
+        session = self._workplace.session
+        return None if session is None else session.engine.trained_samples()
+
+    def stop(self, reason: str) -> None:
+        """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
+
+        Later rounds that were already submitted are cancelled. Only if workers merge without waiting for each other
+        are these still trained and recorded.
+        """
+        if self._model.fit is None:
+            raise RuntimeError("stop was called while no fit is running; call it from a callback")
+        self._model.fit.stopping.request(reason)
+
+    @property
+    def stopping(self) -> str | None:
+        """Why the running fit is about to stop, ``None`` if it is not; for callbacks."""
+        return None if self._model.fit is None else self._model.fit.stopping.reason
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the last fit ended early: the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``; else ``None``."""
+        return self._model.stopped
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint that the current or last fit was resumed from."""
+        return self._model.resumed_from
+
+    def snapshot(self) -> Snapshot:
+        """Return the state that a later fit can resume from.
+
+        In a callback it is the state after the last complete round; see ``Callback.needs_state``.
+        """
+        return snapshot_of(self._model, self._workplace)
+
+    def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
+        """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
+
+        ``folder`` is the folder of a ``Checkpoint`` callback, whose newest good checkpoint is loaded, or the best
+        one with ``best=True``; or it is a single checkpoint. A fit afterwards is a new fit of the same trainer.
+        Warns if later checkpoints of the folder are damaged.
+
+        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for a checkpoint of another network
+        or optimizer, or of another seed than that of the trainer.
+        """
+        self._model.ready("restore")
+        restore(self._model, self._workplace, folder, best=best)

@@ -20,7 +20,7 @@ from compss_train.model.saved_state import EncodedValue, from_json, to_json
 ARRAYS = "arrays.safetensors"
 STATE = "state.json"
 FORMAT = "compss_train checkpoint"
-VERSION = 2
+VERSION = 3
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 

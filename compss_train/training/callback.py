@@ -17,10 +17,22 @@ class TrainerProtocol(Protocol):
 
     num_workers: int
     threads: int
-    seed: int
-    history: History
-    stopped: str | None
-    resumed_from: Path | None
+
+    @property
+    def seed(self) -> int:
+        """The seed of all random numbers."""
+
+    @property
+    def history(self) -> History:
+        """The records of all rounds."""
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the last fit ended early, ``None`` if it did not."""
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint that the fit was resumed from."""
 
     @property
     def configuration(self) -> dict[str, Any]:

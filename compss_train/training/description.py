@@ -88,22 +88,8 @@ def _named(value: Any) -> str:
 
 
 def stable_name(name: str) -> str:
-    """Return the name of a function or class; those of this package without the module, which may change.
-
-    Checkpoints of early versions hold ``compss_train.losses.cross_entropy`` for ``compss_train.cross_entropy``.
-    """
+    """Return the name of a function or class; those of this package without the module, which may change."""
     return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+(?:\(|$))", "compss_train.", name)
-
-
-def with_stable_names(description: Any) -> Any:
-    """Return a stored description with the names of ``stable_name``."""
-    if isinstance(description, str):
-        return stable_name(description)
-    if isinstance(description, list):
-        return [with_stable_names(item) for item in description]
-    if isinstance(description, dict):
-        return {key: with_stable_names(item) for key, item in description.items()}
-    return description
 
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:

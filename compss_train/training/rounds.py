@@ -16,11 +16,10 @@ from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import per_second
-from compss_train.training.callback import CallbackList
-from compss_train.training.fit_state import FitProgress
+from compss_train.training.fit import FitOfEpochs
 from compss_train.training.group_states import GroupStates, States, fetch_states
 from compss_train.training.merging import Merge, SubmittedRound, agreement
-from compss_train.training.stopping import TICK, Stopping
+from compss_train.training.stopping import TICK
 from compss_train.training.task_submission import (
     Inference,
     WorkerGroup,
@@ -76,9 +75,7 @@ class RoundRunner:
     merge: Merge
     measures: Measures
     validation: Inference | None
-    progress: FitProgress
-    stopping: Stopping
-    callbacks: CallbackList
+    fit: FitOfEpochs
     on_record: Callable[[Record], None]
     stopped: str | None = None
     """Why the fit ended before its last round."""
@@ -106,7 +103,7 @@ class RoundRunner:
         """The states of each group of workers after the last complete round."""
         self.merge_state = self.merge.state
         """What merges keep beside the parameters, after the last complete round."""
-        self._last_end = self.stopping.clock()
+        self._last_end = self.fit.stopping.clock()
 
     def run(self, rounds: Iterable[Round]) -> Parameters | None:
         """Submit and collect rounds until the last one, or until the fit must stop.
@@ -119,7 +116,7 @@ class RoundRunner:
     def _run(self, upcoming: Iterator[Round]) -> Parameters | None:
         left = deque(islice(upcoming, 1))
         while left or self._pending:
-            if (reason := self.stopping.reason) is not None:
+            if (reason := self.fit.stopping.reason) is not None:
                 self.stopped = reason
                 break
             self._join_groups()
@@ -137,8 +134,8 @@ class RoundRunner:
 
     def is_over(self) -> bool:
         """Return whether the fit must stop at once, also while rounds are planned; if so, note why."""
-        if self.stopped is None and self.stopping.urgent:
-            self.stopped = self.stopping.reason
+        if self.stopped is None and self.fit.stopping.urgent:
+            self.stopped = self.fit.stopping.reason
         return self.stopped is not None
 
     def current(self) -> Parameters | None:
@@ -195,7 +192,9 @@ class RoundRunner:
         last = self._pending[-1].submitted.round.number
         if self.workers.schedule is not None and self.workers.schedule.waits:
             return False
-        if not self.engine.traits.asynchronous or (not self.merge.by_rounds and self.callbacks.needs_state(last)):
+        if not self.engine.traits.asynchronous:
+            return False
+        if not self.merge.by_rounds and self.fit.callbacks.needs_state(last):
             return False
         return len(self._pending) <= self.merge.rounds_ahead
 
@@ -213,7 +212,7 @@ class RoundRunner:
     def _end_early(self) -> None:
         """Cancel the rounds that have been submitted, unless their changes are merged already."""
         if not self.merge.by_rounds:
-            while self._pending and not self.stopping.urgent:
+            while self._pending and not self.fit.stopping.urgent:
                 self._collect()
         self.merge.go_back(self._complete[-1] if self._complete else None)
         cancelled: dict[int, GroupStates] = {}
@@ -228,33 +227,33 @@ class RoundRunner:
 
     def _final(self) -> Parameters | None:
         if self.stopped is not None:
-            return self.current() if self.stopping.urgent or not self._complete else self._settled()
+            return self.current() if self.fit.stopping.urgent or not self._complete else self._settled()
         final: Parameters = self.engine.fetch([self.merge.parameters])[0]
         return final
 
     def _collect(self) -> None:
         """Wait for the next round and record it, unless the fit must stop at once."""
         pending = self._pending[0]
-        self.callbacks.round_start(pending.submitted.round.number)
+        self.fit.callbacks.round_start(pending.submitted.round.number)
         while not self.engine.wait(pending.refs, TICK):
-            if self.stopping.urgent:
+            if self.fit.stopping.urgent:
                 return
         values = pending.fetch(self.engine)
         self._pending.popleft()
         self._complete_round(pending.submitted)
         warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
-        self.progress.skipped = tuple(dict.fromkeys([*self.progress.skipped, *self._skipped]))
+        self.fit.skipped = tuple(dict.fromkeys([*self.fit.skipped, *self._skipped]))
         warn_of_first_batch(values["workers"])  # those of the first round only
         self._warned = self._warned or warn_of_random_transform(values[PLAIN])
         for worker, part in zip(chain.from_iterable(pending.submitted.tasks), values["workers"], strict=True):
             if "trace" in part:
-                self.callbacks.trace(pending.submitted.round.number, worker, part["trace"])
+                self.fit.callbacks.trace(pending.submitted.round.number, worker, part["trace"])
         self._check_readable(values["workers"])
         self._check_weights(pending.submitted.round, values["workers"])
         record = self._record(pending.submitted, values)
         if self.workers.schedule is not None:
             self.workers.schedule.observe(record)
-        self.stopping.after_round(self._seconds_of(record, pending.submitted))
+        self.fit.stopping.after_round(self._seconds_of(record, pending.submitted))
         self._warm = True
         self._consider_groups(record)
         self.on_record(record)
@@ -282,7 +281,7 @@ class RoundRunner:
         self.workers.free_states(self._states, submitted.states)
         self.merge_state.free(self.engine, submitted.merge_state)
         self._states, self.merge_state = submitted.states, submitted.merge_state
-        self.progress.reached = submitted.round.end_position
+        self.fit.reached = submitted.round.end_position
 
     def _check_readable(self, measured: Sequence[Mapping[str, Any]]) -> None:
         """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty."""
@@ -313,7 +312,7 @@ class RoundRunner:
             )
 
     def _record(self, submitted: SubmittedRound, values: Mapping[str, list[dict[str, Any]]]) -> Record:
-        now = self.stopping.clock()
+        now = self.fit.stopping.clock()
         seconds, self._last_end = now - self._last_end, now
         round_, measured = submitted.round, values["workers"]
         samples = sum(sums["given"] for sums in measured)
@@ -327,7 +326,7 @@ class RoundRunner:
             "fit_started": self._began,
             "ended": time.time(),
             "merge": self.merge.name,
-            **({"skipped": list(self.progress.skipped)} if self.progress.skipped else {}),
+            **({"skipped": list(self.fit.skipped)} if self.fit.skipped else {}),
             **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured)),
             **({"lr": self.workers.schedule.lr(round_.epoch - 1, round_.stop)} if self.workers.schedule else {}),
             **(agreement(measured, values["merge"][0]) if values["merge"] else {}),

@@ -140,7 +140,7 @@ def assert_rejected(engine, error, match, simulate=simulate_rows, inputs=(0,), n
     with pytest.raises(error, match=match):
         fit_online(trainer, simulate, inputs, **options)
     assert trainer.history == []
-    assert trainer._active is None
+    assert trainer._model.fit is None
 
 
 PAIRS = BufferSpec("SimPairedReservoir", 20, sweep_size=6, nb_time_steps=8)

@@ -8,8 +8,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from compss_train import DistributedTrainer, Merge
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training import PostLocal
-from compss_train.training.building import MAX_WORKERS
 from compss_train.training.fit_options import CHECKED_EPOCHS, MAX_PASSES
+from compss_train.training.workplace import MAX_WORKERS
 from tests.helpers.serial_engines import NoTasks
 from tests.helpers.small_fits import fit, trainer_of
 

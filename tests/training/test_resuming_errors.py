@@ -270,8 +270,8 @@ def test_damaged_ones_only(own):
 
 
 def test_a_checkpoint_of_another_version(own, monkeypatch):
-    monkeypatch.setattr(state_files, "VERSION", 3)
-    message = "its format has version 2, and this compss_train reads version 3"
+    monkeypatch.setattr(state_files, "VERSION", 99)
+    message = "its format has version 3, and this compss_train reads version 99"
     assert_refused(refusing(), BadCheckpointError, message, resume=own)
 
 

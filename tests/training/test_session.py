@@ -13,13 +13,13 @@ def test_own_engines_start_when_needed_and_can_be_closed_and_started_again(monke
     x, y = classification()
     with DistributedTrainer(1, seed=0) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy")
-        assert trainer._engine is None
+        assert trainer._workplace.engine is None
         trainer.fit(x, y, num_epochs=1, batch_size=5)
-        assert isinstance(trainer._engine, LocalEngine)
+        assert isinstance(trainer._workplace.engine, LocalEngine)
         trainer.close()
-        assert trainer._engine is None
+        assert trainer._workplace.engine is None
         assert set(trainer.evaluate(x, y)) == {"loss"}
-    assert trainer._engine is None
+    assert trainer._workplace.engine is None
 
 
 class Remembering(SerialEngine):

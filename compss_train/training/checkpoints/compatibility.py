@@ -101,7 +101,7 @@ def check_trainer(
     others = [name for name in setting if name not in ("optimizer", "optimizer_options", "seed")]
     different = [
         *_optimizer_differences(saved["optimizer_options"], setting["optimizer_options"]),
-        *_differences({name: saved.get(name) for name in others}, setting),
+        *_differences({name: saved[name] for name in others}, setting),
         *_worker_differences(saved["num_workers"], setting["num_workers"]),
     ]
     if different:

@@ -49,7 +49,7 @@ class Snapshot:
     schedule: dict[str, Any]
     """The state of the learning-rate schedule that does not follow from the epoch."""
     merge: dict[str, Any] = field(default_factory=dict)
-    """What merges keep beside the parameters; not in checkpoints of early versions."""
+    """What merges keep beside the parameters."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as plain values."""
@@ -81,7 +81,7 @@ def worker_to_dict(state: WorkerState) -> dict[str, Any]:
 
 def worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
     """Return the state of a worker from its plain values."""
-    random = saved["random"]  # early checkpoints have no buffer, error and buffers
+    random = saved["random"]
     if isinstance(random, int):
         return WorkerState(**saved)
     python = random["python"]

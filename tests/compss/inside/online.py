@@ -88,7 +88,11 @@ def main():
             validation_data=(np.eye(SAMPLES, dtype=np.float32), np.zeros((SAMPLES, 1), np.float32)),
         )
     counts = (-workers * torch.from_numpy(parameters["weight"][0])).round().int().tolist()
-    result = {"engine": trainer._engine.name, "counts": counts, "warnings": [str(w.message) for w in caught]}
+    result = {
+        "engine": trainer._workplace.engine.name,
+        "counts": counts,
+        "warnings": [str(w.message) for w in caught],
+    }
     output.write_text(json.dumps({**result, "history": trainer.history}))
     print("trained to the end", flush=True)
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from compss_train import BadCheckpointError
 from compss_train.model.saved_state import DTYPES
+from compss_train.model.state_files import VERSION
 from compss_train.training.checkpoints import storage
 from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
 from tests.training.checkpoints.trees import assert_same, texts, trees
@@ -154,8 +155,8 @@ def test_the_error_says_what_is_damaged(good, tmp_path):
         return caught.value.reason
 
     document = json.loads((good / "state.json").read_text())
-    (good / "state.json").write_text(json.dumps({**document, "version": 3}))
-    assert reason_of(good) == "its format has version 3, and this compss_train reads version 2"
+    (good / "state.json").write_text(json.dumps({**document, "version": 99}))
+    assert reason_of(good) == f"its format has version 99, and this compss_train reads version {VERSION}"
     (good / "state.json").write_text(json.dumps({**document, "format": "other"}))
     assert reason_of(good) == "state.json is not that of a checkpoint of compss_train"
     (good / "state.json").write_text(json.dumps({**document, "state": 1}))

@@ -67,7 +67,7 @@ def test_another_merge_starts_anew():
     trainer, fresh = trainer_of(optimizer=PLAIN_SGD, net=mlp), trainer_of(optimizer=PLAIN_SGD, net=mlp)
     before = fit(trainer, num_epochs=1, **combined(COMMUTATIVE, merge=Merge(outer_optimizer=NESTEROV)))
     fresh.set_parameters(before)
-    fresh._epochs = 1
+    fresh._model.epochs = 1
     assert_same_bits(*(fit(each, num_epochs=1, merge=Merge(outer_optimizer=NESTEROV)) for each in (trainer, fresh)))
     assert trainer.snapshot().merge["outer"]["kind"] == "SGD momentum nesterov"
     assert fit(trainer, num_epochs=1, **COMMUTATIVE).keys() == before.keys()

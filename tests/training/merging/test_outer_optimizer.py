@@ -201,7 +201,7 @@ def test_another_kind_of_outer_optimizer_starts_anew():
     trainer, fresh = trainer_of(optimizer=PLAIN_SGD, net=mlp), trainer_of(optimizer=PLAIN_SGD, net=mlp)
     before = fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=NESTEROV))
     fresh.set_parameters(before)
-    fresh._epochs = 1
+    fresh._model.epochs = 1
     adam = {"optimizer": "adam", "lr": 0.01}
     assert_same_bits(
         fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=adam)),

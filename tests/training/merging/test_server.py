@@ -410,7 +410,7 @@ def test_without_zeromq_nothing_starts(monkeypatch):
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(ModuleNotFoundError, match=r"serve needs ZeroMQ: pip install 'compss_train\[online\]'"):
         trainer.fit(*classification(), num_epochs=1, batch_size=5, **SERVED)
-    assert trainer._engine is None
+    assert trainer._workplace.engine is None
 
 
 def test_halving_is_not_for_a_server():

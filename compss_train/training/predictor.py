@@ -1,44 +1,42 @@
-"""``BuildableTrainer``: one model and its global parameters, and the engine and session that it is built for."""
+"""``Predictor``: builds a network on an engine, evaluates it and predicts with it."""
 
-import secrets
-import time
+import copy
+import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import check_count, check_seconds, check_seed
-from compss_train.engines import Engine, engine_class
-from compss_train.engines.base import Resources
-from compss_train.exceptions import NotBuiltError
+from compss_train._utils.validation import check_count
+from compss_train.engines import Engine
+from compss_train.exceptions import BadFileError
 from compss_train.model import parameters as params
+from compss_train.model.export import export
 from compss_train.model.gradients import Gradients
 from compss_train.model.loss_weights import ClassWeight
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import MetricSpec
+from compss_train.model.network_copies import copy_network
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.model.train_transform import TrainTransform
-from compss_train.model.training_spec import (
-    MemoryFormat,
-    Precision,
-)
+from compss_train.model.training_spec import MemoryFormat, Precision
 from compss_train.model.training_step import Step
 from compss_train.reports.history import History
-from compss_train.training.build_arguments import BuildArguments, build_arguments
-from compss_train.training.description import described_build, described_machine, versions
-from compss_train.training.fit_state import ActiveFit
-from compss_train.training.session import Session
-from compss_train.training.training_state import TrainingState
-
-MAX_WORKERS = 100_000
-"""The most workers of a trainer: each has a state, and its place in the plan of every round."""
+from compss_train.training.build_arguments import build_arguments
+from compss_train.training.data_source import as_data_source
+from compss_train.training.description import described_machine, versions
+from compss_train.training.task_submission import warn_of_random_transform, warn_of_skipped_files
+from compss_train.training.trained_model import TrainedModel
+from compss_train.training.workplace import Workplace
 
 
-class BuildableTrainer:
-    """Builds a model; subclasses evaluate and train it. ``DistributedTrainer`` documents the arguments."""
+class Predictor:
+    """A network that tasks evaluate; ``DistributedTrainer``, which trains it as well, documents the arguments."""
 
     def __init__(
         self,
@@ -49,36 +47,9 @@ class BuildableTrainer:
         threads: int | None = None,
         worker_timeout: float | None = None,
     ) -> None:
-        self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
-        self._seed_argument = None if seed is None else check_seed(seed)
-        self.seed = secrets.randbits(32) if self._seed_argument is None else self._seed_argument
-        self._engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
-        self._own_engine = not isinstance(engine, Engine)
-        self._engine = engine if isinstance(engine, Engine) else None
-        own = None if self._engine is None else self._engine.threads
-        fixed = own if threads is None else check_count("threads", threads)
-        if num_workers is None:
-            num_workers = self._default_workers(fixed or 1)
-        self.num_workers = check_count("num_workers", num_workers)
-        if self.num_workers > MAX_WORKERS:
-            raise ValueError(f"num_workers={num_workers}: give at most {MAX_WORKERS} workers, one a block or fewer")
-        self.threads = fixed or self._engine_class.thread_share(self.num_workers)
-        self._session: Session | None = None
-        self._built: BuildArguments | None = None
-        self._parameters: Parameters = {}
-        self._active: ActiveFit | None = None
-        self._epochs = 0
-        self._saved_state = TrainingState()
-        """What the next session starts from."""
-        self._averaged: Parameters | None = None
-        """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
-        self._last_fit: dict[str, Any] | None = None
-        self.history = History()
-        self._clock: Callable[[], float] = time.monotonic
-
-    def _default_workers(self, threads: int) -> int:
-        places = 0 if self._engine is None else self._engine.places(Resources(threads))
-        return places or self._engine_class.default_workers(threads)
+        self._model = TrainedModel(seed)
+        self._workplace = Workplace(num_workers, engine, threads, worker_timeout, lambda: self.seed)
+        self.num_workers, self.threads = self._workplace.num_workers, self._workplace.threads
 
     def build(
         self,
@@ -165,7 +136,7 @@ class BuildableTrainer:
         Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
         missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
         """
-        self._require_idle("build")
+        self._model.require_idle("build")
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
         built = build_arguments(
@@ -186,17 +157,19 @@ class BuildableTrainer:
             training_step=training_step,
             validation_step=validation_step,
         )
-        self._engine_class.check_gpus(num_gpu, num_nodes)
-        self._built = built
-        self._parameters = params.copy_of(params.from_module(built.training_spec.net))
-        self._reset_fits()
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        self._workplace.engine_class.check_gpus(num_gpu, num_nodes)
+        self._model.build(built)
+        self._workplace.forget()
 
-    def _reset_fits(self) -> None:
-        self._epochs, self._last_fit, self.history = 0, None, History()
-        self._saved_state, self._averaged = TrainingState(), None
+    @property
+    def seed(self) -> int:
+        """The seed of all random numbers, given or drawn; that of a checkpoint after ``restore``."""
+        return self._model.seed
+
+    @property
+    def history(self) -> History:
+        """A dict for each round of all fits since ``build``."""
+        return self._model.history
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -204,12 +177,12 @@ class BuildableTrainer:
 
         Those of validation data have the prefix ``val_``. Raises ``NotBuiltError`` before ``build``.
         """
-        return self._require_built().training_spec.measures.names
+        return self._model.built.training_spec.measures.names
 
     @property
     def measures_in_steps(self) -> bool:
         """Whether a training step may add measures of its own to those in ``measures``."""
-        return self._require_built().training_spec.training_step is not None
+        return self._model.built.training_spec.training_step is not None
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -220,21 +193,90 @@ class BuildableTrainer:
         return {
             "trainer": {
                 "num_workers": self.num_workers,
-                "engine": self._engine_class.name,
+                "engine": self._workplace.engine_class.name,
                 "seed": self.seed,
                 "threads": self.threads,
             },
-            "build": None if self._built is None else described_build(self._built),
-            "fit": self._last_fit,
+            "build": self._model.described,
+            "fit": self._model.last_fit,
             "versions": versions(),
             "machine": described_machine(),
         }
 
-    def _require_idle(self, method: str) -> None:
-        if self._active is not None:
-            raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
+        """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters.
 
-    def _require_built(self) -> BuildArguments:
-        if self._built is None:
-            raise NotBuiltError("this trainer has no network yet; call build(net, optimizer, loss) first")
-        return self._built
+        ``x`` and ``y`` are as in ``fit``. ``batch_size`` is that of a ``DataLoader``, or else 1024, by default.
+        """
+        built = self._model.built
+        built.training_spec.check_evaluable()
+        self._model.require_workers("evaluate")
+        data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
+        with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
+            refs = inference.evaluate(parameters)
+            sums = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
+            inference.engine.delete(refs)
+        warn_of_random_transform(sums)
+        skipped: dict[str, str] = {}
+        warn_of_skipped_files(sums, skipped)
+        if skipped and not sum(part["samples"] for part in sums):
+            raise BadFileError(*next(iter(skipped.items())))
+        return built.training_spec.measures.values(sums)
+
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
+        """Return the outputs for all samples in order, with the global parameters.
+
+        An array of shape (samples, ...), or tuples, lists and dicts of such arrays where the network returns them;
+        a list of arrays, one a sample, if sequences of batches were padded to different lengths. ``x`` and
+        ``batch_size`` are as in ``evaluate``; targets in data sets are left out.
+        """
+        built = self._model.built
+        built.training_spec.check_forward()
+        self._model.require_workers("predict")
+        data = as_data_source(x, None, self.num_workers, targets=False, floats=built.training_spec.float_dtype)
+        with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
+            return inference.predict(parameters)
+
+    def model(self, *, averaged: bool = False) -> nn.Module:
+        """Return a new copy of the network with the global parameters, on the CPU.
+
+        With ``averaged=True`` these are the average that a fit with ``Merge(averaging=...)`` keeps; ``ValueError``
+        if the last fit kept none.
+        """
+        net = copy_network(self._model.built.training_spec.net)
+        params.load_into(net, self._model.current(averaged=averaged))
+        return net
+
+    def get_parameters(self, *, averaged: bool = False) -> Parameters:
+        """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in ``model``."""
+        return params.copy_of(self._model.current(averaged=averaged))
+
+    def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers differ."""
+        net = copy.deepcopy(self._model.built.training_spec.net)
+        if self._model.fit is not None and self._model.fit.running is not None:
+            raise RuntimeError(
+                "set_parameters was called during a fit, between rounds; call it at the start or end"
+            )
+        params.load_into(net, params.as_parameters(parameters))
+        self._model.parameters = params.from_module(net)
+
+    def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
+        """Write the global parameters to a ``.safetensors`` or ``.npz`` file, or the network to an ``.onnx`` one.
+
+        An ONNX file (extra ``onnx``) includes the ``transform`` of ``build`` and takes any number of samples as
+        ``x``; ``example`` is a batch of x, such as ``x[:2]``, to trace the network with. The file is written
+        atomically. Raises ``ValueError`` for other suffixes, and for a network that ONNX cannot represent.
+        """
+        transform = copy.deepcopy(self._model.built.training_spec.transform)
+        export(path, self.model(), example, transform=transform)
+
+    def close(self) -> None:
+        """End the worker processes; the trainer can still be used, and starts new ones."""
+        self._workplace.end(kill=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self._workplace.end(kill=kind is not None)

@@ -1,0 +1,178 @@
+"""Planning a fit: its arguments, checked against each other, the data, the network and the checkpoint."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from compss_train._utils.validation import check_count, warn_user
+from compss_train.data import FileDataset
+from compss_train.data.block_passes import BlockPass
+from compss_train.data.order import Batching
+from compss_train.data.partitioning import Position
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
+from compss_train.model.loss_weights import check_weightable
+from compss_train.model.schedule import make_schedule
+from compss_train.training.build_arguments import check_outer_factory
+from compss_train.training.callback import CallbackList
+from compss_train.training.data_source import (
+    DataSource,
+    as_data_source,
+    batch_size_of,
+    check_same_classes,
+    holds_targets,
+)
+from compss_train.training.fit import FitOfEpochs
+from compss_train.training.fit_options import FitOptions
+from compss_train.training.merge import Merge, MergeLike
+from compss_train.training.presets import Situation, with_preset
+from compss_train.training.resuming import find_checkpoint, resumed
+from compss_train.training.stopping import Stopping
+from compss_train.training.task_submission import warn_of_first_batch
+from compss_train.training.trained_model import TrainedModel
+from compss_train.training.worker import Shard, WorkerState, train
+from compss_train.training.worker.moments import check_averageable
+from compss_train.training.workplace import Workplace
+
+
+def fit_options(
+    model: TrainedModel,
+    num_workers: int,
+    x: Any,
+    y: Any,
+    *,
+    num_epochs: int,
+    batch_size: int | None,
+    num_batches_per_worker: int | None,
+    merge: MergeLike,
+    **given: Any,
+) -> FitOptions:
+    """Return the options, with those of the preset and defaults for those that are ``None``."""
+    if batch_size is None and num_batches_per_worker is None:
+        batch_size = batch_size_of(x)
+    asked = Merge.of(merge)
+
+    def situation() -> Situation:
+        spec = model.built.training_spec
+        return Situation.of(num_workers, as_data_source(x, y, num_workers).sizes, spec.net, spec.optimizer)
+
+    check_count("num_epochs", num_epochs)
+    batches = Batching(num_batches_per_worker, batch_size)
+    chosen, batch_size = with_preset(asked, situation, num_epochs=num_epochs, batches=batches)
+    return FitOptions(
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        num_batches_per_worker=num_batches_per_worker,
+        merge=chosen,
+        preset=asked.preset,
+        **given,
+    )
+
+
+def planned_fit(
+    model: TrainedModel,
+    workplace: Workplace,
+    options: FitOptions,
+    callbacks: CallbackList,
+    *,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    validation_data: Any,
+    resume: Any,
+    max_time: float | timedelta | None,
+    clock: Callable[[], float],
+) -> FitOfEpochs:
+    """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing."""
+    built, workers = model.built, workplace.num_workers
+    spec = built.training_spec
+    stopping = Stopping(max_time, clock, workplace.engine_class.time_left())
+    checkpoint = find_checkpoint(resume, callbacks.callbacks)
+    progress = None if checkpoint is None else checkpoint[1].progress
+    blocks = workers if progress is None else len(progress.sizes)  # as in the fit to resume
+    data = as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(sample_weight)
+    if data.structure.weighted and spec.training_step is None:
+        check_weightable(spec.loss)
+    validation = None if validation_data is None else validation_source(model, workers, validation_data)
+    if validation is not None:
+        check_same_classes(data, validation)
+    if options.merge.outer_optimizer is not None:
+        check_outer_factory(spec.net, options.merge.outer_optimizer)
+    if options.merge.optimizer_state == "average":
+        check_averageable(spec.net, spec.optimizer)
+    data.check_options(options, 1 if built.schedule is None else built.schedule.steps)
+    options.check_lengths(ragged=data.structure.ragged, bucketed=data.structure.bucketed)
+    options.check_blocks(data.sizes, workers, x if isinstance(x, FileDataset) else None)
+    start = FitOfEpochs(
+        callbacks=callbacks,
+        stopping=stopping,
+        validation=validation,
+        options=options,
+        data=data,
+        first_epoch=model.epochs,
+        reached=Position(model.epochs),
+        checkpoint=checkpoint,
+    )
+    fit = resumed(start, model, workplace)
+    options.check_epochs(fit.epochs, blocks=len(data.sizes))
+    params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
+    data.warn_of_idle_workers(workers, options.order)
+    for note in data.notes:
+        warn_user(note)
+    return fit
+
+
+def validation_source(model: TrainedModel, num_workers: int, validation_data: Any) -> DataSource:
+    """Return the source of ``validation_data``; ``TypeError`` for anything but (x, y), files and data sets."""
+    spec = model.built.training_spec
+    spec.check_evaluable()
+    pair = (validation_data, None) if holds_targets(validation_data) else validation_data
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(
+            f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
+            "own target, a FileDataset, a data set or a DataLoader"
+        )
+    return as_data_source(pair[0], pair[1], num_workers, floats=spec.float_dtype)
+
+
+def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
+    """Check a new copy of the learning-rate schedule, and train the first batch if the model is for the CPU."""
+    built = model.built
+    if built.schedule is not None and built.lr_schedule is not None:
+        spec = built.training_spec
+        schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
+        saved = built.lr_schedule.state_dict() if fit.checkpoint is None else fit.checkpoint[1].schedule
+        schedule.load_state_dict(saved)
+        schedule.prepare(fit.epochs.stop)
+    if not built.num_gpu and fit.data.counted:  # a GPU may be elsewhere; streams would be read whole
+        _train_first_batch(fit, model)
+
+
+def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
+    """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""
+    data, options = fit.data, fit.options
+    # Compiling would take long.
+    spec = replace(model.built.training_spec, samples=data.reader, compile=None)
+    skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
+    plain = replace(options, shuffle=None, shuffle_block_data=False, buffer=None)
+    one_batch = replace(plain, num_batches_per_worker=1, batch_size=None)
+    for number, rows in enumerate(data.sizes):
+        _, size = options.batching.bounds(rows)[0]
+        shard = Shard(
+            options=one_batch,
+            assignment=(BlockPass(number, 0, size),),
+            blocks=(number,),
+            starts=(0,),
+            name="the first batch",
+            structure=data.structure,
+            check_outputs=True,
+        )
+        with suppress(*skipped_errors):
+            state = WorkerState(None, model.seed)
+            measured = train(spec, model.parameters, state, *data.load(number), shard, "cpu")[-1]
+            warn_of_first_batch([measured])
+            if not measured["samples"]:
+                continue  # a file that cannot be read and is skipped
+        return
