@@ -43,7 +43,7 @@ class Checkpoint(Callback):
     With commutative merging or a parameter server, workers wait for each other when a checkpoint is due, and all
     workers of a resumed fit start from the global parameters, so it is not reproducible bit for bit.
 
-    Attributes: ``best_round``, the number of the best round, ``None`` if there is none yet.
+    Attributes: ``best_round``, the number of the best round, ``None`` before the first.
 
     Raises at the start of a fit: ``OSError`` if the folder is not writable or lacks disk space for a checkpoint,
     ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if another program writes to it.

@@ -130,7 +130,7 @@ class _Mover(Closable):
         self._thread.start()
 
     def complete(self, samples: int) -> None:
-        """Move the bar to the end of a round with so many samples."""
+        """Move the bar to the end of a round of this number of samples."""
         self._completed += samples
         self._move(self._completed)
 

@@ -94,7 +94,7 @@ class MLflow(_Tracker):
     Parameters
     ----------
     experiment:
-        Its name; created if there is none.
+        Its name; created if it does not exist.
     run_name:
         Name of the run; by default MLflow invents one.
     tracking_uri:

@@ -156,7 +156,7 @@ class Engine(ABC):
 
     @abstractmethod
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the newest value behind the reference, or ``None`` if there is none within ``timeout`` seconds.
+        """Return the newest value behind the reference, ``None`` where none comes within ``timeout`` seconds.
 
         Unlike ``fetch`` it does not wait for unfinished commutative updates. An engine that cannot read values
         without waiting may always return ``None``.

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, Self
+from typing import Self
 
 _COUNTS = 16
 """Bytes of the counters: of reports, and of samples."""
@@ -29,17 +29,6 @@ WARN_FACTOR = 10.0
 def too_silent(seconds: float, longest: float) -> bool:
     """Return whether a silence is worth a warning, after silences of at most ``longest`` seconds."""
     return seconds >= max(WARN_SECONDS, WARN_FACTOR * longest)
-
-
-class Report(NamedTuple):
-    """What a process has reported."""
-
-    beats: int
-    """Number of its reports."""
-    samples: int
-    """Samples that its tasks have trained, in all."""
-    doing: str
-    """What it does, such as ``round 3 on worker 1``."""
 
 
 class Heartbeat:
@@ -81,14 +70,19 @@ class Heartbeat:
         self.beat()
 
     @property
+    def beats(self) -> int:
+        """Number of reports so far."""
+        return int(self._counts[0])
+
+    @property
     def samples(self) -> int:
-        """Samples that were reported so far."""
+        """Samples that tasks have trained so far, in all."""
         return int(self._counts[1])
 
-    def read(self) -> Report:
-        """Return what has been reported so far."""
-        text = bytes(self._text[_COUNTS:]).rstrip(b"\0").decode(errors="replace")
-        return Report(self._counts[0], self._counts[1], text)
+    @property
+    def doing(self) -> str:
+        """What the process does, such as ``round 3 on worker 1``."""
+        return bytes(self._text[_COUNTS:]).rstrip(b"\0").decode(errors="replace")
 
 
 _own: ContextVar[Heartbeat | None] = ContextVar("heartbeat", default=None)

@@ -89,7 +89,7 @@ def test_a_stopped_worker_is_named_and_its_task_runs_elsewhere_with_the_same_bit
     assert_same_bits(*results)
     assert re.search(
         r"round 0 on worker \d has reported no batch for 1 s.*: worker_timeout=1 ends its process \d+, which is "
-        r"stopped by a signal, and goes on after kill -CONT \d+",
+        r"stopped by a signal, and continues after kill -CONT \d+",
         capsys.readouterr().err,
     )
 

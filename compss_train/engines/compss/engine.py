@@ -37,7 +37,7 @@ COMPUTING_UNITS = "ComputingUnits"
 """Environment variable with the number of computing units of a task, as dislib uses it."""
 
 _MAX_SINGLE_WAITS = 4
-"""Up to so many small values are fetched singly, about 10 ms each; COMPSs keeps a file of each on the worker."""
+"""The most small values that are fetched singly, about 10 ms each; COMPSs keeps a file of each on the worker."""
 
 
 class _CompssRef(Ref):

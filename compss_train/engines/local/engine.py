@@ -80,7 +80,7 @@ class LocalEngine(GraphEngine):
         self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
 
     def resize(self, processes: int) -> None:
-        """Run tasks on so many processes from now on; also during a fit, in a callback. The bits stay the same.
+        """Run tasks on this number of processes from now on; callbacks may call it. The bits stay the same.
 
         New processes take tasks as soon as they have started. Processes that are too many end after their present
         tasks, the slowest of the idle ones first. Raises ``ValueError`` for fewer than one process, and for fewer

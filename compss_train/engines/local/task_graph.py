@@ -118,7 +118,7 @@ class TaskGraph:
             self._advance(task)
 
     def next_ready(self, cpus: int) -> Task | None:
-        """Remove and return the first ready task, ``None`` if there is none or it needs more CPUs than this."""
+        """Remove and return the first ready task, ``None`` without one or if it needs more CPUs than this."""
         return heapq.heappop(self._ready) if self._ready and self._ready[0].cpus <= cpus else None
 
     def requeue(self, task: Task) -> None:

@@ -18,7 +18,7 @@ _STATES = {
     "R": "computes",
     "S": "waits for something",
     "D": "waits for a disk or a file system",
-    "T": "is stopped by a signal, and goes on after kill -CONT {pid}",
+    "T": "is stopped by a signal, and continues after kill -CONT {pid}",
     "t": "is stopped by a debugger",
 }
 """What a process does, by the letters of Linux."""
@@ -33,8 +33,6 @@ class _Run:
     silence: float = 0.0
     """Seconds since its last report, or since its start."""
     warned: bool = False
-    ended: bool = False
-    """Whether its process was killed by the watch."""
 
 
 class Watch:
@@ -49,7 +47,7 @@ class Watch:
         self._active = False
         self._timeout: float | None = None
         self._longest = 0.0
-        """The longest silence of a task that went on, in seconds."""
+        """The longest silence after which a task reported again, in seconds."""
         self._checked = clock()
 
     def begin(self, timeout: float | None) -> None:
@@ -64,12 +62,12 @@ class Watch:
 
     def started(self, task: Task, process: WorkerProcess) -> None:
         """Note that a task has been sent to a process."""
-        self._runs[task] = _Run(process=process, beats=process.heartbeat.read().beats)
+        self._runs[task] = _Run(process=process, beats=process.heartbeat.beats)
 
     def ended(self, task: Task) -> None:
         """Note that a task has ended, or its process."""
         run = self._runs.pop(task)
-        if not run.warned and not run.ended:
+        if not run.warned and not task.timed_out:
             self._longest = max(self._longest, run.silence)
 
     def check(self) -> float | None:
@@ -82,35 +80,38 @@ class Watch:
             return interval - passed
         self._checked += passed
         for task, run in self._runs.items():
-            if run.process.ready.done() and not run.ended:
+            if run.process.ready.done() and not task.timed_out:
                 self._check(task, run, min(passed, 2 * interval))
         return interval
 
     def _check(self, task: Task, run: _Run, passed: float) -> None:
-        report = run.process.heartbeat.read()
-        if report.beats != run.beats:
-            self._heard(run, report.doing)
-            run.beats = report.beats
+        heartbeat = run.process.heartbeat
+        if heartbeat.beats != run.beats:
+            self._heard(run)
+            run.beats = heartbeat.beats
             return
         run.silence += passed
         if self._timeout is not None and run.silence >= self._timeout:
-            _say(f"{report.doing} {self._silence(run)}: worker_timeout={self._timeout:g} ends its {_process(run)}")
-            task.timed_out = run.ended = True
+            _say(
+                f"{heartbeat.doing} {self._silence(run)}: worker_timeout={self._timeout:g} ends its {_process(run)}"
+            )
+            task.timed_out = True
             run.process.kill()
         elif not run.warned and too_silent(run.silence, self._longest):
-            self._warn(run, report.doing)
+            self._warn(run)
 
-    def _heard(self, run: _Run, doing: str) -> None:
+    def _heard(self, run: _Run) -> None:
         if run.warned:
-            _say(f"{doing} goes on after {run.silence:.0f} s")
+            _say(f"{run.process.heartbeat.doing} continues after {run.silence:.0f} s")
         else:
             self._longest = max(self._longest, run.silence)
         run.silence, run.warned = 0.0, False
 
-    def _warn(self, run: _Run, doing: str) -> None:
+    def _warn(self, run: _Run) -> None:
         """Warn of a silent task, with its stack if its process writes that."""
         stack, run.warned = run.process.stack(), True
         advice = "" if self._timeout else "; worker_timeout=SECONDS would run its task in another process"
+        doing = run.process.heartbeat.doing
         _say(f"{doing} {self._silence(run)}: {_process(run)}{advice}{stack and '. Its stack:'}")
         print(stack, end="", file=sys.stderr, flush=True)
 

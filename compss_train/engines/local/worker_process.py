@@ -133,7 +133,7 @@ def interrupts_deferred() -> Iterator[None]:
 
     Blocking the signal is not enough: another thread of the program receives it, and Python raises in the main
     thread all the same. In the middle of a start that leaves a process that nobody ends; in a finalizer, such as
-    that of a file lock, Python only prints the exception and goes on.
+    that of a file lock, Python only prints the exception and continues.
     """
     deferred = False
 

@@ -1,6 +1,5 @@
 """The base class of the classifier and the regressor, and the networks that they create."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
@@ -8,13 +7,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import is_classifier
 from sklearn.model_selection import train_test_split
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from compss_train._utils.validation import check_count
-from compss_train.callbacks import Callback, EarlyStopping
+from compss_train.callbacks import EarlyStopping
 from compss_train.data.block import Block
 from compss_train.integrations.sklearn.inputs import (
     first_sample,
@@ -23,8 +23,12 @@ from compss_train.integrations.sklearn.inputs import (
     validate_samples,
     validate_training_data,
 )
-from compss_train.integrations.sklearn.optimization import make_optimizer, make_schedule
-from compss_train.integrations.sklearn.parameters import EstimatorParameters, NetworkFactory
+from compss_train.integrations.sklearn.parameters import (
+    EstimatorParameters,
+    NetworkFactory,
+    make_optimizer,
+    make_schedule,
+)
 from compss_train.model.random_state import random_state
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
@@ -41,40 +45,45 @@ class DistributedEstimator(EstimatorParameters):
     _target_checks: ClassVar[Mapping[str, bool]] = {}
     """Options of ``validate_data`` for y."""
 
-    @property
-    @abstractmethod
-    def _num_outputs(self) -> int:
-        """Number of outputs of the network for a sample."""
-
     def _train(
         self,
         X: Any,
         y: Any,
         sample_weight: Any,
-        encode: Callable[[Any, Any], Any],
+        encode: Callable[[Any, Any], tuple[Any, int]],
         *,
         num_epochs: int,
         warm_start: bool,
     ) -> Self:
-        """Train on the samples and the targets that ``encode(x, y)`` returns after it has set attributes."""
+        """Train on the samples and their targets, which ``encode(x, y)`` returns after it has set attributes.
+
+        It also returns the number of outputs of the network for a sample.
+        """
         x, y = validate_training_data(self, X, y, reset=not warm_start, **self._target_checks)
         weights = validate_sample_weight(sample_weight)
         if not warm_start and hasattr(self, "module_"):
             del self.module_  # would not match the attributes set below if this fit fails
-        y = encode(x, y)
+        y, outputs = encode(x, y)
         seed = self._next_seed(warm_start)
         first = first_sample(x)
-        net = self.module_ if warm_start else make_network(self.net, first, self._num_outputs, self.hidden, seed)
+        net = self.module_ if warm_start else make_network(self.net, first, outputs, self.hidden, seed)
         num_samples = x.number_samples if is_partitioned(x) else len(x)
         num_workers = min(check_count("num_workers", self.num_workers), num_samples)
         trainer = DistributedTrainer(num_workers, engine=self.engine, seed=seed, threads=self.threads)
         optimizer = make_optimizer(self.optimizer, self.lr)
         trainer.build(net, optimizer, self.loss, self.metric, **self._build_options(x, y))
-        self._check_outputs(self._predictor(net).predict(first))
+        output = self._predictor(net).predict(first)[0]
+        if output.size != outputs:
+            raise ValueError(
+                f"the network gives outputs of shape {output.shape} for a sample, but {outputs} numbers are "
+                "needed, one for each class or target; change its last layer"
+            )
         options = self._fit_options(x, y, weights, seed)
         with trainer:
             trainer.fit(**options, num_epochs=num_epochs)
-        self._store_results(trainer, warm_start)
+        self.module_ = trainer.model().eval()
+        self.history_ = _concatenate(self.history_ if warm_start else [], trainer.history)
+        self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0  # 0 if max_time allowed no round
         return self
 
     def _next_seed(self, warm_start: bool) -> int:
@@ -86,14 +95,6 @@ class DistributedEstimator(EstimatorParameters):
         else:
             self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         return self.seed_
-
-    def _check_outputs(self, outputs: NDArray[Any]) -> None:
-        """Raise ``ValueError`` if the network has another number of outputs for a sample than ``_num_outputs``."""
-        if outputs[0].size != self._num_outputs:
-            raise ValueError(
-                f"the network gives outputs of shape {outputs.shape[1:]} for a sample, but {self._num_outputs} "
-                "numbers are needed, one for each class or target; change its last layer"
-            )
 
     def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
         """Return the options of ``build``, of which some depend on samples and encoded targets."""
@@ -108,13 +109,11 @@ class DistributedEstimator(EstimatorParameters):
             data = self._split(data, seed)
         parameters = {name: getattr(self, name) for name in _FIT_PARAMETERS}
         options = dict(**data, progress=bool(self.verbose), **parameters, **self.fit_options or {})
-        return dict(callbacks=self._callbacks(validated="validation_data" in options), **options)
-
-    def _callbacks(self, *, validated: bool) -> list[Callback]:
-        if self.n_iter_no_change is None:
-            return list(self.callbacks)
-        monitor = "val_loss" if validated else "loss"
-        return [*self.callbacks, EarlyStopping(monitor, patience=self.n_iter_no_change)]
+        callbacks = list(self.callbacks)
+        if self.n_iter_no_change is not None:
+            monitor = "val_loss" if "validation_data" in options else "loss"
+            callbacks.append(EarlyStopping(monitor, patience=self.n_iter_no_change))
+        return dict(callbacks=callbacks, **options)
 
     def _split(self, data: dict[str, Any], seed: int) -> dict[str, Any]:
         """Split off a share of the samples as ``validation_data``."""
@@ -127,19 +126,9 @@ class DistributedEstimator(EstimatorParameters):
                 "fit_options={'validation_data': ...}"
             )
         arrays = {name: array for name, array in data.items() if array is not None}
-        strata = self._strata(data["y"])
+        strata = data["y"] if is_classifier(self) else None
         parts = train_test_split(*arrays.values(), test_size=fraction, random_state=seed % 2**32, stratify=strata)
         return {**data, **dict(zip(arrays, parts[::2], strict=True)), "validation_data": (parts[1], parts[3])}
-
-    def _strata(self, y: NDArray[Any]) -> NDArray[Any] | None:
-        """Return the labels by which a split is stratified, ``None`` for no stratification."""
-        return None
-
-    def _store_results(self, trainer: DistributedTrainer, warm_start: bool) -> None:
-        """Store the network and the history, but not the trainer."""
-        self.module_ = trainer.model().eval()
-        self.history_ = _concatenate(self.history_ if warm_start else [], trainer.history)
-        self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0  # 0 if max_time allowed no round
 
     def _predict_outputs(self, X: Any) -> NDArray[Any]:
         """Return the outputs of the network, computed in this process."""
@@ -161,10 +150,8 @@ class DistributedEstimator(EstimatorParameters):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = Merge.of(self.merge).kind in (
-            "commutative",
-            "parameter_server",
-        )  # the order of arrival changes rounding
+        # The order of arrival changes rounding.
+        tags.non_deterministic = Merge.of(self.merge).kind in ("commutative", "parameter_server")
         return tags
 
 

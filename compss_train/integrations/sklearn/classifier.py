@@ -90,12 +90,8 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         """Return the accuracy."""
         return float(super().score(X, as_array(y), sample_weight))
 
-    @property
-    def _num_outputs(self) -> int:
-        return len(self.classes_)
-
-    def _encode_targets(self, x: Any, y: Any, classes: Any) -> Any:
-        """Return labels as class indices; set ``classes_``."""
+    def _encode_targets(self, x: Any, y: Any, classes: Any) -> tuple[Any, int]:
+        """Return labels as class indices, and the number of classes; set ``classes_``."""
         labels = classes
         if classes is None:
             labels = unique_targets(x, y) if is_partitioned(x) else y
@@ -103,8 +99,10 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         encoder = LabelEncoder().fit(labels)
         self.classes_ = _check_classes(encoder.classes_, x)
         if isinstance(y, BlockedTensor):
-            return map_blocks(lambda block: encoder.transform(np.ravel(block)), y)
-        return None if y is None else encoder.transform(y)
+            y = map_blocks(lambda block: encoder.transform(np.ravel(block)), y)
+        elif y is not None:
+            y = encoder.transform(y)
+        return y, len(self.classes_)
 
     def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
         options = super()._build_options(x, y)
@@ -120,9 +118,6 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
             labels = labels[as_array(y)]
         weights: NDArray[Any] = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
         return weights
-
-    def _strata(self, y: NDArray[Any]) -> NDArray[Any]:
-        return y
 
 
 def _check_classes(classes: NDArray[Any], x: object) -> NDArray[Any]:

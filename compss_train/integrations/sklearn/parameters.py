@@ -1,8 +1,10 @@
-"""The parameters of the classifier and the regressor."""
+"""The parameters of the classifier and the regressor, and what optimizers and schedules with a name stand for."""
 
+import math
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -10,9 +12,9 @@ from numpy.typing import DTypeLike
 from sklearn.base import BaseEstimator
 from torch import nn
 
+from compss_train._utils.validation import suggestion
 from compss_train.callbacks import Callback
 from compss_train.engines import Engine
-from compss_train.integrations.sklearn.optimization import as_options
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import MetricSpec
 from compss_train.model.optimizers import OptimizerSpec
@@ -23,6 +25,9 @@ from compss_train.training.merge import MergeLike
 
 NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
 """A function of the numbers of inputs and outputs that returns a network."""
+
+LEARNING_RATE = 1e-3
+"""Of optimizers with a name, where none is given."""
 
 _DICTS = ("optimizer", "build_options", "fit_options")
 """Parameters whose options have names of their own."""
@@ -147,3 +152,58 @@ class EstimatorParameters(BaseEstimator, ABC):  # type: ignore[misc]
             if nested and parameter in _DICTS:
                 setattr(self, parameter, {**as_options(parameter, getattr(self, parameter)), option: value})
         return self
+
+
+def as_options(name: str, value: object) -> dict[str, Any]:
+    """Return the value of a parameter that is a dict; an optimizer may be given by name instead.
+
+    Raises ``TypeError`` for other values, which have no options.
+    """
+    if name == "optimizer" and (value is None or isinstance(value, str)):
+        return {"optimizer": value or "adam"}
+    if value is None or isinstance(value, Mapping):
+        return dict(value or {})
+    raise TypeError(
+        f"{name}__... sets an option of {name}, but {name}={value!r} is not a dict; give a dict"
+        + (" or a name, such as 'sgd'" if name == "optimizer" else "")
+    )
+
+
+def make_optimizer(optimizer: OptimizerSpec | str | None, lr: float | None) -> OptimizerSpec:
+    """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if it is not ``None``.
+
+    Raises ``ValueError`` if the optimizer has a learning rate of its own, or could have.
+    """
+    if optimizer is not None and not isinstance(optimizer, str | Mapping):
+        if lr is not None:
+            raise ValueError(f"lr={lr} is for an optimizer with a name; set it in optimizer={optimizer!r}")
+        return optimizer
+    options = as_options("optimizer", optimizer)
+    if lr is not None and "lr" in options:
+        raise ValueError(f"lr={lr} and optimizer={options}: give the learning rate in one of them")
+    if lr is None and not isinstance(options.get("optimizer"), str):
+        return options  # a class of torch has its own default
+    return {"lr": LEARNING_RATE if lr is None else lr, **options}
+
+
+def make_schedule(schedule: ScheduleSpec | str, num_epochs: int) -> ScheduleSpec:
+    """Return the schedule for ``DistributedTrainer.build``; those with a name end after ``num_epochs``."""
+    if not isinstance(schedule, str):
+        return schedule
+    if schedule not in SCHEDULES:
+        hint = suggestion(schedule, SCHEDULES)
+        raise ValueError(f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}, or give one{hint}")
+    return partial(SCHEDULES[schedule], num_epochs=num_epochs)
+
+
+def _cosine(epoch: float, *, num_epochs: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / num_epochs)))
+
+
+def _linear(epoch: float, *, num_epochs: int) -> float:
+    return max(0.0, 1 - epoch / num_epochs)
+
+
+SCHEDULES: Mapping[str, Callable[..., float]] = {"cosine": _cosine, "linear": _linear}
+"""Factors of the learning rate that fall from 1 to 0 over the epochs of a fit; half a cosine is that of Loshchilov
+and Hutter 2017, without restarts."""

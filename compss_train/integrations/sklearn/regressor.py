@@ -57,22 +57,18 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
         """Return R² of the predictions."""
         return float(super().score(X, as_array(y), sample_weight))
 
-    @property
-    def _num_outputs(self) -> int:
-        return self.n_outputs_
-
-    def _encode_targets(self, x: Any, y: Any) -> Any:
-        """Return targets in the precision of the network; set or check their shape and dtype."""
+    def _encode_targets(self, x: Any, y: Any) -> tuple[Any, int]:
+        """Return targets in the precision of the network, and how many; set or check their shape and dtype."""
         shape = _target_shape_of(x, y)
         if self.__sklearn_is_fitted__() and shape != self._target_shape:
             raise ValueError(f"y has targets of shape {shape}, but those of the first fit had {self._target_shape}")
         self._target_shape, self.n_outputs_ = shape, math.prod(shape)
         self._target_dtype = np.dtype(np.float64 if getattr(y, "dtype", None) == np.float64 else np.float32)
         if not is_partitioned(x):
-            return np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
-        if self.net is None and len(shape) > 1 and y is not None:  # the perceptron's outputs are flat
-            return map_blocks(lambda block: block.reshape(len(block), -1), y)
-        return y
+            y = np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
+        elif self.net is None and len(shape) > 1 and y is not None:  # the perceptron's outputs are flat
+            y = map_blocks(lambda block: block.reshape(len(block), -1), y)
+        return y, self.n_outputs_
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

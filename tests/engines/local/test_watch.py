@@ -89,7 +89,7 @@ def test_a_task_that_continues_after_a_warning_is_reported(folder, capsys):
     watched.pass_(500)
     watched.beat()
     err = capsys.readouterr().err
-    assert "round 1 on worker 0 goes on after 500 s" in err
+    assert "round 1 on worker 0 continues after 500 s" in err
     assert err.count("has reported no batch") == 1
     watched.pass_(31)
     assert "has reported no batch for 30 s" in capsys.readouterr().err
