@@ -105,15 +105,24 @@ class NamedFits(Generic[Fitted]):
         """Train; see ``DistributedTrainer.fit``."""
 
     def _fit(
-        self, name: str, given: FitKeywords, x: Any, y: Any, batches: int, num_epochs: int, **options: Any
+        self,
+        name: str,
+        data: tuple[Any, Any, int, int],
+        given: FitKeywords,
+        order: tuple[bool, bool] | None = None,
+        every: int = 1,
     ) -> Fitted:
-        """Call ``fit`` with what the name fixes, the ``options`` of its arguments, and the ``given`` keywords."""
+        """Call ``fit`` with what the name fixes, the arguments of the named fit, and the ``given`` keywords.
+
+        ``order`` says whether blocks, and the samples of each, are shuffled; ``None`` for all samples together.
+        """
+        x, y, batches, num_epochs = data
         check_keywords(name, given)
         check_count("num_batches_per_worker", batches)
-        every = check_count("n_epocs_sync", options.pop("every", 1), least=0)
-        merge = merge_of(name, given.get("merge"), every)
-        options |= {key: value for key, value in FIXED[name].items() if key in _IN_TOTAL}
-        options |= {**given, "merge": merge}
+        check_count("n_epocs_sync", every, least=0)
+        shuffle, rows = ("total", True) if order is None else (_by_blocks(order[0]), order[1])
+        options: dict[str, Any] = {**given, "shuffle": shuffle, "shuffle_block_data": rows}
+        options["merge"] = merge_of(name, given.get("merge"), every)
         return self.fit(x, y, num_batches_per_worker=batches, num_epochs=num_epochs, **options)
 
     def fit_synchronous_with_GPU(
@@ -127,16 +136,9 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch."""
-        return self._fit(
-            "fit_synchronous_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            shuffle=_by_blocks(shuffle_blocks),
-            shuffle_block_data=shuffle_block_data,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        order = shuffle_blocks, shuffle_block_data
+        return self._fit("fit_synchronous_with_GPU", data, options, order)
 
     def fit_synchronous_shuffle_with_GPU(
         self,
@@ -147,14 +149,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch; all samples are shuffled together before each."""
-        return self._fit(
-            "fit_synchronous_shuffle_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        return self._fit("fit_synchronous_shuffle_with_GPU", data, options)
 
     def fit_synchronous_every_n_epochs_with_GPU(
         self,
@@ -168,17 +164,9 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        return self._fit(
-            "fit_synchronous_every_n_epochs_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            every=n_epocs_sync,
-            shuffle=_by_blocks(shuffle_blocks),
-            shuffle_block_data=shuffle_block_data,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        order = shuffle_blocks, shuffle_block_data
+        return self._fit("fit_synchronous_every_n_epochs_with_GPU", data, options, order, every=n_epocs_sync)
 
     def fit_synchronous_shuffle_every_n_epochs_with_GPU(
         self,
@@ -190,15 +178,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        return self._fit(
-            "fit_synchronous_shuffle_every_n_epochs_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            every=n_epocs_sync,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        return self._fit("fit_synchronous_shuffle_every_n_epochs_with_GPU", data, options, every=n_epocs_sync)
 
     def fit_asynchronous_with_GPU(
         self,
@@ -211,16 +192,9 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Each worker adds its change to the global parameters after every epoch and continues at once."""
-        return self._fit(
-            "fit_asynchronous_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            shuffle=_by_blocks(shuffle_blocks),
-            shuffle_block_data=shuffle_block_data,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        order = shuffle_blocks, shuffle_block_data
+        return self._fit("fit_asynchronous_with_GPU", data, options, order)
 
     def fit_asynchronous_shuffle_with_GPU(
         self,
@@ -231,14 +205,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively after every epoch; all samples are shuffled together before each."""
-        return self._fit(
-            "fit_asynchronous_shuffle_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        return self._fit("fit_asynchronous_shuffle_with_GPU", data, options)
 
     def fit_asynchronous_n_epochs_with_GPU(
         self,
@@ -252,17 +220,9 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs, by default once at the end."""
-        return self._fit(
-            "fit_asynchronous_n_epochs_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            every=n_epocs_sync,
-            shuffle=_by_blocks(shuffle_blocks),
-            shuffle_block_data=shuffle_block_data,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        order = shuffle_blocks, shuffle_block_data
+        return self._fit("fit_asynchronous_n_epochs_with_GPU", data, options, order, every=n_epocs_sync)
 
     def fit_asynchronous_shuffle_n_epochs_with_GPU(
         self,
@@ -274,15 +234,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        return self._fit(
-            "fit_asynchronous_shuffle_n_epochs_with_GPU",
-            options,
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            every=n_epocs_sync,
-        )
+        data = x_train, y_train, num_batches_per_worker, num_epochs
+        return self._fit("fit_asynchronous_shuffle_n_epochs_with_GPU", data, options, every=n_epocs_sync)
 
 
 def _by_blocks(shuffle_blocks: bool) -> ShuffleLike:
