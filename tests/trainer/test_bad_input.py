@@ -11,11 +11,9 @@ from compss_train import (
     BlockedTensor,
     DistributedTrainer,
     Gradients,
-    LocalEngine,
     Merge,
     NotBuiltError,
     PartialShuffle,
-    SerialEngine,
 )
 from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from tests.helpers.models import SGD, blocked, classification, mlp
@@ -115,10 +113,10 @@ def test_engines(monkeypatch):
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "dask")
     with pytest.raises(ValueError, match="COMPSS_TRAIN_ENGINE=dask is not an engine"):
         DistributedTrainer(2)
-    assert DistributedTrainer(2, engine="serial")._engine_class is SerialEngine
+    assert DistributedTrainer(2, engine="serial").configuration["trainer"]["engine"] == "serial"
     for unset in ("", "auto"):
         monkeypatch.setenv("COMPSS_TRAIN_ENGINE", unset)
-        assert DistributedTrainer(2)._engine_class is LocalEngine
+        assert DistributedTrainer(2).configuration["trainer"]["engine"] == "local"
 
 
 def test_nothing_works_before_build():
