@@ -15,7 +15,6 @@ from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset
 from compss_train.training.callback import AnyCallback
-from compss_train.training.fit_options import ShuffleLike
 from compss_train.training.merge import Merge, MergeLike, Preset
 
 Fitted = TypeVar("Fitted")
@@ -120,8 +119,10 @@ class NamedFits(Generic[Fitted]):
         check_keywords(name, given)
         check_count("num_batches_per_worker", batches)
         check_count("n_epocs_sync", every, least=0)
-        shuffle, rows = ("total", True) if order is None else (_by_blocks(order[0]), order[1])
-        options: dict[str, Any] = {**given, "shuffle": shuffle, "shuffle_block_data": rows}
+        options: dict[str, Any] = {**given, "shuffle": "total", "shuffle_block_data": True}
+        if order is not None:
+            check_choice("shuffle_blocks", order[0], (True, False))
+            options |= {"shuffle": "blocks" if order[0] else None, "shuffle_block_data": order[1]}
         options["merge"] = merge_of(name, given.get("merge"), every)
         return self.fit(x, y, num_batches_per_worker=batches, num_epochs=num_epochs, **options)
 
@@ -236,8 +237,3 @@ class NamedFits(Generic[Fitted]):
         """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
         data = x_train, y_train, num_batches_per_worker, num_epochs
         return self._fit("fit_asynchronous_shuffle_n_epochs_with_GPU", data, options, every=n_epocs_sync)
-
-
-def _by_blocks(shuffle_blocks: bool) -> ShuffleLike:
-    check_choice("shuffle_blocks", shuffle_blocks, (True, False))
-    return "blocks" if shuffle_blocks else None

@@ -111,21 +111,15 @@ def _momentum(situation: Situation) -> tuple[Mapping[str, Any] | None, Optimizer
     Frequent merges add up both kinds of momentum, which networks with BatchNorm do not stand: they have one of
     them, the outer one with many workers, or the workers' own, as Adam without its moments is no Adam.
     """
-    outer = {**NESTEROV, "momentum": _outer_momentum(situation.num_workers)}
+    # Steps in one direction add up to lr / (1 - momentum) times the mean change: as far as these workers would have
+    # moved one after another, up to 7 of them.
+    lr, most = float(NESTEROV["lr"]), float(NESTEROV["momentum"])
+    outer = {**NESTEROV, "momentum": round(min(most, 1 - lr / situation.num_workers), 3)}
     if not situation.batch_norm:
         return outer, "average"
     if situation.adaptive or situation.num_workers < MANY_WORKERS:
         return None, "average"
     return outer, "reset"
-
-
-def _outer_momentum(num_workers: int) -> float:
-    """Return the momentum with which steps in one direction add up to ``num_workers`` times the mean change.
-
-    That is how far these workers would have moved one after another: lr / (1 - momentum) = workers, up to 7.
-    """
-    lr, most = float(NESTEROV["lr"]), float(NESTEROV["momentum"])
-    return round(min(most, 1 - lr / num_workers), 3)
 
 
 def _batch_size(situation: Situation, batches: Batching) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
-from compss_train.engines import machine
+from compss_train.engines import machine, nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
 from tests.helpers.models import (
     ADAM,
@@ -221,7 +221,8 @@ def test_an_array_is_cut_like_the_other_if_that_is_in_blocks():
 
 
 def test_by_default_there_are_as_many_workers_as_run_at_the_same_time(monkeypatch):
-    monkeypatch.setattr(machine, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8)
+    for module in (machine, nodes):
+        monkeypatch.setattr(module, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8)
     trainer = DistributedTrainer(engine="local")
     assert (trainer.num_workers, trainer.threads) == (4, 2)
     assert DistributedTrainer(engine="serial", threads=2).num_workers == 2
