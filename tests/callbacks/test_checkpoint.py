@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
+from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, Report
 from compss_train.training.checkpoints import storage
 from compss_train.training.checkpoints.snapshot import Snapshot
 from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint, write_checkpoint
 from tests.helpers.callbacks import InterruptAt
-from tests.helpers.models import assert_same_bits
+from tests.helpers.models import SGD, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
@@ -92,16 +92,6 @@ def test_the_best_checkpoint_has_the_best_value(tmp_path):
     assert len(restored.history) == callback.best_round + 1
 
 
-def test_the_best_round_is_independent_of_early_stopping(tmp_path):
-    trainer, restored = trainer_of(), trainer_of()
-    worst = EarlyStopping("loss", mode="max", patience=9, restore_best=False)
-    callback = Checkpoint(tmp_path, keep=1, best="loss")
-    fit(trainer, worst, callback, num_epochs=3)
-    assert (worst.best_round, callback.best_round) == (0, 2)
-    restored.restore(tmp_path, best=True)
-    assert len(restored.history) == 3
-
-
 def test_the_best_of_all_fits_of_a_run_is_kept(tmp_path):
     trainer = trainer_of()
     callback = Checkpoint(tmp_path, keep=2, best="loss", mode="max")
@@ -180,7 +170,7 @@ def test_a_failed_checkpoint_is_not_the_latest(tmp_path, monkeypatch):
     class Breaking(Callback):
         def on_round_end(self, trainer, record):
             if record["round"] == 1:
-                monkeypatch.setattr(storage, "save_file", None)
+                monkeypatch.setattr(storage, "write_state", None)
 
     callback = Checkpoint(tmp_path)
     with pytest.raises(TypeError):
@@ -198,6 +188,76 @@ def test_snapshots_between_fits_are_current(tmp_path):
         assert_same_bits(other.get_parameters(), trainer.get_parameters())
         assert list(other.history) == list(trainer.history)
         fit(trainer, num_epochs=1)
+
+
+def test_the_best_checkpoint_is_not_that_of_early_stopping(tmp_path):
+    stopping = EarlyStopping("loss", mode="max", patience=9)  # whose best round, the first one, is not kept
+    trainer = trainer_of()
+    fit(trainer, stopping, Checkpoint(tmp_path, keep=1, best="val_loss"), num_epochs=4, **VALIDATION)
+    assert stopping.best_round == 0
+    trainer.restore(tmp_path, best=True)
+    assert trainer.history[-1]["round"] == 3
+
+
+@pytest.mark.parametrize("keep", [1, 9])
+def test_each_of_two_folders_has_its_own_best(tmp_path, keep):
+    """Also where the best round of one is kept in the other, too."""
+    lowest, highest = tmp_path / "lowest", tmp_path / "highest"
+    both = (
+        Checkpoint(highest, keep=keep, best="val_loss", mode="max"),
+        Checkpoint(lowest, keep=keep, best="val_loss"),
+    )
+    trainer = trainer_of()
+    fit(trainer, *both, num_epochs=4, **VALIDATION)
+    for folder, number in ((lowest, 3), (highest, 0)):
+        trainer.restore(folder, best=True)
+        assert trainer.history[-1]["round"] == number
+    trainer.restore(lowest.rename(tmp_path / "moved"), best=True)  # of either
+
+
+def test_restoring_the_best_needs_a_checkpoint_with_best(tmp_path):
+    fit(trainer := trainer_of(), EarlyStopping("loss"), Checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="records no best round"):
+        trainer.restore(tmp_path, best=True)
+
+
+def test_a_resumed_fit_with_another_field_finds_its_best_round(tmp_path):
+    fit(trainer_of(), EarlyStopping("loss"), Checkpoint(tmp_path, best="loss"), num_epochs=2, **VALIDATION)
+    stopping = EarlyStopping("val_loss", mode="max", patience=9)
+    checkpoint = Checkpoint(tmp_path, keep=1, best="val_loss", mode="max")
+    fit(trainer := trainer_of(), stopping, checkpoint, resume=True, num_epochs=4, **VALIDATION)
+    losses = {record["round"]: record["val_loss"] for record in trainer.history}
+    assert checkpoint.best_round == max(losses, key=losses.get) == 0
+    assert list(list_checkpoints(tmp_path)) == [0, 3]
+    assert stopping.best_round == 2  # it begins anew
+    assert stopping.best == max(losses[2], losses[3])
+
+
+def test_build_resets_the_rounds(tmp_path):
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=4)
+    stopping = EarlyStopping("loss", mode="max", patience=1)
+    fit(trainer := trainer_of(), stopping, resume=tmp_path, num_epochs=6)
+    assert (trainer.resumed_from, trainer.stopped) != (None, None)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    assert (trainer.resumed_from, trainer.stopped) == (None, None)
+    assert trainer.snapshot().progress is None
+
+
+def test_checkpoints_of_a_shorter_run_are_of_another_run(tmp_path):
+    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=2)
+    fit(other := trainer_of(), num_epochs=4)
+    with pytest.raises(FileExistsError, match="another run"):
+        fit(other, Checkpoint(tmp_path))
+    assert list(list_checkpoints(tmp_path)) == [0, 1]
+
+
+def test_an_error_of_the_checkpoint_folder_leaves_the_report(tmp_path):
+    page = tmp_path / "report.html"
+    fit(trainer_of(), Checkpoint(tmp_path / "checkpoints"), Report(page))
+    before = page.read_bytes()
+    with pytest.raises(FileExistsError):
+        fit(trainer_of(), Report(page), Checkpoint(tmp_path / "checkpoints"))
+    assert page.read_bytes() == before
 
 
 @pytest.mark.parametrize(("name", "value"), [("every", 0), ("keep", 0), ("every", 1.5), ("keep", True)])

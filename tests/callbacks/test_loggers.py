@@ -147,19 +147,6 @@ def test_a_resumed_fit_keeps_rounds_of_other_runs(tmp_path, logger):
     assert rounds_of(later) == [4, 5, 6, 2, 3, 4, 5]
 
 
-def test_a_file_with_another_first_line_is_not_changed(tmp_path):
-    path = tmp_path / "cfg.json"
-    for text in ('{"lr": 0.1}', '{"r', '{"round": 0, "epo', ""):
-        path.write_text(text)
-        if text.startswith('{"l'):
-            with pytest.raises(ValueError, match="its first line is no record of a round"):
-                call_hooks(JsonLines(path), records_of(1))
-            assert path.read_text() == text
-        else:
-            call_hooks(JsonLines(path), records_of(1))
-            assert rounds_of(path) == [*range(6)]
-
-
 @pytest.mark.parametrize("position", [0, 2])
 def test_a_killed_fit_that_resumes_has_no_round_twice(trainer, tmp_path, position):
     def callbacks(*more):
@@ -190,12 +177,32 @@ def test_an_incomplete_line_is_removed(tmp_path, logger):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_csv_raises_for_a_file_with_other_contents(trainer, tmp_path):
-    (tmp_path / "notes.csv").write_text("name,price\nbread,3\n")
-    with pytest.raises(ValueError, match=r"notes\.csv exists and has no rounds, its columns are name, price"):
-        fit(trainer, Csv(tmp_path / "notes.csv"))
-    assert (tmp_path / "notes.csv").read_text() == "name,price\nbread,3\n"
+@pytest.mark.parametrize(
+    ("logger", "text", "message"),
+    [
+        (Csv, "name,price\nbread,3\n", r"history exists and has no rounds, its columns are name, price"),
+        (Csv, "round,epoch\nfirst,1\n", r"history exists and has an invalid number or time of a round: .*'first'"),
+        (Csv, "first line\nsecond line", "history exists"),
+        (JsonLines, "first line\nsecond line", "its first line is no record of a round"),
+        (JsonLines, "first line\nsecond line\n", "its first line is no record of a round"),
+        (JsonLines, '{"lr": 0.1}', "its first line is no record of a round"),
+    ],
+)
+def test_a_file_with_other_contents_is_not_changed(trainer, tmp_path, logger, text, message):
+    path = tmp_path / "history"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        fit(trainer, logger(path))
+    assert path.read_text() == text
     assert trainer.history == []
+
+
+@pytest.mark.parametrize("text", ['{"r', '{"round": 0, "epo', ""])
+def test_a_first_line_that_was_cut_is_replaced(tmp_path, text):
+    path = tmp_path / "history.jsonl"
+    path.write_text(text)
+    call_hooks(JsonLines(path), records_of(1))
+    assert rounds_of(path) == [*range(6)]
 
 
 @pytest.mark.parametrize("logger", [*FILES, TensorBoard])
