@@ -122,7 +122,10 @@ class Csv(_HistoryFile):
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Append the row."""
-        cells = {name: _cell(value) for name, value in flatten(record).items()}
+        cells = {
+            name: json.dumps(value) if isinstance(value, list | tuple) else value
+            for name, value in flatten(record).items()
+        }
         if not cells.keys() <= set(self._columns):
             rows = self._read()
             self._columns += [name for name in cells if name not in self._columns]
@@ -173,7 +176,3 @@ class Csv(_HistoryFile):
 
     def _writer(self, file: TextIO) -> csv.DictWriter[str]:
         return csv.DictWriter(file, self._columns, lineterminator="\n")
-
-
-def _cell(value: object) -> object:
-    return json.dumps(value) if isinstance(value, list | tuple) else value

@@ -29,15 +29,11 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
     for known, best in ((_LOWER, "min"), (_HIGHER, "max")):
         if any(word in known for word in words):
             return "min" if best == "min" else "max"
-    raise ValueError(
-        f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'{_hint(words)}"
-    )
-
-
-def _hint(words: list[str]) -> str:
-    """Return a hint if a word of a name is similar to a known one."""
     similar = [next(iter(get_close_matches(word, (*_LOWER, *_HIGHER), 1, 0.75)), word) for word in words]
-    return "" if similar == words else f", or did you mean {'_'.join(similar)!r}?"
+    hint = "" if similar == words else f", or did you mean {'_'.join(similar)!r}?"
+    raise ValueError(
+        f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'{hint}"
+    )
 
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:

@@ -80,9 +80,11 @@ class ProgressBar(_Progress):
         if self._bar is None or self._mover is None:
             return
         with self._mover.lock:
-            if "received" not in record:
+            measures = _formatted_measures(record)
+            if "received" not in record:  # of an online fit, which prints no lines, the bar has all measures
                 self._note(record)
-            self._bar.set_postfix(_position(record) | _shown_in_bar(record), refresh=False)
+                measures = {name: measures[name] for name in ("loss",) if name in measures}
+            self._bar.set_postfix(_position(record) | measures, refresh=False)
         self._mover.complete(record["samples"])
 
     def _note(self, record: dict[str, Any]) -> None:
@@ -195,12 +197,6 @@ def _line(record: dict[str, Any]) -> str:
     shown = {**_position(record), **_formatted_measures(record)}
     speed = f"{record['samples_per_second']:,.0f} samples/s"
     return ", ".join([*(f"{name} {value}" for name, value in shown.items()), speed])
-
-
-def _shown_in_bar(record: dict[str, Any]) -> dict[str, str]:
-    """Return the loss; of an online fit, which prints no lines, all measures."""
-    measures = _formatted_measures(record)
-    return measures if "received" in record else {name: measures[name] for name in ("loss",) if name in measures}
 
 
 def _formatted_measures(record: dict[str, Any]) -> dict[str, str]:

@@ -121,7 +121,9 @@ class MLflow(_Tracker):
         if active is not None:
             run_id = str(active.info.run_id)
         elif self.run_id is None:
-            run_id = self._new_run()
+            found = self._client.get_experiment_by_name(self._experiment)
+            number = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+            run_id = str(self._client.create_run(number, run_name=self._run_name).info.run_id)
         else:
             run_id = self.run_id
             self._client.set_terminated(run_id, "RUNNING")
@@ -131,11 +133,6 @@ class MLflow(_Tracker):
         for first in range(0, len(new), MOST_PARAMETERS):
             self._client.log_batch(run_id, params=new[first : first + MOST_PARAMETERS])
         return run_id
-
-    def _new_run(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
-        return str(self._client.create_run(experiment, run_name=self._run_name).info.run_id)
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
         metric, ended = self._import().entities.Metric, round(1000 * record["ended"])

@@ -43,7 +43,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """The object of a class with ``loaded_once`` that this pickle is for."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type | FunctionType) and _is_our_own(obj):
+        ours = isinstance(obj, type | FunctionType) and (obj.__module__ or "").startswith(_PACKAGE)
+        if ours and obj.__name__ == obj.__qualname__:
             return NotImplemented  # by name, without cloudpickle's search: half of the time of a small task
         if getattr(type(obj), "loaded_once", False) and obj is not self._kept:
             return _load_once, (_OwnPickle.of(obj),)
@@ -78,11 +79,6 @@ class _OwnPickle:
 @lru_cache(maxsize=4)
 def _load_once(own: _OwnPickle) -> Any:
     return pickle.loads(own.data, buffers=own.buffers)
-
-
-def _is_our_own(obj: type | FunctionType) -> bool:
-    """Return whether a class or function is found under its name in a module of this package."""
-    return (obj.__module__ or "").startswith(_PACKAGE) and obj.__name__ == obj.__qualname__
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -252,6 +252,21 @@ def test_reserved_tasks_meet_or_are_an_error(engine, tmp_path):
     assert engine.fetch(refs) == [0, 1]
 
 
+def test_what_has_arrived_is_known_without_waiting(engine, tmp_path):
+    done = engine.submit(tasks.add, 1)
+    assert fetch(engine, done) == 1
+    if not engine.traits.interruptible:
+        assert engine.arrived([done]) == []
+        return
+    assert engine.arrived([done]) == [done]
+    if runs_tasks_side_by_side(engine):
+        waiting = engine.submit(tasks.wait_for, tmp_path / "gate", 2)
+        assert engine.arrived([waiting, done]) == [done]
+        (tmp_path / "gate").touch()
+        assert fetch(engine, waiting) == 2
+        assert engine.arrived([waiting, done]) == [waiting, done]
+
+
 @pytest.mark.parametrize(
     "make", [SerialEngine, lambda: LocalEngine(1), SimulatedEngine], ids=["serial", "local", "simulated"]
 )

@@ -65,18 +65,15 @@ def keep_answer_pipe_open() -> int | None:
     """
     with suppress(OSError):
         for number in os.listdir("/proc/self/fd"):
-            path = _path_of(number)
+            try:
+                path = os.readlink(f"/proc/self/fd/{number}")
+            except OSError:  # closed since
+                continue
             if path.endswith(".outbound"):  # commands come here; named from Java's point of view
                 answers = os.open(path.removesuffix(".outbound") + ".inbound", os.O_WRONLY | os.O_NONBLOCK)
                 os.register_at_fork(after_in_child=partial(_close, answers))
                 return answers
     return None
-
-
-def _path_of(descriptor: str) -> str:
-    with suppress(OSError):  # closed since
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-    return ""
 
 
 def _close(descriptor: int) -> None:

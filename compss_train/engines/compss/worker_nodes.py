@@ -63,19 +63,16 @@ def free_first_port(count: int) -> int:
     not enough.
     """
     needed = count * PORTS
-    candidates = range(LOWEST_PORT, _first_outgoing_port() - needed + 1)
+    try:
+        outgoing = int(OUTGOING.read_text().split()[0])
+    except (OSError, ValueError):
+        outgoing = _USUAL_OUTGOING_PORT
+    candidates = range(LOWEST_PORT, outgoing - needed + 1)
     for _ in range(100 if candidates else 0):
         first = random.choice(candidates)
         if all(_is_free(port) for port in range(first, first + needed)):
             return first
     raise OSError(f"found no {needed} consecutive free ports; give the first one with --first-port")
-
-
-def _first_outgoing_port() -> int:
-    try:
-        return int(OUTGOING.read_text().split()[0])
-    except (OSError, ValueError):
-        return _USUAL_OUTGOING_PORT
 
 
 def _is_free(port: int) -> bool:

@@ -81,8 +81,8 @@ class Scheduler:
             while (event := self._next_event()) is not None:
                 event()
                 self.graph.wake()
-                if not self._stopping:
-                    self._start_ready()
+                while not self._stopping and self._idle and (task := self.graph.next_ready(self._free_cpus)):
+                    self._start(task, self._take_fastest())
         except BaseException as error:  # a bug of the scheduler must not leave callers waiting
             self.graph.abandon(error)
             raise
@@ -93,10 +93,6 @@ class Scheduler:
                 return self._events.get(timeout=self.watch.check())
             except Empty:  # it is time for the next check
                 pass
-
-    def _start_ready(self) -> None:
-        while self._idle and (task := self.graph.next_ready(self._free_cpus)) is not None:
-            self._start(task, self._take_fastest())
 
     def _take_fastest(self) -> WorkerProcess:
         """Remove and return the idle process that was the fastest in its last task: it gets the longest task.

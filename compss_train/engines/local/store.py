@@ -60,17 +60,13 @@ def _write(chunks: Sequence[memoryview], path: str) -> StoredValue:
     try:
         with open(path, "wb", buffering=0) as file:
             for chunk in chunks:
-                _write_all(file.fileno(), chunk)
+                rest = chunk.cast("B") if chunk.ndim != 1 or chunk.format != "B" else chunk
+                while rest.nbytes:
+                    rest = rest[os.write(file.fileno(), rest) :]
     except BaseException:
         discard(path)
         raise
     return StoredValue(path)
-
-
-def _write_all(descriptor: int, chunk: memoryview) -> None:
-    chunk = chunk.cast("B") if chunk.ndim != 1 or chunk.format != "B" else chunk
-    while chunk.nbytes:
-        chunk = chunk[os.write(descriptor, chunk) :]
 
 
 def discard(path: str | None) -> None:

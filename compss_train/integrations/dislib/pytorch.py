@@ -44,7 +44,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         Raises the exceptions of ``DistributedTrainer.build``.
         """
         spec = {"optimizer": optimizer, **optimizer_parameters}
-        options = {"transform": _as_float, **options}
+        options = {"transform": torch.Tensor.float, **options}
         self._build(net, spec, _made(loss), num_gpu=num_gpu, num_nodes=num_nodes, **options)
         self.compss_object = [PytorchDistributed() for _ in range(self.num_workers)]
         for each in self.compss_object:
@@ -97,7 +97,3 @@ class PytorchDistributed:
 def _made(loss: LossFactory | str) -> BatchFunction | str:
     """Return the loss that a class, or another callable, makes; names and modules are returned as they are."""
     return loss if isinstance(loss, str | nn.Module) else loss()
-
-
-def _as_float(batch: torch.Tensor) -> torch.Tensor:
-    return batch.float()

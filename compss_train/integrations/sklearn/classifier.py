@@ -97,7 +97,12 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
             labels = unique_targets(x, y) if is_partitioned(x) else y
         check_classification_targets(labels)
         encoder = LabelEncoder().fit(labels)
-        self.classes_ = _check_classes(encoder.classes_, x)
+        classes = encoder.classes_
+        if len(classes) < 2:
+            raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs at least two")
+        if isinstance(x, FileDataset) and not np.array_equal(classes, np.arange(len(classes))):
+            raise ValueError(f"the files have the labels {classes}; labels in files must be the numbers 0 to k-1")
+        self.classes_ = classes
         if isinstance(y, BlockedTensor):
             y = map_blocks(lambda block: encoder.transform(np.ravel(block)), y)
         elif y is not None:
@@ -118,14 +123,6 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
             labels = labels[as_array(y)]
         weights: NDArray[Any] = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
         return weights
-
-
-def _check_classes(classes: NDArray[Any], x: object) -> NDArray[Any]:
-    if len(classes) < 2:
-        raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs at least two")
-    if isinstance(x, FileDataset) and not np.array_equal(classes, np.arange(len(classes))):
-        raise ValueError(f"the files have the labels {classes}; labels in files must be the numbers 0 to k-1")
-    return classes
 
 
 _MIN_PROBABILITY = 1e-30  # positive in float32, so that its logarithm is finite

@@ -86,11 +86,8 @@ def _check_features(estimator: EstimatorParameters, x: Any, *, reset: bool) -> N
 
 def convert_dislib(value: Any) -> Any:
     """Return a dislib tensor as a ``BlockedTensor``, any other value unchanged."""
-    return BlockedTensor.from_dislib(value) if _is_dislib_tensor(value) else value
-
-
-def _is_dislib_tensor(value: object) -> bool:
-    return hasattr(value, "tensors") and not isinstance(value, BlockedTensor)
+    is_dislib = hasattr(value, "tensors") and not isinstance(value, BlockedTensor)
+    return BlockedTensor.from_dislib(value) if is_dislib else value
 
 
 def is_partitioned(value: object) -> bool:

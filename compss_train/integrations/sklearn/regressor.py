@@ -59,7 +59,10 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
 
     def _encode_targets(self, x: Any, y: Any) -> tuple[Any, int]:
         """Return targets in the precision of the network, and how many; set or check their shape and dtype."""
-        shape = _target_shape_of(x, y)
+        if isinstance(x, FileDataset):
+            shape = tuple(first_row_of_files(x)[-1].shape[1:])
+        else:
+            shape = tuple(y.sample_shape if is_partitioned(y) else y.shape[1:])
         if self.__sklearn_is_fitted__() and shape != self._target_shape:
             raise ValueError(f"y has targets of shape {shape}, but those of the first fit had {self._target_shape}")
         self._target_shape, self.n_outputs_ = shape, math.prod(shape)
@@ -74,10 +77,3 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _target_shape_of(x: Any, y: Any) -> tuple[int, ...]:
-    """Return the shape of the target of a sample."""
-    if isinstance(x, FileDataset):
-        return tuple(first_row_of_files(x)[-1].shape[1:])
-    return tuple(y.sample_shape if is_partitioned(y) else y.shape[1:])
