@@ -15,8 +15,8 @@ from compss_train import BlockedTensor, shuffle
 from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.partitioning import RoundPlan, Shuffle
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker.batches import batches
-from compss_train.training.worker.source import Shard, source_of
+from compss_train.worker.batches import batches
+from compss_train.worker.source import Shard, source_of
 
 WORKERS = 8
 BATCH = 1_000

@@ -31,7 +31,7 @@ from compss_train.training.resuming import restore, snapshot_of
 from compss_train.training.running import resume as resume_fit
 from compss_train.training.running import run_rounds
 from compss_train.training.stopping import Stopping
-from compss_train.training.worker import losses_by_rate
+from compss_train.worker import losses_by_rate
 
 
 class DistributedTrainer(Predictor, NamedFits[Parameters]):

@@ -10,9 +10,9 @@ from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.training.worker.batches import placed_batches
-from compss_train.training.worker.prefetching import prefetched
-from compss_train.training.worker.source import source_of, unshuffled
+from compss_train.worker.batches import placed_batches
+from compss_train.worker.prefetching import prefetched
+from compss_train.worker.source import source_of, unshuffled
 from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.tolerances import adam_error
 

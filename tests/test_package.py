@@ -58,7 +58,7 @@ def test_a_fit_imports_neither_torchmetrics_nor_zeromq_unless_it_uses_them():
 import sys
 import numpy as np
 from torch import nn
-import compss_train.training.worker.server_exchange
+import compss_train.worker.server_exchange
 from compss_train import DistributedTrainer
 with DistributedTrainer(1, engine="serial") as trainer:
     trainer.build(nn.Linear(2, 2), {"optimizer": "sgd", "lr": 0.1}, "ce", ["accuracy", "mae"][:1])

@@ -8,7 +8,7 @@ from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.report import Report
 from compss_train.callbacks.trackers import MLflow, TensorBoard, Trackio, WandB
 from compss_train.training.callback import Callback
-from compss_train.training.worker import WorkerCallback, WorkerContext
+from compss_train.worker import WorkerCallback, WorkerContext
 
 __all__ = [
     "Callback",

@@ -11,12 +11,12 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.optimizer_stepper import OptimizerStepper
-from compss_train.training.worker.own_buffers import changed_buffers, restore_buffers
-from compss_train.training.worker.prefetching import Preparation
-from compss_train.training.worker.server_exchange import Exchange
-from compss_train.training.worker.train import WorkerState, optimizer_of, to_cpu
+from compss_train.worker.batches import Batch
+from compss_train.worker.optimizer_stepper import OptimizerStepper
+from compss_train.worker.own_buffers import changed_buffers, restore_buffers
+from compss_train.worker.prefetching import Preparation
+from compss_train.worker.server_exchange import Exchange
+from compss_train.worker.train import WorkerState, optimizer_of, to_cpu
 
 MAX_SKIPPED = 100
 """Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""

@@ -12,8 +12,8 @@ from compss_train.online.connection import Address
 from compss_train.online.sender import host_and_port
 from compss_train.online.stream import end_offset
 from compss_train.training.build_arguments import check_outer_optimizer, check_picklable
-from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.server_exchange import ServerAddress
+from compss_train.worker.batches import Batch
+from compss_train.worker.server_exchange import ServerAddress
 
 Pairing = Callable[[Any, Any], Any]
 """Makes (x, y) of two batches of time steps, the earlier and the later of each pair."""

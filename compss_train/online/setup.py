@@ -20,7 +20,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.worker.server_exchange import ServerAddress
+from compss_train.worker.server_exchange import ServerAddress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,10 @@ from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets, Receiver
 from compss_train.online.values import decode_value, encode_value
 from compss_train.training.checkpoints.snapshot import worker_from_dict, worker_to_dict
-from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.group import GroupState
-from compss_train.training.worker.prefetching import PreparingThread
-from compss_train.training.worker.train import WorkerState
+from compss_train.worker.batches import Batch
+from compss_train.worker.group import GroupState
+from compss_train.worker.prefetching import PreparingThread
+from compss_train.worker.train import WorkerState
 
 _ALL_ADDRESSES = "0.0.0.0"
 _TICK = 0.2

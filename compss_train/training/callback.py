@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 from compss_train.model.parameters import Parameters
 from compss_train.reports.history import History
 from compss_train.training.checkpoints.snapshot import Snapshot
-from compss_train.training.worker import WorkerCallback
+from compss_train.worker import WorkerCallback
 
 
 class TrainerProtocol(Protocol):

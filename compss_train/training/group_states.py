@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from compss_train.engines import Engine, Ref
-from compss_train.training.worker import GroupState, WorkerState
+from compss_train.worker import GroupState, WorkerState
 
 GroupStates: TypeAlias = GroupState | Ref | list[GroupState | Ref]
 """The states of a group's workers; a list of those of several groups, if they were joined since they trained."""

@@ -15,7 +15,7 @@ from compss_train.data.block_passes import BlockPass
 from compss_train.exceptions import DivergedError
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker import Shard
+from compss_train.worker import Shard
 
 SMOOTHING = 0.9
 """The share of the old value in the moving average of the losses."""

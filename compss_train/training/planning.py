@@ -32,9 +32,9 @@ from compss_train.training.resuming import find_checkpoint, resumed
 from compss_train.training.stopping import Stopping
 from compss_train.training.task_submission import warn_of_first_batch
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.worker import Shard, WorkerState, train
-from compss_train.training.worker.moments import check_averageable
 from compss_train.training.workplace import Workplace
+from compss_train.worker import Shard, WorkerState, train
+from compss_train.worker.moments import check_averageable
 
 
 def fit_options(

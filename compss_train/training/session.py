@@ -18,7 +18,7 @@ from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, fetch_states, state_refs
 from compss_train.training.task_submission import EVALUATION_BATCH, Inference, WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
-from compss_train.training.worker import WorkerCallback, WorkerState
+from compss_train.worker import WorkerCallback, WorkerState
 
 
 class Session:

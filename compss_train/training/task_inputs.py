@@ -15,7 +15,7 @@ from compss_train.data.pieces import Pieces, cut_into_pieces
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.training.data_handles import DataHandles
-from compss_train.training.worker import split_rows
+from compss_train.worker import split_rows
 
 LEAST_CHUNKS = 16
 """In at least so many tasks blocks are cut, so that a task has a sixteenth of the data in memory at most."""

@@ -22,7 +22,7 @@ from compss_train.training.data_handles import DataHandles
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.group_states import GroupStates, States, joined_states, parts, state_refs
 from compss_train.training.task_inputs import RoundInputs
-from compss_train.training.worker import (
+from compss_train.worker import (
     GroupWork,
     Member,
     RoundSettings,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from compss_train.engines import Engine, Ref
-from compss_train.training.worker import WorkerState
+from compss_train.worker import WorkerState
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

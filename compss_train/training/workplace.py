@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds
 from compss_train.engines import Engine, Ref, engine_class
 from compss_train.engines.base import Resources
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.parameters import Parameters
-from compss_train.training import worker
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource
 from compss_train.training.session import Session

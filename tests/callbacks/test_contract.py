@@ -53,7 +53,7 @@ def subclasses(kind):
 
 
 def test_all_callbacks_are_tested():
-    in_workers = {WorkerCallback, WorkerContext}  # tests/training/worker/test_callbacks.py
+    in_workers = {WorkerCallback, WorkerContext}  # tests/worker/test_callbacks.py
     public = {getattr(package, name) for name in package.__all__} - {Callback} - in_workers
     ours = {each for each in subclasses(Callback) if each.__module__.startswith("compss_train.callbacks.")}
     assert set(FACTORIES) | TRACKERS == public == {each for each in ours if not each.__name__.startswith("_")}

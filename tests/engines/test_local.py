@@ -246,10 +246,10 @@ def test_a_process_killed_while_it_starts_is_replaced():
 
         return [name for name in sys.modules if name.startswith("compss_train.")]
 
-    with LocalEngine(processes=1, preload=["compss_train.training.worker"]) as engine:
+    with LocalEngine(processes=1, preload=["compss_train.worker"]) as engine:
         os.kill(workers(engine)[0], signal.SIGKILL)
         (names,) = engine.fetch([engine.submit(imported)])
-    of_tasks = ("training.worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")
+    of_tasks = ("worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")
     assert {f"compss_train.{name}" for name in of_tasks} <= set(names)
 
 

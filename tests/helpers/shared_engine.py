@@ -14,7 +14,7 @@ from loky import ProcessPoolExecutor
 from compss_train import LocalEngine
 from compss_train.engines.local import engine, worker_main, worker_process
 
-IMPORTED = ["compss_train.training.worker", "torch._dynamo"]
+IMPORTED = ["compss_train.worker", "torch._dynamo"]
 """What the process that the others are forked from has imported."""
 preparation_data = spawn.get_preparation_data
 

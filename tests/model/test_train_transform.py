@@ -20,7 +20,7 @@ STILL = {"num_epochs": 2, "num_batches_per_worker": 3, "shuffle": None, "shuffle
 
 @pytest.fixture(autouse=True)
 def _every_transform_is_worth_a_thread(monkeypatch):
-    monkeypatch.setattr("compss_train.training.worker.prefetching._WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("compss_train.worker.prefetching._WORTH_SECONDS", 0.0)
 
 
 def noisy(x):

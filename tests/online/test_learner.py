@@ -16,7 +16,7 @@ from tests.helpers.small_fits import PLAIN_SGD
 from tests.helpers.tolerances import sgd_error
 from tests.online.fits import batches_of, fit_online, plain_loop
 from tests.online.simulations import simulate_rows, slow_copy
-from tests.training.worker.test_own_buffers import Smoothed
+from tests.worker.test_own_buffers import Smoothed
 
 X, Y = classification(samples=60)
 

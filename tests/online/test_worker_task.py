@@ -12,7 +12,7 @@ from compss_train.net.messages import MessageError
 from compss_train.online.values import decode_value, encode_value
 from compss_train.online.worker_task import WorkerCheckpoint
 from compss_train.online.workers import CheckpointStore
-from compss_train.training.worker.train import WorkerState
+from compss_train.worker.train import WorkerState
 from tests.buffers.kinds import ALL, Thread, make, put_some
 from tests.online.bare_connections import connection_pair
 

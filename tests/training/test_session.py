@@ -57,7 +57,7 @@ def test_an_engine_is_started_with_the_modules_that_tasks_need(monkeypatch):
     with DistributedTrainer(2, engine="serial", threads=1) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy")
         trainer.predict(x)
-    assert started == [(2, 1, ["compss_train.training.worker"])]
+    assert started == [(2, 1, ["compss_train.worker"])]
 
 
 def test_the_state_of_a_worker_is_made_once(monkeypatch):

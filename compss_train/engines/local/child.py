@@ -15,7 +15,7 @@ import torch
 from compss_train.engines.base import Resources
 from compss_train.engines.local.engine import LocalEngine
 
-_TASKS = ("compss_train.training.worker",)
+_TASKS = ("compss_train.worker",)
 """What the tasks of a fit import; the start of a process does not count as silence."""
 
 

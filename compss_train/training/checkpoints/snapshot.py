@@ -11,7 +11,7 @@ import numpy as np
 from compss_train.data.partitioning import Position
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState
-from compss_train.training.worker import WorkerState
+from compss_train.worker import WorkerState
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

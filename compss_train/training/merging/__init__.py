@@ -18,7 +18,7 @@ from compss_train.training.merging.commutative import CommutativeMerge
 from compss_train.training.merging.server import GlobalParameters, ServerMerge
 from compss_train.training.merging.synchronous import SynchronousMerge
 from compss_train.training.training_state import MergeState
-from compss_train.training.worker import MergeRule
+from compss_train.worker import MergeRule
 
 EMA_DECAY = 0.8
 """The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""

@@ -14,7 +14,7 @@ from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.merging.commutative import ROUNDS_AHEAD
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
-from compss_train.training.worker.server_exchange import (
+from compss_train.worker.server_exchange import (
     Exchange,
     ServerAddress,
     read_parameters,

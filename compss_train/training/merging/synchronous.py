@@ -10,7 +10,7 @@ from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.base import Merge, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import MergeState
-from compss_train.training.worker import MergeRule, finish
+from compss_train.worker import MergeRule, finish
 
 ARITIES = (4, 8, 16, 32, 64)
 """How many versions of the parameters a task of the tree may add up."""

@@ -19,7 +19,7 @@ from compss_train.engines.compss.task_body import (
     run_update,
     task_name,
 )
-from compss_train.training.worker import train_group
+from compss_train.worker import train_group
 from tests.engines import tasks
 
 

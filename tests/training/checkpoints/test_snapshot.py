@@ -11,7 +11,7 @@ from compss_train.data.partitioning import Position
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.training.checkpoints.snapshot import Progress, Snapshot
 from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
-from compss_train.training.worker import WorkerState
+from compss_train.worker import WorkerState
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.small_fits import fit, trainer_of
 from tests.training.checkpoints.trees import assert_same

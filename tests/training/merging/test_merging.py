@@ -8,7 +8,7 @@ from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import ARITIES, best_arity, sum_by_tree
-from compss_train.training.worker import MergeRule, finish
+from compss_train.worker import MergeRule, finish
 from tests.engines import tasks
 from tests.helpers.means import average, weighted
 from tests.helpers.models import (

@@ -16,7 +16,7 @@ from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.agreement import agreement
-from compss_train.training.worker import MergeRule, finish
+from compss_train.worker import MergeRule, finish
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.means import weighted
 from tests.helpers.models import (

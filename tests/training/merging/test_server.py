@@ -16,7 +16,7 @@ from compss_train.callbacks import Callback
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
 from compss_train.parameter_server import LocalParameterServer, serve_apart
-from compss_train.training.worker.server_exchange import Exchange
+from compss_train.worker.server_exchange import Exchange
 from tests.helpers.models import (
     ADAM,
     MODES,

@@ -7,8 +7,8 @@ from typing import Any
 
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.training_step import StepResult
-from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.callbacks import WorkerCallback, WorkerContext
+from compss_train.worker.batches import Batch
+from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 
 
 class CallbackRunner:

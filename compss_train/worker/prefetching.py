@@ -19,9 +19,9 @@ from compss_train.model.devices import is_gpu
 from compss_train.model.random_state import RandomState, random_state, seed_generators
 from compss_train.model.torch_draws import CannotRedirectError, TorchDraws
 from compss_train.model.training_spec import ModelReplica
-from compss_train.training.worker.batches import Batch, PlacedBatch
-from compss_train.training.worker.collating import collated
-from compss_train.training.worker.device_copies import CopyStream
+from compss_train.worker.batches import Batch, PlacedBatch
+from compss_train.worker.collating import collated
+from compss_train.worker.device_copies import CopyStream
 
 _AHEAD = 2
 """Batches that are ready or being prepared while the model trains on another."""

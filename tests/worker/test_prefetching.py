@@ -16,11 +16,11 @@ from compss_train.data.order import transform_seed
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.training.worker import batches as batches_module
-from compss_train.training.worker.batches import Batch, batches
-from compss_train.training.worker.device_copies import pieces
-from compss_train.training.worker.prefetching import Preparation, PreparingThread, prefetched
-from compss_train.training.worker.source import source_of, unshuffled
+from compss_train.worker import batches as batches_module
+from compss_train.worker.batches import Batch, batches
+from compss_train.worker.device_copies import pieces
+from compss_train.worker.prefetching import Preparation, PreparingThread, prefetched
+from compss_train.worker.source import source_of, unshuffled
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.small_fits import fit, trainer_of
 
@@ -29,7 +29,7 @@ X, Y = classification(samples=62)
 
 @pytest.fixture(autouse=True)
 def _every_transform_is_worth_a_thread(monkeypatch):
-    monkeypatch.setattr("compss_train.training.worker.prefetching._WORTH_SECONDS", 0.0)
+    monkeypatch.setattr("compss_train.worker.prefetching._WORTH_SECONDS", 0.0)
 
 
 def noisy(x):
@@ -144,7 +144,7 @@ def test_a_thread_transforms_unless_it_would_share_a_generator_with_the_step():
 def test_a_transform_that_takes_less_than_a_thread_costs_has_none(monkeypatch, transform):
     with prefetched(iter(placed(5)), replica_of(transform), 0) as prepared:
         expected = [batch.x for _, batch in prepared]
-    monkeypatch.setattr("compss_train.training.worker.prefetching._WORTH_SECONDS", 60.0)
+    monkeypatch.setattr("compss_train.worker.prefetching._WORTH_SECONDS", 60.0)
     assert threads_of(transform) == ["MainThread"] * 5
     with prefetched(iter(placed(5)), replica_of(transform), 0) as prepared:
         assert all(torch.equal(batch.x, other) for (_, batch), other in zip(prepared, expected, strict=True))
@@ -270,7 +270,7 @@ def test_blocks_go_to_a_gpu_a_few_batches_at_a_time(monkeypatch, shuffled):
         return tuple(columns)
 
     monkeypatch.setattr(batches_module, "to_device", to_device)
-    monkeypatch.setattr("compss_train.training.worker.device_copies._PIECE_BYTES", 20 * 50)  # 50 samples
+    monkeypatch.setattr("compss_train.worker.device_copies._PIECE_BYTES", 20 * 50)  # 50 samples
     shard = unshuffled([x], 20)
     if shuffled:
         shard = replace(shard, seed=5, options=replace(shard.options, shuffle_block_data=True))

@@ -27,16 +27,16 @@ from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.several_optimizers import make_optimizer
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.training.merge import OptimizerState
-from compss_train.training.worker.batches import Batch, PlacedBatch, batches_in_epoch, placed_batches
-from compss_train.training.worker.buffered import CarriedBuffer
-from compss_train.training.worker.callback_runner import CallbackRunner
-from compss_train.training.worker.callbacks import WorkerContext
-from compss_train.training.worker.moments import load_moments, moments_of, split_moments
-from compss_train.training.worker.optimizer_stepper import OptimizerStepper
-from compss_train.training.worker.own_buffers import changed_buffers, restore_buffers
-from compss_train.training.worker.prefetching import prefetched
-from compss_train.training.worker.source import Shard, source_of
-from compss_train.training.worker.trace import Tracer
+from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch, placed_batches
+from compss_train.worker.buffered import CarriedBuffer
+from compss_train.worker.callback_runner import CallbackRunner
+from compss_train.worker.callbacks import WorkerContext
+from compss_train.worker.moments import load_moments, moments_of, split_moments
+from compss_train.worker.optimizer_stepper import OptimizerStepper
+from compss_train.worker.own_buffers import changed_buffers, restore_buffers
+from compss_train.worker.prefetching import prefetched
+from compss_train.worker.source import Shard, source_of
+from compss_train.worker.trace import Tracer
 
 LEAST_SCALE = 1e-4
 """Losses of fp16 are never scaled by less: gradients that overflow nevertheless are NaN, or have diverged."""

@@ -21,9 +21,9 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker.callbacks import WorkerCallback
-from compss_train.training.worker.source import Shard
-from compss_train.training.worker.train import WorkerState, train
+from compss_train.worker.callbacks import WorkerCallback
+from compss_train.worker.source import Shard
+from compss_train.worker.train import WorkerState, train
 
 GroupState: TypeAlias = tuple[WorkerState, ...]
 """The states of the workers of a group."""

@@ -20,9 +20,9 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
-from compss_train.training.worker.batches import Batch, placed_batches
-from compss_train.training.worker.collating import collated
-from compss_train.training.worker.source import Shard, Source, source_of, unshuffled
+from compss_train.worker.batches import Batch, placed_batches
+from compss_train.worker.collating import collated
+from compss_train.worker.source import Shard, Source, source_of, unshuffled
 
 INFERENCE_FILES = 2
 """The most files in memory at a time during evaluation and prediction: one is read while the other is used."""

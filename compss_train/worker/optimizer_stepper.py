@@ -14,7 +14,7 @@ from compss_train.model.optimizers import needs_closure
 from compss_train.model.several_optimizers import JoinedOptimizer
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult
-from compss_train.training.worker.batches import Batch
+from compss_train.worker.batches import Batch
 
 
 class OptimizerStepper:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from compss_train.model.devices import is_gpu
-from compss_train.training.worker.source import Columns
+from compss_train.worker.source import Columns
 
 Bounds: TypeAlias = tuple[int, int]
 """Start and stop of a batch among the samples of a pass."""

@@ -22,7 +22,7 @@ from compss_train.data.row_ranges import RowRange
 from compss_train.model.lr_schedules import TimedHyperparameters
 from compss_train.samplers.loader import FileLoader
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker.callbacks import WorkerCallback
+from compss_train.worker.callbacks import WorkerCallback
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of those of y and of weights if the data have them."""

@@ -13,14 +13,14 @@ from compss_train import BufferSpec, FileDataset, Gradients, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.data import BlockedTensor
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker.batches import placed_batches
-from compss_train.training.worker.buffered import CarriedBuffer
-from compss_train.training.worker.source import Shard, source_of
+from compss_train.worker.batches import placed_batches
+from compss_train.worker.buffered import CarriedBuffer
+from compss_train.worker.source import Shard, source_of
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.models import assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, combined, fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
-from tests.training.worker.assignments import DEALT
+from tests.worker.assignments import DEALT
 
 BATCHES = {"merge": Merge(unit="batches")}
 

@@ -11,8 +11,8 @@ from compss_train.buffers.reading_ahead import batches_through, batches_while_fi
 from compss_train.data.block_passes import Draws, Place, WorkerAssignment
 from compss_train.data.order import buffer_seed
 from compss_train.model.devices import is_gpu
-from compss_train.training.worker.device_copies import to_device
-from compss_train.training.worker.source import Columns, PlacedColumns, Shard, Source
+from compss_train.worker.device_copies import to_device
+from compss_train.worker.source import Columns, PlacedColumns, Shard, Source
 
 _BURST = 8  # batches made at a time
 

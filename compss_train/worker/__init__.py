@@ -1,8 +1,8 @@
 """The worker's side of training: plain functions that engines run as tasks. Independent of engine and trainer."""
 
-from compss_train.training.worker.batches import split_rows
-from compss_train.training.worker.callbacks import WorkerCallback, WorkerContext
-from compss_train.training.worker.group import (
+from compss_train.worker.batches import split_rows
+from compss_train.worker.callbacks import WorkerCallback, WorkerContext
+from compss_train.worker.group import (
     GroupState,
     GroupWork,
     Member,
@@ -10,11 +10,11 @@ from compss_train.training.worker.group import (
     train_alone,
     train_group,
 )
-from compss_train.training.worker.inference import evaluate, predict
-from compss_train.training.worker.lr_range import losses_by_rate
-from compss_train.training.worker.merge import MergeRule, finish
-from compss_train.training.worker.source import Shard
-from compss_train.training.worker.train import WorkerState, train
+from compss_train.worker.inference import evaluate, predict
+from compss_train.worker.lr_range import losses_by_rate
+from compss_train.worker.merge import MergeRule, finish
+from compss_train.worker.source import Shard
+from compss_train.worker.train import WorkerState, train
 
 __all__ = [
     "GroupState",

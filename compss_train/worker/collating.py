@@ -8,7 +8,7 @@ from compss_train.data.collation import collate_pairs
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed
 from compss_train.model.training_spec import ModelReplica
-from compss_train.training.worker.batches import Batch
+from compss_train.worker.batches import Batch
 
 
 def collated(replica: ModelReplica, place: Place, batch: Batch, reseed: Reseed) -> Batch:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from compss_train.data import BlockedTensor
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker.batches import batches
-from compss_train.training.worker.source import Shard, source_of
-from tests.training.worker.assignments import DEALT
+from compss_train.worker.batches import batches
+from compss_train.worker.source import Shard, source_of
+from tests.worker.assignments import DEALT
 
 # How samples are cut into blocks, dealt to workers and ordered.
 

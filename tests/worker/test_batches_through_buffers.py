@@ -17,11 +17,11 @@ from compss_train.data.block_passes import BufferedEpoch, Draws
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.worker import source
-from compss_train.training.worker.batches import batches
-from compss_train.training.worker.buffered import CarriedBuffer, buffered_batches, draw_in_step
-from compss_train.training.worker.source import Shard, source_of
-from tests.training.worker.assignments import DEALT
+from compss_train.worker import source
+from compss_train.worker.batches import batches
+from compss_train.worker.buffered import CarriedBuffer, buffered_batches, draw_in_step
+from compss_train.worker.source import Shard, source_of
+from tests.worker.assignments import DEALT
 
 BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
 

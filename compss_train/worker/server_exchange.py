@@ -20,7 +20,7 @@ from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.training.worker.group import GroupState, GroupWork, train_alone
+from compss_train.worker.group import GroupState, GroupWork, train_alone
 
 
 @dataclass(frozen=True)

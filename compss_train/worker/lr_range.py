@@ -11,11 +11,11 @@ from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
-from compss_train.training.worker.batches import Batch, placed_batches
-from compss_train.training.worker.optimizer_stepper import OptimizerStepper
-from compss_train.training.worker.prefetching import prefetched
-from compss_train.training.worker.source import Shard, source_of
-from compss_train.training.worker.train import optimizer_of
+from compss_train.worker.batches import Batch, placed_batches
+from compss_train.worker.optimizer_stepper import OptimizerStepper
+from compss_train.worker.prefetching import prefetched
+from compss_train.worker.source import Shard, source_of
+from compss_train.worker.train import optimizer_of
 
 DIVERGED = 4.0
 """A loss of so many times the lowest one ends the search."""

@@ -14,8 +14,8 @@ from compss_train.engines.machine import intra_op_threads
 from compss_train.model.losses import cross_entropy
 from compss_train.model.metrics import Measures, MetricAccumulator
 from compss_train.model.training_spec import HALF, TrainingSpec
-from compss_train.training.worker.batches import Batch
-from compss_train.training.worker.optimizer_stepper import OptimizerStepper
+from compss_train.worker.batches import Batch
+from compss_train.worker.optimizer_stepper import OptimizerStepper
 from tests.helpers.models import (
     ADAM,
     MODES,
