@@ -81,7 +81,7 @@ def _trained(returns: int, *args: Any) -> list[Any]:
     """Return measurements in place of a sum, which carries them; or as the last result of a worker alone."""
     each = {"samples": 8, "batches": 1, "loss": 16.0, "metrics": {}, "given": 8, "change": 0.25}
     now = time.time()
-    measured = [{**each, "started": now, "seconds": 0.5} for _ in args[4].members]
+    measured = [{**each, "started": now, "seconds": 0.5} for _ in args[4]]
     return [measured, None] if returns == 2 else [None, None, measured]
 
 

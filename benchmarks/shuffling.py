@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -16,7 +17,8 @@ from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.partitioning import RoundPlan, Shuffle
 from compss_train.training.fit_options import FitOptions
 from compss_train.worker.batches import batches
-from compss_train.worker.source import Shard, source_of
+from compss_train.worker.source import source_of
+from compss_train.worker.work import Work
 
 WORKERS = 8
 BATCH = 1_000
@@ -45,10 +47,10 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     starts = tuple(begins[number] for number in numbers)
     options = FitOptions(num_epochs=1, batch_size=BATCH, shuffle_block_data=not total)
-    shard = Shard(options=options, assignment=share, blocks=numbers, starts=starts, seed=SEED)
+    work = Work(share, replace(options.reading(x.sizes, SEED), blocks=numbers, starts=starts))
     xs, ys = list(x.blocks()), list(y.blocks())
-    source = source_of(shard, [xs[number] for number in numbers], [ys[number] for number in numbers])
-    for _ in batches(shard, source, "cpu"):
+    source = source_of(work, [column[number] for column in (xs, ys) for number in numbers])
+    for _ in batches(work, source, "cpu"):
         pass
 
 

@@ -22,7 +22,7 @@ from compss_train.training.data_source import as_data_source
 from compss_train.training.description import described_fit
 from compss_train.training.fit import FitOfEpochs
 from compss_train.training.fit_options import ShuffleLike
-from compss_train.training.lr_finder import LearningRates, growing_rates, shard_of_steps
+from compss_train.training.lr_finder import LearningRates, growing_rates, work_of_steps
 from compss_train.training.merge import MergeLike
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.planning import fit_options, planned_fit, try_fit
@@ -339,9 +339,9 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         built = self._model.ready("find_lr")
         rates = growing_rates(lowest, highest, steps)
         data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
-        shard = shard_of_steps(data, steps, batch_size, self.seed)
+        work = work_of_steps(data, steps, batch_size, self.seed)
         with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
-            ref = inference.submit(losses_by_rate, parameters, shard.blocks, shard, rates)
+            ref = inference.submit(losses_by_rate, parameters, work.reading.blocks, work, rates)
             losses = inference.engine.fetch([ref])[0]
             inference.engine.delete([ref])
         return LearningRates(rates[: len(losses)], losses)

@@ -43,12 +43,8 @@ class RandomState:
         same = all(
             one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs
         )
-        return same and self.is_same_outside_torch(other)
-
-    def is_same_outside_torch(self, other: RandomState) -> bool:
-        """Return whether the generators of numpy and Python have the same states."""
         own, others = self.numpy["state"], other.numpy["state"]
-        return self.python == other.python and all(np.array_equal(own[key], others[key]) for key in own)
+        return same and self.python == other.python and all(np.array_equal(own[key], others[key]) for key in own)
 
 
 def seed_generators(seed: int, device: str) -> None:

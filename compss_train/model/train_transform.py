@@ -10,7 +10,7 @@ from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 
-Reseed: TypeAlias = Callable[[int], None]
+Reseed: TypeAlias = Callable[[int], object]
 """Lets the draws that follow be those of a sample, given by its number in the batch."""
 
 

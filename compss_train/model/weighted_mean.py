@@ -201,8 +201,11 @@ def ranges_for_costs(workers: int, places: int, worker_seconds: float, task_seco
     """Return aligned ranges for workers that take so many seconds each, in tasks that cost so much beside them.
 
     They are the smallest with which a round takes at most ``SLACK`` times as long as with the best, if all places
-    are equally fast: one range a place where workers take less time than tasks cost.
+    are equally fast: one range a place where workers take less time than tasks cost. Without any places, each range
+    is one worker.
     """
+    if not places:
+        return aligned_ranges(workers, places)
     largest = ceil(workers / max(1, places)) - 1
     every = [aligned_ranges(workers, places, 1 << power) for power in range(largest.bit_length() + 1)]
     times = [_seconds_of(ranges, places, worker_seconds, task_seconds) for ranges in every]

@@ -14,7 +14,7 @@ from compss_train.parameter_server import ParameterServer
 from compss_train.worker.batches import Batch
 from compss_train.worker.optimizer_stepper import OptimizerStepper
 from compss_train.worker.own_buffers import changed_buffers, restore_buffers
-from compss_train.worker.prefetching import Preparation
+from compss_train.worker.preparing import Preparation
 from compss_train.worker.server_exchange import Exchange
 from compss_train.worker.train import WorkerState, optimizer_of, to_cpu
 

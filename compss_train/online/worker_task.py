@@ -33,7 +33,6 @@ from compss_train.online.values import decode_value, encode_value
 from compss_train.training.checkpoints.snapshot import worker_from_dict, worker_to_dict
 from compss_train.worker.batches import Batch
 from compss_train.worker.group import GroupState
-from compss_train.worker.prefetching import PreparingThread
 from compss_train.worker.train import WorkerState
 
 _ALL_ADDRESSES = "0.0.0.0"
@@ -176,7 +175,6 @@ class OnlineWorker:
         if job.new_optimizer and checkpoint is None:
             initial = replace(initial, optimizer=None)
         self._learner = OnlineLearner(training_spec, server_share, initial, device, job.seed)
-        self._preparing = stack.enter_context(PreparingThread(self._learner.preparation))
         self._buffer = self._make_buffer(number, checkpoint)
         self._batches = 0 if checkpoint is None else checkpoint.batches
         self._host = job.listening_host(coordinator.local_host)
@@ -233,26 +231,16 @@ class OnlineWorker:
         self._coordinator.ended.wait()
 
     def _prepared_batches(self) -> Iterator[Batch]:
-        """Iterate over batches from the buffer, on the device and transformed; a few are prepared ahead.
-
-        No batch is drawn while a checkpoint is due, so that all samples that have left the buffer are in it.
-        """
-        preparing = self._preparing
-        while True:
-            drawn = None if self._checkpoint_is_due() and len(preparing) else self._draw()
+        """Iterate over batches from the buffer, on the device and transformed."""
+        while (drawn := self._draw()) is not None or not self._is_complete():
             if drawn is not None:
-                place = Place(0, self._number, self._batches + len(preparing))
-                preparing.put(place, self._job.make_batch(drawn))
-            if len(preparing) and (drawn is None or preparing.full):
-                yield preparing.take()
-            elif drawn is None and self._is_complete():
-                return
+                batch = self._job.make_batch(drawn).to(self._device)
+                yield self._learner.preparation.prepare(Place(0, self._number, self._batches), batch)
 
     def _is_complete(self) -> bool:
         """Return whether no more batches are to be drawn."""
         limit = self._job.max_batches
-        drawn = self._batches + len(self._preparing)
-        return self._stopped.is_set() or self._drained or (limit is not None and drawn >= limit)
+        return self._stopped.is_set() or self._drained or (limit is not None and self._batches >= limit)
 
     def _draw(self) -> Any:
         """Return a batch from the buffer; ``None`` if there is none now, or none at all any more."""
@@ -263,7 +251,7 @@ class OnlineWorker:
         if self._is_complete():
             return None
         try:
-            return self._buffer.get_batch(self._job.batch_size, timeout=0 if len(self._preparing) else _TICK)
+            return self._buffer.get_batch(self._job.batch_size, timeout=_TICK)
         except BufferDrainedError:
             self._drained = True
         except queue.Empty:
@@ -274,12 +262,9 @@ class OnlineWorker:
         if self._batches % self._job.merge_every == 0:
             self._learner.merge()
         self._report_if_due()
-        if self._checkpoint_is_due() and not len(self._preparing):
-            self._checkpoint()
-
-    def _checkpoint_is_due(self) -> bool:
         every = self._job.checkpoint_every
-        return every is not None and time.monotonic() - self._checkpointed > every
+        if every is not None and time.monotonic() - self._checkpointed > every:
+            self._checkpoint()
 
     def _report_if_due(self) -> None:
         if time.monotonic() - self._reported > self._job.report_every:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
@@ -10,10 +10,11 @@ from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, Position, RoundPlan, Shuffle, units_between_merges
-from compss_train.samplers import PartialShuffle, Pools
+from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
 from compss_train.training.description import described
 from compss_train.training.merge import DEFAULTS, Merge, Preset
+from compss_train.worker import Reading
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
@@ -122,17 +123,26 @@ class FitOptions:
         """The order of blocks and samples, by name."""
         return "partial" if isinstance(self.shuffle, PartialShuffle) else self.shuffle
 
-    @property
-    def partial_shuffle(self) -> Pools | None:
-        """The pools of a partial shuffle, ``None`` without one; call ``for_tasks`` first."""
-        return self.shuffle.of_blocks((1,)) if isinstance(self.shuffle, PartialShuffle) else None
+    def worker_samples(self, sizes: tuple[int, ...], workers: int) -> int:
+        """Return roughly how many samples of blocks of these sizes one of the workers trains in a round."""
+        samples, every = sum(sizes), 1 if callable(self.every) else self.every
+        if not every or self.merge.unit == "epochs":
+            return samples * (every or self.num_epochs) // workers
+        block = -(-samples // len(sizes))
+        if self.merge.unit == "blocks":
+            return every * block
+        return every * (self.batch_size or -(-block // (self.num_batches_per_worker or 1)))
 
-    def for_tasks(self, sizes: tuple[int, ...]) -> FitOptions:
-        """Return the options for tasks on blocks of these sizes; by default a pool is as large as the largest."""
-        shuffle = self.shuffle
-        if isinstance(shuffle, PartialShuffle):
-            shuffle = replace(shuffle, pool_size=shuffle.of_blocks(sizes).size)
-        return replace(self, merge=self.merge.for_tasks(), shuffle=shuffle)
+    def reading(self, data_sizes: tuple[int, ...], seed: int) -> Reading:
+        """Return how workers read blocks of these sizes; by default a pool is as large as the largest block."""
+        pools = self.shuffle.of_blocks(data_sizes) if isinstance(self.shuffle, PartialShuffle) else None
+        return Reading(
+            batching=self.batching,
+            shuffle_block_data=self.shuffle_block_data,
+            pools=pools,
+            buffer=self.buffer,
+            seed=seed,
+        )
 
     def check_epochs(self, epochs: range, blocks: int) -> None:
         """Raise ``ValueError`` unless ``Merge.every`` is valid in these epochs, and for rounds that are too long.

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_count, check_positive
 from compss_train.data.block_passes import BlockPass
+from compss_train.data.order import Batching
 from compss_train.exceptions import DivergedError
 from compss_train.training.data_source import DataSource
-from compss_train.training.fit_options import FitOptions
-from compss_train.worker import Shard
+from compss_train.worker import Reading, Work
 
 SMOOTHING = 0.9
 """The share of the old value in the moving average of the losses."""
@@ -84,8 +84,8 @@ def growing_rates(lowest: float, highest: float, steps: int) -> list[float]:
     return [float(rate) for rate in np.geomspace(lowest, highest, steps)]
 
 
-def shard_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> Shard:
-    """Return a shard of so many shuffled batches: of some blocks, or of several passes over all of them."""
+def work_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> Work:
+    """Return the work on a number of shuffled batches: of some blocks, or of several passes over all of them."""
     check_count("batch_size", batch_size)
     order, batches, blocks = np.random.default_rng(seed).permutation(len(data.sizes)).tolist(), 0, []
     for number in order:
@@ -94,12 +94,13 @@ def shard_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> 
             batches += math.ceil(data.sizes[number] / batch_size)
     sizes = [data.sizes[number] for number in blocks]
     passes = range(math.ceil(steps / batches))
-    return Shard(
-        options=FitOptions(num_epochs=len(passes), batch_size=batch_size).for_tasks(data.sizes),
-        assignment=tuple(BlockPass(block, epoch, data.sizes[block]) for epoch in passes for block in blocks),
+    reading = Reading(
+        batching=Batching(size=batch_size),
+        shuffle_block_data=True,
+        seed=seed,
+        structure=data.structure,
         blocks=tuple(blocks),
         starts=tuple(accumulate(sizes[:-1], initial=0)),
-        seed=seed,
-        name="the learning-rate finder",
-        structure=data.structure,
     )
+    block_passes = tuple(BlockPass(block, epoch, data.sizes[block]) for epoch in passes for block in blocks)
+    return Work(block_passes, reading, task="the learning-rate finder")

@@ -12,10 +12,10 @@ from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.parameter_server import check_installed
 from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.worker import OptimizerState
 
 MergeKind = Literal["synchronous", "commutative", "parameter_server"]
 Preset = Literal["auto", "diloco", "slowmo", "post_local"]
-OptimizerState = Literal["keep", "average", "reset", "reset_blocks"]
 Rule = Literal["weighted", "halving"]
 Averaging: TypeAlias = Literal["ema"] | float
 
@@ -156,13 +156,6 @@ class Merge:
         filling = DEFAULTS if default is None else default
         missing = [each.name for each in fields(self) if getattr(self, each.name) is None]
         return replace(self, **{name: getattr(filling, name) for name in missing})
-
-    def for_tasks(self) -> Merge:
-        """Return what workers need: without functions and classes, which other processes may not be able to import.
-
-        These are ``every`` and ``outer_optimizer``, which the coordinator acts on.
-        """
-        return replace(self, every=1, outer_optimizer=None)
 
 
 MergeLike: TypeAlias = MergeKind | Preset | Merge

@@ -33,7 +33,7 @@ from compss_train.training.stopping import Stopping
 from compss_train.training.task_submission import warn_of_first_batch
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Workplace
-from compss_train.worker import Shard, WorkerState, train
+from compss_train.worker import Reading, Step, Work, WorkerState, taking, train
 from compss_train.worker.moments import check_averageable
 
 
@@ -156,22 +156,14 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
     # Compiling would take long.
     spec = replace(model.built.training_spec, samples=data.reader, compile=None)
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
-    plain = replace(options, shuffle=None, shuffle_block_data=False, buffer=None)
-    one_batch = replace(plain, num_batches_per_worker=1, batch_size=None)
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        shard = Shard(
-            options=one_batch,
-            assignment=(BlockPass(number, 0, size),),
-            blocks=(number,),
-            starts=(0,),
-            name="the first batch",
-            structure=data.structure,
-            check_outputs=True,
-        )
+        reading = Reading(batching=Batching(1), structure=data.structure, blocks=(number,), starts=(0,))
+        step = Step(check_outputs=True)
+        work = Work((BlockPass(number, 0, size),), reading, step, task="the first batch")
         with suppress(*skipped_errors):
             state = WorkerState(None, model.seed)
-            measured = train(spec, model.parameters, state, *data.load(number), shard, "cpu")[-1]
+            measured = train(spec, model.parameters, state, *taking(work, *data.load(number))).measured
             warn_of_first_batch([measured])
             if not measured["samples"]:
                 continue  # a file that cannot be read and is skipped

@@ -1,13 +1,11 @@
 """``RoundRunner``: submits the rounds of a fit a little ahead, collects their measurements, records the history."""
 
 import contextlib
-import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from statistics import median
 from typing import Any, ClassVar
 
 from compss_train.data.partitioning import Round
@@ -17,7 +15,7 @@ from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import per_second
 from compss_train.training.fit import FitOfEpochs
-from compss_train.training.group_states import GroupStates, States, fetch_states
+from compss_train.training.group_states import States, fetch_states
 from compss_train.training.merging import Merge, SubmittedRound, agreement
 from compss_train.training.stopping import TICK
 from compss_train.training.task_submission import (
@@ -29,15 +27,13 @@ from compss_train.training.task_submission import (
     warn_of_skipped_files,
 )
 from compss_train.training.training_state import MergeState, TrainingState
+from compss_train.worker import GroupState
 
 Record = dict[str, Any]
 
 MERGE_SECONDS = 1.0
 """How long an interrupted fit waits for the merge of a round that has been trained."""
 
-
-MANY_WORKERS = 500
-"""From so many workers on, objects from before the fit are left out of garbage collection."""
 
 PLAIN, AVERAGED = "val_", "val_averaged_"
 """Prefixes of the measures of the validation data: with the global parameters, and with their average."""
@@ -92,10 +88,6 @@ class RoundRunner:
     """Whether there was a warning of a transform that draws in evaluation."""
     _warm: bool = False
     """Whether a round has ended, and so the processes have started."""
-    _to_consider: int = 3
-    """After how many more rounds better groups are looked for."""
-    _better_groups: list[range] | None = None
-    """Groups that the workers are to train in, once no round is pending."""
     _began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
@@ -110,16 +102,12 @@ class RoundRunner:
 
         Returns the final parameters, ``None`` if no round was completed. Raises the exceptions of tasks.
         """
-        with _earlier_objects_kept(len(self.workers.devices)):
-            return self._run(iter(rounds))
-
-    def _run(self, upcoming: Iterator[Round]) -> Parameters | None:
+        upcoming = iter(rounds)
         left = deque(islice(upcoming, 1))
         while left or self._pending:
             if (reason := self.fit.stopping.reason) is not None:
                 self.stopped = reason
                 break
-            self._join_groups()
             while left and self._may_submit():
                 left.extend(islice(upcoming, 1))  # the next round is known before the current one is submitted
                 self._submit(left.popleft(), left[0] if left else None)
@@ -178,17 +166,9 @@ class RoundRunner:
             return value
         return None
 
-    def _join_groups(self) -> None:
-        """Let workers train in larger groups, if these were found better, once no round is pending."""
-        if self._better_groups is not None and not self._pending:
-            self.workers.join(self._better_groups)
-            self._states, self._better_groups = tuple(self.workers.states), None
-
     def _may_submit(self) -> bool:
         if not self._pending:
             return True
-        if self._better_groups is not None:
-            return False
         last = self._pending[-1].submitted.round.number
         if self.workers.schedule is not None and self.workers.schedule.waits:
             return False
@@ -215,7 +195,7 @@ class RoundRunner:
             while self._pending and not self.fit.stopping.urgent:
                 self._collect()
         self.merge.go_back(self._complete[-1] if self._complete else None)
-        cancelled: dict[int, GroupStates] = {}
+        cancelled: dict[int, GroupState | Ref] = {}
         for pending in self._pending:
             self.engine.delete(pending.refs)
             self.merge.retire(pending.submitted)
@@ -255,17 +235,7 @@ class RoundRunner:
             self.workers.schedule.observe(record)
         self.fit.stopping.after_round(self._seconds_of(record, pending.submitted))
         self._warm = True
-        self._consider_groups(record)
         self.on_record(record)
-
-    def _consider_groups(self, record: Record) -> None:
-        """Look for better groups after each of the first rounds, as the first one takes longer than the others."""
-        if self._to_consider and record["workers"]:
-            self._to_consider -= 1
-            seconds = median(each["seconds"] for each in record["workers"])
-            self._better_groups = self.workers.groups_for(seconds)
-            if self.validation is not None:
-                self.validation.worker_seconds = seconds
 
     def _seconds_of(self, record: Record, submitted: SubmittedRound) -> float:
         """Return the seconds that another round will take; the first one also waited for processes to start."""
@@ -350,21 +320,3 @@ class RoundRunner:
         return {
             name: v for prefix, sums in prefixes.items() for name, v in self.measures.values(sums, prefix).items()
         }
-
-
-@contextlib.contextmanager
-def _earlier_objects_kept(workers: int) -> Iterator[None]:
-    """Leave what exists now out of garbage collection in a fit of many workers, unless the program does so already.
-
-    Rounds of thousands of workers make so many objects that Python searches all modules for garbage in each round,
-    which was half of the coordinator's time.
-    """
-    if workers < MANY_WORKERS or gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -10,15 +10,21 @@ from compss_train.exceptions import EngineClosedError
 from compss_train.model.lr_schedules import LrSchedule
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.model.weighted_mean import aligned_ranges
+from compss_train.model.weighted_mean import aligned_ranges, ranges_for_costs
 from compss_train.training.build_arguments import check_picklable
 from compss_train.training.data_handles import DataHandles
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.group_states import GroupStates, fetch_states, state_refs
+from compss_train.training.group_states import fetch_states, state_refs
 from compss_train.training.task_submission import EVALUATION_BATCH, Inference, WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
-from compss_train.worker import WorkerCallback, WorkerState
+from compss_train.worker import GroupState, Step, WorkerCallback, WorkerState
+
+FLOPS_OF_WEIGHT = 6
+"""Operations of a training step for each weight and sample: two in each of the forward pass, its two gradients."""
+
+FLOPS_PER_SECOND = 1e10
+"""Of a core, roughly: how many workers share a task follows from how long they train."""
 
 
 class Session:
@@ -41,9 +47,12 @@ class Session:
         self.training_spec = engine.publish(self._spec)
         self.devices = devices
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
+        self._sample_seconds = (
+            FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * sum(p.numel() for p in training_spec.net.parameters())
+        )
         self.groups: list[range] = aligned_ranges(len(devices), places=0)
         """The workers whose states are one value of the engine."""
-        self.states: list[GroupStates] = []
+        self.states: list[GroupState | Ref] = []
         self.merge_state = NOTHING_KEPT
         self.set_state(state, seed)
 
@@ -92,24 +101,25 @@ class Session:
         """Publish the samples and return the workers that train on them."""
         sharing = min(data.shares(options.order), len(self.devices))
         places = self.engine.places(self.resources) if self._may_share(options) else 0
-        self.regroup(
-            [*aligned_ranges(sharing, places), *(range(n, n + 1) for n in range(sharing, len(self.devices)))]
-        )
+        seconds = self._sample_seconds * options.worker_samples(data.sizes, sharing)
+        active = ranges_for_costs(sharing, places, seconds, self.engine.traits.task_seconds)
+        self.regroup([*active, *(range(n, n + 1) for n in range(sharing, len(self.devices)))])
         handles = self._publish(data)
         return WorkerGroup(
             engine=self.engine,
             training_spec=handles.training_spec or self.training_spec,
             data=handles,
-            options=options.for_tasks(data.sizes),
-            seed=seed,
+            reading=replace(options.reading(data.sizes, seed), structure=data.structure, may_skip=handles.may_skip),
+            step=Step(
+                optimizer_state=options.merge.optimizer_state or "keep",
+                dtype=options.merge.dtype,
+                callbacks=callbacks,
+            ),
             resources=self.resources,
             devices=self.devices,
             groups=self.groups,
-            places=places,
-            sharing=sharing,
             states=self.states,
             schedule=schedule,
-            callbacks=callbacks,
             traced=traced,
         )
 
@@ -145,6 +155,7 @@ class Session:
             batch_size=batch_size or data.batch_size or EVALUATION_BATCH,
             resources=self.resources,
             devices=self.devices,
+            seconds=self._sample_seconds * data.number_samples / 3,
         )
 
     @contextmanager

@@ -1,9 +1,9 @@
 """``RoundInputs``: the blocks, pieces of blocks or files that the tasks of a round receive."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from compss_train.data.pieces import Pieces, cut_into_pieces
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.training.data_handles import DataHandles
-from compss_train.worker import split_rows
+from compss_train.worker import Reading, split_rows
 
 LEAST_CHUNKS = 16
 """In at least so many tasks blocks are cut, so that a task has a sixteenth of the data in memory at most."""
@@ -24,26 +24,24 @@ MOST_PIECES = 64
 """On average a worker receives at most so many pieces, as long as there are not fewer chunks than these."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TaskInputs:
+class TaskInputs(NamedTuple):
     """What a task on some workers receives."""
 
     assignments: Sequence[WorkerAssignment]
     """Of each worker of the group; in pieces samples have other numbers."""
-    values: list[Ref] = field(default_factory=list)
+    reading: Reading
+    values: Sequence[Ref] = ()
     """Blocks of x, then of y and of weights; or pieces, which are used in one round only."""
-    blocks: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()
-    """Numbers of the first samples, as in ``GroupWork``."""
-    pieces: bool = False
-    files: FilePart | None = None
 
 
 class RoundInputs:
     """The inputs of one round, by groups of workers. In a total shuffle the tasks that cut pieces are submitted."""
 
-    def __init__(self, engine: Engine, data: DataHandles, groups: Sequence[range], round_: Round) -> None:
+    def __init__(
+        self, engine: Engine, data: DataHandles, reading: Reading, groups: Sequence[range], round_: Round
+    ) -> None:
         self._engine = engine
+        self._reading = reading
         self._data = data
         self._groups = groups
         self._assignments = round_.assignments
@@ -52,6 +50,11 @@ class RoundInputs:
         self._pieces: list[TaskInputs] = []
         if self._shuffled and not data.mapped:
             self._pieces = self._cut()
+
+    @property
+    def once(self) -> bool:
+        """Whether the values are used in one task only."""
+        return bool(self._pieces)
 
     def of(self, group: int, upcoming: Iterable[Sequence[int]] = ()) -> TaskInputs:
         """Return the inputs of a group; ``upcoming`` are the first files of its workers' next tasks."""
@@ -65,9 +68,9 @@ class RoundInputs:
         )
         x, others = self._data.select(numbers, list(chain.from_iterable(upcoming)))
         if isinstance(x, FilePart):
-            return TaskInputs(assignments=assignments, blocks=numbers, files=x)
+            return TaskInputs(assignments, replace(self._reading, blocks=numbers, files=x))
         starts = tuple([self._data.starts[number] for number in numbers]) if self._shuffled else ()
-        return TaskInputs(assignments=assignments, values=[*x, *others], blocks=numbers, starts=starts)
+        return TaskInputs(assignments, replace(self._reading, blocks=numbers, starts=starts), [*x, *others])
 
     def _share(self, group: int) -> Sequence[WorkerAssignment]:
         workers = self._groups[group]
@@ -94,10 +97,9 @@ class RoundInputs:
                 sizes[group].append(size)
         return [
             TaskInputs(
-                assignments=_renumbered(share, numbers),
-                values=values,
-                starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else (),
-                pieces=True,
+                _renumbered(share, numbers),
+                replace(self._reading, starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else ()),
+                values,
             )
             for share, numbers, values, lengths in zip(shares, cut.numbers, refs, sizes, strict=True)
         ]

@@ -1,7 +1,7 @@
 """Submission of tasks: ``WorkerGroup`` for training, ``Inference`` for evaluation and prediction."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
@@ -17,17 +17,15 @@ from compss_train.data.partitioning import Round
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
-from compss_train.model.weighted_mean import aligned_ranges, ranges_for_costs
+from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.data_handles import DataHandles
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.group_states import GroupStates, States, joined_states, parts, state_refs
+from compss_train.training.group_states import States, state_refs
 from compss_train.training.task_inputs import RoundInputs
 from compss_train.worker import (
-    GroupWork,
-    Member,
-    RoundSettings,
-    Shard,
-    WorkerCallback,
+    GroupState,
+    Reading,
+    Step,
+    Work,
     evaluate,
     predict,
     train_alone,
@@ -45,22 +43,16 @@ class WorkerGroup:
     engine: Engine
     training_spec: Ref
     data: DataHandles
-    options: FitOptions
-    """As ``FitOptions.for_tasks`` returns them."""
-    seed: int
+    reading: Reading
+    step: Step
     resources: Resources
     devices: list[str]
     groups: list[range]
     """The workers that train in one task, one after another."""
-    places: int
-    """How many tasks run at the same time, where workers share them; 0 where each has its own."""
-    sharing: int
-    """How many workers have samples: the first ones."""
-    states: list[GroupStates]
+    states: list[GroupState | Ref]
     """The states of each group, replaced by a reference to new ones whenever it trains. Old ones are kept until
     ``free_states``, as a fit that is stopped returns to them."""
     schedule: LrSchedule | None = None
-    callbacks: Sequence[WorkerCallback] = ()
     traced: Callable[[int], Collection[int]] = lambda number: ()
     """Returns the workers that are traced in a round."""
     next_round: Round | None = None
@@ -99,28 +91,14 @@ class WorkerGroup:
         if self._tasks is None or self._tasks.round is not round_:
             # Tasks check the outputs of the network in the first round of the fit.
             self._tasks = _RoundTasks(self, round_, check_outputs=self._tasks is None)
-        values, work = self._tasks.of(group)
-        args = self.training_spec, parameters, [*parts(self.states[group])], values, work, *more
+        values, works = self._tasks.of(group)
+        args = self.training_spec, parameters, self.states[group], values, works, *more
         result, self.states[group], *others = self.engine.submit(
             task, *args, returns=returns, resources=self.resources
         )
-        if work.pieces:
+        if self._tasks.inputs.once:
             self.engine.delete(values)
         return [result, *others]
-
-    def groups_for(self, worker_seconds: float) -> list[range] | None:
-        """Return unions of groups that suit workers which take so many seconds; ``None`` if the present ones do."""
-        if not self.places:
-            return None
-        places = self.engine.places(self.resources)  # it may have been resized
-        active = ranges_for_costs(self.sharing, places, worker_seconds, self.engine.traits.task_seconds)
-        groups = [*active, *(group for group in self.groups if group.start >= self.sharing)]
-        return groups if len(groups) < len(self.groups) else None
-
-    def join(self, groups: Sequence[range]) -> None:
-        """Train in these unions of groups from now on."""
-        self.states[:] = joined_states(self.groups, self.states, groups)
-        self.groups[:] = groups
 
     def active(self, group: int, round_: Round) -> list[int]:
         """Return the workers of a group that have samples in a round."""
@@ -138,44 +116,27 @@ class _RoundTasks:
     def __init__(self, workers: WorkerGroup, round_: Round, *, check_outputs: bool) -> None:
         self.round = round_
         self._workers = workers
-        self._inputs = RoundInputs(workers.engine, workers.data, workers.groups, round_)
+        self.inputs = RoundInputs(workers.engine, workers.data, workers.reading, workers.groups, round_)
         self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
-        self._settings = RoundSettings(
-            number=round_.number,
-            options=workers.options,
-            seed=workers.seed,
-            structure=workers.data.structure,
-            check_outputs=check_outputs,
-            may_skip=workers.data.may_skip,
-            callbacks=workers.callbacks,
-            traced=frozenset(workers.traced(round_.number)),
-        )
+        traced = frozenset(workers.traced(round_.number))
+        self._step = replace(workers.step, round=round_.number, check_outputs=check_outputs, traced=traced)
 
-    def of(self, group: int) -> tuple[list[Ref], GroupWork]:
-        """Return the values that the task of a group receives, and what its workers train on."""
+    def of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
+        """Return the values that the task of a group receives, and the work of its workers."""
         active = self._workers.active(group, self.round)
         ahead = {worker: self._upcoming(worker) for worker in active} if self._workers.data.read_ahead else {}
-        inputs = self._inputs.of(group, ahead.values())
-        first = self._workers.groups[group].start
-        members = [
-            self._member(worker, worker - first, inputs.assignments[worker - first], ahead.get(worker, ()))
-            for worker in active
-        ]
-        return inputs.values, GroupWork(
-            settings=self._settings,
-            members=members,
-            blocks=inputs.blocks,
-            starts=inputs.starts,
-            pieces=inputs.pieces,
-            files=inputs.files,
-        )
-
-    def _member(
-        self, worker: int, position: int, assignment: WorkerAssignment, upcoming: tuple[int, ...]
-    ) -> Member:
-        draws = self.round.draws[worker] if self.round.draws else None
-        timed = None if self._workers.schedule is None else self._timed(self._workers.schedule, worker, assignment)
-        return Member(worker, position, self._workers.devices[worker], assignment, draws, timed, upcoming)
+        assignments, reading, values = self.inputs.of(group, ahead.values())
+        first, schedule, works = self._workers.groups[group].start, self._workers.schedule, []
+        for worker in active:
+            block_passes = assignments[worker - first]
+            device = self._workers.devices[worker]
+            draws = self.round.draws[worker] if self.round.draws else None
+            timed = None if schedule is None else self._timed(schedule, worker, block_passes)
+            upcoming = ahead.get(worker, ())
+            works.append(
+                Work(block_passes, reading, self._step, worker, worker - first, device, draws, timed, upcoming)
+            )
+        return values, works
 
     def _upcoming(self, worker: int) -> tuple[int, ...]:
         """Return the first files that a worker needs in the next round, as many as it may read ahead."""
@@ -205,10 +166,10 @@ class Inference:
     batch_size: int
     resources: Resources
     devices: list[str]
-    worker_seconds: float | None = None
-    """About as long as a worker's part takes, if that is known."""
-    _tasks: dict[Any, list[tuple[Any, ...]]] = field(default_factory=dict, repr=False)
-    """Of an evaluation, the arguments of each task but the parameters; for places and ``worker_seconds``."""
+    seconds: float
+    """Roughly as long as an evaluation of all samples takes a core."""
+    _tasks: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict, repr=False)
+    """Of an evaluation, the arguments of each task but the parameters; for a number of places."""
 
     @cached_property
     def _ranges(self) -> list[tuple[str, list[int]]]:
@@ -221,19 +182,12 @@ class Inference:
     def evaluate(self, parameters: Ref) -> list[Ref]:
         """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
         places = 0 if self.resources.gpus else self.engine.places(self.resources)
-        key = places, self.worker_seconds
-        if key not in self._tasks:
-            self._tasks = {
-                key: [self._task_on(self._ranges[group.start : group.stop]) for group in self._groups(*key)]
-            }
-        first = self.training_spec, parameters
-        return [self.engine.submit(evaluate, *first, *task, resources=self.resources) for task in self._tasks[key]]
-
-    def _groups(self, places: int, worker_seconds: float | None) -> list[range]:
-        number = len(self._ranges)
-        if not places or worker_seconds is None:
-            return aligned_ranges(number, places)
-        return ranges_for_costs(number, places, worker_seconds, self.engine.traits.task_seconds)
+        if places not in self._tasks:
+            number = len(self._ranges)
+            groups = ranges_for_costs(number, places, self.seconds / number, self.engine.traits.task_seconds)
+            self._tasks = {places: [self._task_on(self._ranges[group.start : group.stop]) for group in groups]}
+        first, tasks = (self.training_spec, parameters), self._tasks[places]
+        return [self.engine.submit(evaluate, *first, *task, resources=self.resources) for task in tasks]
 
     def _task_on(self, parts: list[tuple[str, list[int]]]) -> tuple[Any, ...]:
         """Return the arguments of an evaluation task on the blocks or files of several workers."""
@@ -249,13 +203,13 @@ class Inference:
         )
 
     def submit(
-        self, function: Callable[..., Any], parameters: Ref, numbers: Sequence[int], shard: Shard, *more: Any
+        self, function: Callable[..., Any], parameters: Ref, numbers: Sequence[int], work: Work, *more: Any
     ) -> Ref:
         """Submit a task on some blocks or files, on the first worker's device."""
         x, others = self.data.select(numbers)
         first = self.training_spec, parameters
         ref: Ref = self.engine.submit(
-            function, *first, x, others, shard, self.devices[0], *more, resources=self.resources
+            function, *first, x, others, work._replace(device=self.devices[0]), *more, resources=self.resources
         )
         return ref
 

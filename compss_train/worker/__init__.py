@@ -2,27 +2,22 @@
 
 from compss_train.worker.batches import split_rows
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
-from compss_train.worker.group import (
-    GroupState,
-    GroupWork,
-    Member,
-    RoundSettings,
-    train_alone,
-    train_group,
-)
+from compss_train.worker.group import GroupState, train_alone, train_group
 from compss_train.worker.inference import evaluate, predict
 from compss_train.worker.lr_range import losses_by_rate
 from compss_train.worker.merge import MergeRule, finish
-from compss_train.worker.source import Shard
-from compss_train.worker.train import WorkerState, train
+from compss_train.worker.source import taking
+from compss_train.worker.train import Result, WorkerState, train
+from compss_train.worker.work import OptimizerState, Reading, Step, Work
 
 __all__ = [
     "GroupState",
-    "GroupWork",
-    "Member",
     "MergeRule",
-    "RoundSettings",
-    "Shard",
+    "OptimizerState",
+    "Reading",
+    "Result",
+    "Step",
+    "Work",
     "WorkerCallback",
     "WorkerContext",
     "WorkerState",
@@ -31,6 +26,7 @@ __all__ = [
     "losses_by_rate",
     "predict",
     "split_rows",
+    "taking",
     "train",
     "train_alone",
     "train_group",

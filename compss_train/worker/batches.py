@@ -1,4 +1,4 @@
-"""The batches of a shard: block by block, in a partial shuffle, or from a buffer (module ``buffered``)."""
+"""The batches of a worker: block by block, in a partial shuffle, or from a buffer (module ``buffered``)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,11 +24,11 @@ from compss_train.worker.device_copies import pieces, to_device
 from compss_train.worker.source import (
     Columns,
     PlacedColumns,
-    Shard,
     Source,
     columns_of,
     training_order,
 )
+from compss_train.worker.work import Work
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
@@ -84,78 +84,80 @@ def split_rows(
     return pieces if len(pieces) > 1 else pieces[0]
 
 
-def batches(shard: Shard, source: Source, device: str) -> Iterator[Batch]:
-    """Iterate over the batches of a shard, on the device, in training order."""
-    for _, batch in placed_batches(shard, source, device):
+def batches(work: Work, source: Source, device: str) -> Iterator[Batch]:
+    """Iterate over the batches of a worker, on the device, in training order."""
+    for _, batch in placed_batches(work, source, device):
         yield batch
 
 
 def placed_batches(
-    shard: Shard,
+    work: Work,
     source: Source,
     device: str,
     buffer: CarriedBuffer | None = None,
     samples: SampleReader | None = None,
 ) -> Iterator[PlacedBatch]:
-    """Iterate over the batches of a shard, each with its place.
+    """Iterate over the batches of a worker, each with its place.
 
     ``buffer`` is that of a worker whose epoch has several rounds, ``samples`` reads samples by their numbers.
     """
     if isinstance(samples, StreamReader) and not samples.counted:
-        yield from _until_the_end(shard, source, samples)
+        yield from _until_the_end(work, source, samples)
         return
-    for place, columns in _columns(shard, source, device, buffer or CarriedBuffer()):
-        yield place, Batch(*shard.structure.parts(columns))
+    for place, columns in _columns(work, source, device, buffer or CarriedBuffer()):
+        yield place, Batch(*work.reading.structure.parts(columns))
 
 
-def batches_in_epoch(shard: Shard, epoch: int) -> int:
-    """Return the planned number of batches of an epoch of a shard."""
-    if shard.draws is not None:
-        return len(shard.draws.sizes)
-    block_passes = tuple(block_pass for block_pass in shard.assignment if block_pass.epoch == epoch)
-    options = shard.options
-    if options.partial_shuffle is not None or options.buffer is not None:
-        return len(batch_sizes(block_passes, options.batching))
-    return sum(len(batch_bounds(block_pass, options.batching)) for block_pass in block_passes)
+def batches_in_epoch(work: Work, epoch: int) -> int:
+    """Return the planned number of batches of an epoch of a worker."""
+    if work.draws is not None:
+        return len(work.draws.sizes)
+    block_passes = tuple(block_pass for block_pass in work.block_passes if block_pass.epoch == epoch)
+    reading = work.reading
+    if reading.pools is not None or reading.buffer is not None:
+        return len(batch_sizes(block_passes, reading.batching))
+    return sum(len(batch_bounds(block_pass, reading.batching)) for block_pass in block_passes)
 
 
-def _columns(shard: Shard, source: Source, device: str, buffer: CarriedBuffer) -> Iterator[PlacedColumns]:
-    options = shard.options
-    if options.partial_shuffle is not None:
-        return _partially_shuffled(shard, options.partial_shuffle, source, device)
-    if options.buffer is not None:
-        return buffered_batches(shard, options.buffer, source, device, buffer)
-    return _block_by_block(shard, source, device)
+def _columns(work: Work, source: Source, device: str, buffer: CarriedBuffer) -> Iterator[PlacedColumns]:
+    reading = work.reading
+    if reading.pools is not None:
+        return _partially_shuffled(work, reading.pools, source, device)
+    if reading.buffer is not None:
+        return buffered_batches(work, reading.buffer, source, device, buffer)
+    return _block_by_block(work, source, device)
 
 
-def _block_by_block(shard: Shard, source: Source, device: str) -> Iterator[PlacedColumns]:
-    with source.rows(shard.assignment) as columns_of_passes:
-        for block_pass in shard.assignment:
+def _block_by_block(work: Work, source: Source, device: str) -> Iterator[PlacedColumns]:
+    with source.rows(work.block_passes) as columns_of_passes:
+        for block_pass in work.block_passes:
             rows = next(columns_of_passes)
             if rows is not None:
                 before = block_pass.first + block_pass.skip
-                for start, batch in _cut(block_pass, shard, rows, device):
+                for start, batch in _cut(block_pass, work, rows, device):
                     yield Place(block_pass.epoch, block_pass.block, before + start), batch
             del rows  # before the next one is read
 
 
-def _until_the_end(shard: Shard, source: Source, stream: StreamReader) -> Iterator[PlacedBatch]:
+def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator[PlacedBatch]:
     """Iterate over batches of a stream's numbers as long as it has samples."""
-    with source.rows(shard.assignment) as columns_of_passes:
-        for block_pass, (number,) in zip(shard.assignment, filter(None, columns_of_passes), strict=True):
-            batch = Batch(number.expand(shard.options.batch_size or 1).contiguous())
+    with source.rows(work.block_passes) as columns_of_passes:
+        for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
+            batch = Batch(number.expand(work.reading.batching.size or 1).contiguous())
             position = 0
             while not (position and stream.has_ended(int(number), block_pass.epoch)):
                 yield Place(block_pass.epoch, block_pass.block, position), batch
                 position += batch.samples
 
 
-def _cut(block_pass: BlockPass, shard: Shard, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
+def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
     """Iterate over the batches of a pass, each with the number of its first sample."""
-    bucketed = shard.structure.bucketed
-    numbers = _by_length(block_pass, shard, rows) if bucketed else training_order(block_pass, shard.shuffle_seed)
+    bucketed = work.reading.structure.bucketed
+    numbers = (
+        _by_length(block_pass, work, rows) if bucketed else training_order(block_pass, work.reading.shuffle_seed)
+    )
     order = None if numbers is None else torch.from_numpy(numbers)
-    for piece in pieces(batch_bounds(block_pass, shard.options.batching), rows, device):
+    for piece in pieces(batch_bounds(block_pass, work.reading.batching), rows, device):
         (first, _), (_, stop) = piece[0], piece[-1]
         moved = to_device(_in_order(rows, order, first, stop), device)
         if len(piece) == 1:
@@ -165,13 +167,13 @@ def _cut(block_pass: BlockPass, shard: Shard, rows: Columns, device: str) -> Ite
                 yield start, tuple(own_rows(part, start - first, end - first) for part in moved)
 
 
-def _by_length(block_pass: BlockPass, shard: Shard, rows: Columns) -> NDArray[Any]:
+def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]:
     """Return the order of a pass with samples of similar lengths in each batch."""
     whole = replace(block_pass, skip=0, size=block_pass.whole, rest=0)
-    order = row_order(shard.seed, block_pass.epoch, block_pass.block, block_pass.whole)
+    order = row_order(work.reading.seed, block_pass.epoch, block_pass.block, block_pass.whole)
     ragged = next(filter(None, map(as_ragged, rows)))
-    bounds, place = batch_bounds(whole, shard.options.batching), (block_pass.epoch, block_pass.block)
-    ordered = bucketed_order(order, ragged.lengths.numpy(), bounds, shard.seed, *place)
+    bounds, place = batch_bounds(whole, work.reading.batching), (block_pass.epoch, block_pass.block)
+    ordered = bucketed_order(order, ragged.lengths.numpy(), bounds, work.reading.seed, *place)
     return ordered[block_pass.skip : block_pass.skip + block_pass.size]
 
 
@@ -204,10 +206,10 @@ def _rows_of(
     return source.rows([block_passes[number] for number in numbers])
 
 
-def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str) -> Iterator[PlacedColumns]:
+def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -> Iterator[PlacedColumns]:
     """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside it."""
     store = SlotStore()
-    for epoch, group in groupby(shard.assignment, lambda block_pass: block_pass.epoch):
+    for epoch, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
         first = block_passes[0]
         position = first.first + first.skip
@@ -215,8 +217,8 @@ def _partially_shuffled(shard: Shard, pools: Pools, source: Source, device: str)
             [block_pass.size for block_pass in block_passes],
             partial(_rows_of, source, block_passes),
             pools=pools,
-            random=partial_shuffle_generator(shard.seed, epoch, first.block, first.first),
-            batch_sizes=batch_sizes(block_passes, shard.options.batching),
+            random=partial_shuffle_generator(work.reading.seed, epoch, first.block, first.first),
+            batch_sizes=batch_sizes(block_passes, work.reading.batching),
             store=store,
         )
         for batch in batches:

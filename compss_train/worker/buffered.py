@@ -12,7 +12,8 @@ from compss_train.data.block_passes import Draws, Place, WorkerAssignment
 from compss_train.data.order import buffer_seed
 from compss_train.model.devices import is_gpu
 from compss_train.worker.device_copies import to_device
-from compss_train.worker.source import Columns, PlacedColumns, Shard, Source
+from compss_train.worker.source import Columns, PlacedColumns, Source
+from compss_train.worker.work import Work
 
 _BURST = 8  # batches made at a time
 
@@ -28,65 +29,52 @@ class CarriedBuffer:
 
 
 def buffered_batches(
-    shard: Shard, spec: BufferSpec, source: Source, device: str, buffer: CarriedBuffer
+    work: Work, spec: BufferSpec, source: Source, device: str, buffer: CarriedBuffer
 ) -> Iterator[PlacedColumns]:
-    """Iterate over the batches of a shard, on the device, each with its place.
+    """Iterate over the batches of a worker, on the device, each with its place.
 
     The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
     batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
     """
-    for draws, block_passes in _draws(shard, spec):
+    for draws, block_passes in _draws(work, spec):
         position = draws.drawn
-        for batch in _drawn(draws, block_passes, shard, spec, source, device, buffer):
+        for batch in _drawn(draws, block_passes, work, spec, source, device, buffer):
             yield Place(draws.epoch, draws.origin, position), to_device(batch, device)
             position += len(batch[0])
 
 
-def _draws(shard: Shard, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
+def _draws(work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
     """Iterate over the draws of each epoch, with the passes whose samples are put for them."""
-    if shard.draws is not None:
-        yield shard.draws, shard.assignment
+    if work.draws is not None:
+        yield work.draws, work.block_passes
         return
-    for _, group in groupby(shard.assignment, lambda block_pass: block_pass.epoch):
+    for _, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
-        yield Draws.of_epoch(block_passes, shard.options.batching, spec.put_counts), block_passes
+        yield Draws.of_epoch(block_passes, work.reading.batching, spec.put_counts), block_passes
 
 
 def _drawn(
     draws: Draws,
     block_passes: WorkerAssignment,
-    shard: Shard,
+    work: Work,
     spec: BufferSpec,
     source: Source,
     device: str,
     carried: CarriedBuffer,
 ) -> Iterator[Columns]:
-    seed = buffer_seed(shard.seed, draws.epoch, draws.origin)
+    seed = buffer_seed(work.reading.seed, draws.epoch, draws.origin)
     limited = spec.limited(draws.total, draws.largest)
     buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
     if not draws.is_first and carried.before is not None:
         buffer.load_state_dict(carried.before)
     with source.chunks(block_passes) as read:
-        chunks = _without(read, buffer.samples_put - draws.put_before)
         if spec.draws_in_step:
-            yield from in_bursts(draw_in_step(buffer, chunks, draws))
+            yield from in_bursts(draw_in_step(buffer, read, draws))
         elif draws.is_last:
-            yield from batches_through(buffer, chunks, draws.largest)
+            yield from batches_through(buffer, read, draws.largest)
         else:
-            yield from batches_while_filling(buffer, chunks, draws.largest, len(draws.sizes))
+            yield from batches_while_filling(buffer, read, draws.largest, len(draws.sizes))
     carried.after = None if draws.is_last else buffer.state_dict()
-
-
-def _without(chunks: Iterable[Columns], number: int) -> Iterable[Columns]:
-    """Leave out the first samples: a buffer of an early checkpoint holds some that are planned for later draws."""
-    return _skip(chunks, number) if number > 0 else chunks
-
-
-def _skip(chunks: Iterable[Columns], number: int) -> Iterator[Columns]:
-    for chunk in chunks:
-        if len(chunk[0]) > number:
-            yield tuple(part[number:] for part in chunk)
-        number = max(0, number - len(chunk[0]))
 
 
 class _Rows:

@@ -22,7 +22,8 @@ from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, placed_batches
 from compss_train.worker.collating import collated
-from compss_train.worker.source import Shard, Source, source_of, unshuffled
+from compss_train.worker.source import Source, source_of, taking, unshuffled
+from compss_train.worker.work import Work
 
 INFERENCE_FILES = 2
 """The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
@@ -61,12 +62,12 @@ def _evaluate(
     ys: Sequence[Block],
 ) -> dict[str, Any]:
     xs = _held(xs)
-    shard = unshuffled(xs, batch_size, structure)
-    source = source_of(shard, xs, ys)
+    work, values = taking(unshuffled(xs, batch_size, structure), xs, ys)
+    source = source_of(work, values)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
-        for batch in _batches(replica, shard, source):
+        for batch in _batches(replica, work, source):
             _measure(replica, batch, transform, accumulator)
             liveness.beat()
         return {**accumulator.sums(), **source.measured(), **transform.warnings}
@@ -99,10 +100,10 @@ class _Transform:
         return transformed
 
 
-def _batches(replica: ModelReplica, shard: Shard, source: Source) -> Iterator[Batch]:
-    """Iterate over the batches of a shard as the transform gets them."""
+def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batch]:
+    """Iterate over the batches as the transform gets them."""
     for place, columns in placed_batches(
-        shard, source, replica.columns_device, samples=replica.training_spec.samples
+        work, source, replica.columns_device, samples=replica.training_spec.samples
     ):
         batch = collated(replica, place, columns, lambda _: 0)
         if batch.samples:
@@ -140,11 +141,11 @@ def predict(
     error: every sample needs an output.
     """
     xs = replace(_held(xs), skip=False) if isinstance(xs, FilePart) else xs
-    shard = unshuffled(xs, batch_size, structure)
+    work, values = taking(unshuffled(xs, batch_size, structure), xs, others)
     with random_state(0, device), torch.no_grad():
         replica = training_spec.replica(parameters, device, training=False)
         transform = _Transform(replica)
-        every = _batches(replica, shard, source_of(shard, xs, others))
+        every = _batches(replica, work, source_of(work, values))
         return [_output(replica, batch, transform) for batch in every], transform.warnings
 
 

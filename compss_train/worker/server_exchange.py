@@ -20,7 +20,8 @@ from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.worker.group import GroupState, GroupWork, train_alone
+from compss_train.worker.group import GroupState, train_alone
+from compss_train.worker.work import Work
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,9 @@ class ServerAddress:
 def train_and_exchange(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    states: Sequence[GroupState],
+    state: GroupState,
     values: Sequence[Block],
-    work: GroupWork,
+    works: Sequence[Work],
     moments: Parameters | None,
     server_address: ServerAddress,
     samples: int,
@@ -202,11 +203,11 @@ def train_and_exchange(
     ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
     died connects as the same client, so that changes that had arrived are not added twice.
     """
-    trained, after, measured = train_alone(training_spec, parameters, states, values, work, moments)
-    (member,) = work.members
-    with server_address.connect(f"worker {member.worker}", generation=work.settings.number) as server:
+    trained, after, measured = train_alone(training_spec, parameters, state, values, works, moments)
+    (work,) = works
+    with server_address.connect(f"worker {work.worker}", generation=work.step.round) as server:
         share = measured[0]["given"] / samples
-        server_address.exchange.push_change(server, member.worker, parameters, trained, share)  # type: ignore[arg-type]
+        server_address.exchange.push_change(server, work.worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured
 
 

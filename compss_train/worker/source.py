@@ -1,9 +1,9 @@
-"""``Shard``, the part of the samples that one task trains on, and the sources of its samples: blocks or files."""
+"""The sources of the samples of a task: blocks or files."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes
-from compss_train.data.block_passes import BlockPass, Draws, Place, WorkerAssignment
+from compss_train.data.block_passes import BlockPass, Place
 from compss_train.data.columns import SINGLE, ColumnStructure
-from compss_train.data.order import row_order
+from compss_train.data.order import Batching, row_order
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
-from compss_train.model.lr_schedules import TimedHyperparameters
 from compss_train.samplers.loader import FileLoader
-from compss_train.training.fit_options import FitOptions
-from compss_train.worker.callbacks import WorkerCallback
+from compss_train.worker.work import Reading, Work
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of those of y and of weights if the data have them."""
@@ -35,55 +33,16 @@ _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over 
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Shard:
-    """Everything that a training task needs to know about its samples, besides the samples themselves."""
-
-    options: FitOptions
-    """The options of the fit, as ``FitOptions.for_tasks`` returns them."""
-    assignment: WorkerAssignment
-    """The passes over blocks that the worker makes."""
-    blocks: tuple[int, ...]
-    """The numbers of the blocks that the task receives, in that order."""
-    starts: tuple[int, ...]
-    """Number of the first sample of each of these blocks among all samples."""
-    seed: int = 0
-    """Seed of every random order: rows within blocks, buffers, partial shuffles."""
-    name: str = "training"
-    """Round and worker, for messages."""
-    structure: ColumnStructure = SINGLE
-    """Which columns are x, y and weights."""
-    hyperparameters: Mapping[int, TimedHyperparameters] = field(default_factory=dict)
-    """The optimizer's hyperparameters by epoch; empty without a learning-rate schedule."""
-    draws: Draws | None = None
-    """The batches to draw from a buffer that merges do not empty; the assignment is what is put into it."""
-    worker: int = 0
-    round: int = 0
-    callbacks: Sequence[WorkerCallback] = ()
-    traced: bool = False
-    """Whether ``torch.profiler`` traces the worker."""
-    check_outputs: bool = False
-    """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
-
-    @property
-    def samples(self) -> int:
-        """Number of samples to train on."""
-        return self.draws.samples if self.draws else sum(block_pass.size for block_pass in self.assignment)
-
-    @property
-    def shuffle_seed(self) -> int | None:
-        """Seed of the order of rows within a block, ``None`` to keep their order."""
-        return self.seed if self.options.shuffle_block_data else None
-
-
-def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int, structure: ColumnStructure = SINGLE) -> Shard:
-    """Return the shard of all samples of these blocks or files in their order, for evaluation and prediction."""
+def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int, structure: ColumnStructure = SINGLE) -> Work:
+    """Return the work on all samples of these blocks or files in their order, for evaluation and prediction."""
     sizes = xs.sizes if isinstance(xs, FilePart) else {n: len(rows) for n, rows in enumerate(_first_column(xs))}
-    assignment = tuple(BlockPass(number, 0, size) for number, size in sizes.items())
-    starts = tuple(accumulate(sizes.values(), initial=0))[:-1]
-    options = FitOptions(num_epochs=1, batch_size=batch_size, shuffle=None, shuffle_block_data=False)
-    in_order = replace(structure, bucketed=False)
-    return Shard(options=options, assignment=assignment, blocks=tuple(sizes), starts=starts, structure=in_order)
+    reading = Reading(
+        batching=Batching(size=batch_size),
+        structure=replace(structure, bucketed=False),
+        blocks=tuple(sizes),
+        starts=tuple(accumulate(sizes.values(), initial=0))[:-1],
+    )
+    return Work(tuple(BlockPass(number, 0, size) for number, size in sizes.items()), reading)
 
 
 def take(block: Block, rows: NDArray[Any]) -> Block:
@@ -113,13 +72,13 @@ def training_order(block_pass: BlockPass, shuffle_seed: int | None) -> NDArray[A
 class BlockPassRows:
     """The samples of one pass over a block, all columns, copied some at a time in training order."""
 
-    def __init__(self, block_pass: BlockPass, shard: Shard, sources: Sequence[Sequence[Block]]) -> None:
+    def __init__(self, block_pass: BlockPass, reading: Reading, sources: Sequence[Sequence[Block]]) -> None:
         self._samples = block_pass.samples
-        self._starts = shard.starts
+        self._starts = reading.starts
         self._sources = sources
-        self._index = shard.blocks.index(block_pass.block) if block_pass.samples is None else 0
-        self._order = training_order(block_pass, shard.shuffle_seed)
-        self._stored = stored_rows(block_pass, shard.shuffle_seed)
+        self._index = reading.blocks.index(block_pass.block) if block_pass.samples is None else 0
+        self._order = training_order(block_pass, reading.shuffle_seed)
+        self._stored = stored_rows(block_pass, reading.shuffle_seed)
 
     @property
     def bytes_per_sample(self) -> int:
@@ -158,14 +117,20 @@ class Source(ABC):
         return {}
 
 
-def source_of(shard: Shard, xs: Sequence[Any] | FilePart, others: Sequence[Block]) -> Source:
-    """Return the source of a task's arguments: blocks, or pieces of them, or a part of a ``FileDataset``.
-
-    ``xs`` and ``others`` are as ``columns_of`` takes them.
-    """
+def taking(work: Work, xs: Sequence[Any] | FilePart, others: Sequence[Block]) -> tuple[Work, list[Any]]:
+    """Return work on blocks of x and the other columns, or on files, with the values of its task."""
     if isinstance(xs, FilePart):
-        return FileSource(xs, shard)
-    return BlockSource(columns_of(xs, others), shard)
+        return work._replace(reading=replace(work.reading, files=xs)), []
+    return work, [*xs, *others]
+
+
+def source_of(work: Work, values: Sequence[Any]) -> Source:
+    """Return the source of the batches of a worker: the values that its task received, or files."""
+    reading = work.reading
+    if reading.files is not None:
+        return FileSource(replace(reading.files, upcoming=work.upcoming), work)
+    number = len(reading.blocks) or len(values)
+    return BlockSource(columns_of(values[:number], values[number:]), reading)
 
 
 def columns_of(xs: Sequence[Any], others: Sequence[Block]) -> list[Sequence[Block]]:
@@ -188,9 +153,9 @@ def _first_column(xs: Sequence[Any]) -> Sequence[Block]:
 class BlockSource(Source):
     """Blocks of x, y and weights, in memory or in mapped files."""
 
-    def __init__(self, blocks: Sequence[Sequence[Block]], shard: Shard) -> None:
+    def __init__(self, blocks: Sequence[Sequence[Block]], reading: Reading) -> None:
         self._blocks = blocks
-        self._shard = shard
+        self._reading = reading
 
     @contextmanager
     def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns]]:
@@ -199,9 +164,9 @@ class BlockSource(Source):
 
     def _rows(self, block_pass: BlockPass, blocks: Sequence[Block]) -> torch.Tensor:
         if block_pass.samples is not None:
-            return gather(block_pass.samples, self._shard.starts, blocks)
-        block = blocks[self._shard.blocks.index(block_pass.block)]
-        return as_tensor(block[stored_rows(block_pass, self._shard.shuffle_seed)])
+            return gather(block_pass.samples, self._reading.starts, blocks)
+        block = blocks[self._reading.blocks.index(block_pass.block)]
+        return as_tensor(block[stored_rows(block_pass, self._reading.shuffle_seed)])
 
     @contextmanager
     def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
@@ -220,7 +185,7 @@ class BlockSource(Source):
         self, block_passes: Sequence[BlockPass], chunk_bytes: int
     ) -> Iterator[tuple[BlockPassRows, int, int]]:
         for block_pass in block_passes:
-            rows = BlockPassRows(block_pass, self._shard, self._blocks)
+            rows = BlockPassRows(block_pass, self._reading, self._blocks)
             step = max(1, chunk_bytes // max(1, rows.bytes_per_sample))
             for start in range(0, block_pass.size, step):
                 yield rows, start, min(start + step, block_pass.size)
@@ -234,11 +199,11 @@ def _load(read: tuple[BlockPassRows, int, int]) -> Columns:
 class FileSource(Source):
     """Files, read in order and ahead."""
 
-    def __init__(self, part: FilePart, shard: Shard) -> None:
+    def __init__(self, part: FilePart, work: Work) -> None:
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
-        self._shuffle_seed = shard.shuffle_seed
-        self._upcoming = [*(block_pass.block for block_pass in shard.assignment), *part.upcoming]
+        self._shuffle_seed = work.reading.shuffle_seed
+        self._upcoming = [*(block_pass.block for block_pass in work.block_passes), *part.upcoming]
         """The files of the passes that follow, in this task and the next."""
         self._left_out = 0
         """Number of samples in skipped files."""

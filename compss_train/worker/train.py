@@ -1,4 +1,4 @@
-"""The training task: train a model copy on a shard."""
+"""The training of one worker in one round: a model copy goes through its batches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from compss_train._utils.nested import leaves
-from compss_train.data.block import Block
-from compss_train.data.reading import FilePart
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -26,7 +24,6 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.several_optimizers import make_optimizer
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
-from compss_train.training.merge import OptimizerState
 from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch, placed_batches
 from compss_train.worker.buffered import CarriedBuffer
 from compss_train.worker.callback_runner import CallbackRunner
@@ -34,9 +31,10 @@ from compss_train.worker.callbacks import WorkerContext
 from compss_train.worker.moments import load_moments, moments_of, split_moments
 from compss_train.worker.optimizer_stepper import OptimizerStepper
 from compss_train.worker.own_buffers import changed_buffers, restore_buffers
-from compss_train.worker.prefetching import prefetched
-from compss_train.worker.source import Shard, source_of
+from compss_train.worker.preparing import Preparation
+from compss_train.worker.source import source_of
 from compss_train.worker.trace import Tracer
+from compss_train.worker.work import OptimizerState, Work
 
 LEAST_SCALE = 1e-4
 """Losses of fp16 are never scaled by less: gradients that overflow nevertheless are NaN, or have diverged."""
@@ -76,33 +74,38 @@ class WorkerState:
         return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
 
 
+class Result(NamedTuple):
+    """What comes of the work of one worker in one round."""
+
+    parameters: Contribution
+    """The new parameters (with the moments, if these are averaged too), or their compressed changes."""
+    state: WorkerState
+    measured: dict[str, Any]
+
+
 def train(
     training_spec: TrainingSpec,
     parameters: Parameters,
     state: WorkerState,
-    xs: Sequence[Block] | FilePart,
-    others: Sequence[Block],
-    shard: Shard,
-    device: str,
+    work: Work,
+    values: Sequence[Any],
     moments: Parameters | None = None,
-) -> tuple[Contribution, WorkerState, dict[str, Any]]:
-    """Train a model copy on the batches of a shard; accumulated gradients are applied at the end of each epoch.
+) -> Result:
+    """Train a model copy on the batches of a worker; accumulated gradients are applied at the end of each epoch.
 
-    ``xs`` are the blocks of x that the shard names and ``others`` the blocks of y and weights, or ``xs`` is a part
-    of a ``FileDataset``. ``moments`` is the optimizer state of a worker that has none of its own. Returns the new
-    parameters (with the moments, if these are averaged too) or their compressed changes, the new state, and the
-    measurements: ``samples`` and ``batches`` trained, ``skipped_batches`` if any, samples ``given``, ``loss`` (a
-    sum over samples), states of ``metrics``, ``started`` (Unix time) and ``seconds``, counts of file reads,
-    ``weightless`` samples (those of batches whose weights are all 0) if any, warnings that are due, and the
-    ``trace`` if one was wanted.
+    ``values`` are the blocks or pieces that ``work.reading`` describes, and ``moments`` the optimizer state of a
+    worker that has none of its own. Measured are ``samples`` and ``batches`` trained, ``skipped_batches`` if any,
+    samples ``given``, ``loss`` (a sum over samples), states of ``metrics``, ``started`` (Unix time) and
+    ``seconds``, counts of file reads, ``weightless`` samples (those of batches whose weights are all 0) if any,
+    warnings that are due, and the ``trace`` if one was wanted.
     """
-    liveness.describe(f"{shard.name}, which compiles its network," if training_spec.compile else shard.name)
+    liveness.describe(f"{work.name}, which compiles its network," if training_spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
-    with random_state(state.random, device):
-        part = _WorkerRound(training_spec, parameters, state, shard, device, moments)
-        sums = part.train(xs, others)
+    with random_state(state.random, work.device):
+        part = _WorkerRound(training_spec, parameters, state, work, moments)
+        sums = part.train(values)
         sent, after = part.result(sums)
-        return sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began}
+        return Result(sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began})
 
 
 class _WorkerRound:
@@ -113,40 +116,37 @@ class _WorkerRound:
         training_spec: TrainingSpec,
         parameters: Parameters,
         state: WorkerState,
-        shard: Shard,
-        device: str,
+        work: Work,
         moments: Parameters | None,
     ) -> None:
-        self._spec, self._state, self._shard, self._device = training_spec, state, shard, device
+        self._spec, self._state, self._work, device = training_spec, state, work, work.device
         self._before = {**parameters, **(moments or {})}
         self._replica = training_spec.replica(parameters, device, training=True)
         self._net = self._replica.training_spec.net
         restore_buffers(self._net, state.buffers, device)
-        self._optimizer = _starting_optimizer(
-            self._replica, state.optimizer, moments, shard.options.merge.optimizer_state
-        )
+        self._optimizer = _starting_optimizer(self._replica, state.optimizer, moments, work.step.optimizer_state)
         self._accumulator = MetricAccumulator(self._replica.training_spec.measures)
         self._stepper = OptimizerStepper(
             self._replica,
             self._optimizer,
-            check_outputs=shard.check_outputs,
+            check_outputs=work.step.check_outputs,
             batches=state.batches,
             scaler=state.scaler,
         )
-        context = WorkerContext(worker=shard.worker, round=shard.round, model=self._net, optimizer=self._optimizer)
-        self._callbacks = CallbackRunner(shard.callbacks, context, self._accumulator, state.callbacks)
+        context = WorkerContext(
+            worker=work.worker, round=work.step.round, model=self._net, optimizer=self._optimizer
+        )
+        self._callbacks = CallbackRunner(work.step.callbacks, context, self._accumulator, state.callbacks)
         self._buffer = CarriedBuffer(state.buffer)
 
-    def train(self, xs: Sequence[Block] | FilePart, others: Sequence[Block]) -> dict[str, Any]:
+    def train(self, values: Sequence[Any]) -> dict[str, Any]:
         """Train on the batches, and return the measurements."""
-        shard, replica = self._shard, self._replica
-        source = source_of(shard, xs, others)
-        placed = placed_batches(shard, source, replica.columns_device, self._buffer, self._spec.samples)
+        work, replica = self._work, self._replica
+        source = source_of(work, values)
+        placed = placed_batches(work, source, replica.columns_device, self._buffer, self._spec.samples)
         self._callbacks.round_start()
-        with (
-            Tracer(self._device, wanted=shard.traced) as tracer,
-            prefetched(placed, replica, shard.seed, ragged=shard.structure.ragged) as batches,
-        ):
+        batches = Preparation(replica, work.reading.seed, ragged=work.reading.structure.ragged).of(placed)
+        with Tracer(work.device, wanted=work.worker in work.step.traced) as tracer:
             drawn = self._learn(batches, tracer)
         self._callbacks.round_end()
         sums = {
@@ -162,9 +162,9 @@ class _WorkerRound:
     def _learn(self, batches: Iterable[PlacedBatch], tracer: Tracer) -> int:
         """Train on the batches, and return the number of their samples."""
         drawn = 0
-        anew = self._shard.options.merge.optimizer_state == "reset_blocks"
+        anew = self._work.step.optimizer_state == "reset_blocks"
         for epoch, epoch_batches in groupby(batches, lambda placed: placed[0].epoch):
-            changes = _hyperparameter_changes(self._shard, epoch)
+            changes = _hyperparameter_changes(self._work, epoch)
             current: Hyperparameters | None = None
             for number, (place, batch) in enumerate(epoch_batches):
                 current = changes.get(number, current)
@@ -195,22 +195,22 @@ class _WorkerRound:
 
     def _given(self, drawn: int, left_out: int) -> dict[str, int]:
         """Return the number of samples that the worker was to train, and of those that a stream lacked."""
-        samples, shard = self._spec.samples, self._shard
+        samples, work = self._spec.samples, self._work
         if samples is not None and samples.is_stream:
-            return {"given": drawn, "left_out": max(0, shard.samples - drawn)}
-        return {"given": _given(shard, drawn, left_out)}
+            return {"given": drawn, "left_out": max(0, work.samples - drawn)}
+        return {"given": _given(work, drawn, left_out)}
 
     def result(self, sums: dict[str, Any]) -> tuple[Contribution, WorkerState]:
         """Return what goes to the merge, and the new state."""
         trained = params.from_module(self._net)
-        _check_finite(sums, trained, self._shard.name, self._spec.gradients.on_nan)
-        _check_scale(self._stepper.scaler.get_scale(), self._shard.name)
-        averaged = self._shard.options.merge.optimizer_state == "average"
+        _check_finite(sums, trained, self._work.name, self._spec.gradients.on_nan)
+        _check_scale(self._stepper.scaler.get_scale(), self._work.name)
+        averaged = self._work.step.optimizer_state == "average"
         whole = {**trained, **moments_of(self._optimizer)} if averaged else trained
-        sent, error = _compressed(self._spec, self._shard, self._before, whole, self._state, sums)
+        sent, error = _compressed(self._spec, self._work, self._before, whole, self._state, sums)
         return sent, WorkerState(
             optimizer=None if averaged else to_cpu(self._optimizer.state_dict()),
-            random=RandomState.capture(self._device),
+            random=RandomState.capture(self._work.device),
             buffer=self._buffer.after,
             error=error,
             batches=self._stepper.batches,
@@ -222,7 +222,7 @@ class _WorkerRound:
 
 def _compressed(
     training_spec: TrainingSpec,
-    shard: Shard,
+    work: Work,
     before: Parameters,
     after: Parameters,
     state: WorkerState,
@@ -232,15 +232,14 @@ def _compressed(
 
     A worker without samples has no vote, so that its error stays. Moments are averages that forget, and need none.
     """
-    dtype = shard.options.merge.dtype
+    dtype = work.step.dtype
     if dtype is None or not sums["given"]:
         return after, None if dtype is None else state.error
     changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
     bad = None if training_spec.gradients.on_nan == "ignore" else params.first_not_finite(errors)
     if bad is not None:
         raise DivergedError(
-            f"the change of {bad!r} in {shard.name} is too large for Merge(dtype={dtype!r}); lower the learning "
-            "rate"
+            f"the change of {bad!r} in {work.name} is too large for Merge(dtype={dtype!r}); lower the learning rate"
         )
     moments = split_moments(after)[1]
     return {**after, **changes, **compress_arrays(before, moments, moments, "bf16")[0]}, errors
@@ -256,17 +255,17 @@ def _starting_optimizer(
     return optimizer
 
 
-def _given(shard: Shard, drawn: int, left_out: int) -> int:
+def _given(work: Work, drawn: int, left_out: int) -> int:
     """Return the number of samples that the worker was to train; a reservoir's repetitions do not count."""
-    if shard.draws is not None and shard.options.buffer is not None:
-        return drawn if shard.options.buffer.draws_in_step else min(drawn, shard.draws.samples)
-    return sum(block_pass.size for block_pass in shard.assignment) - left_out
+    if work.draws is not None and work.reading.buffer is not None:
+        return drawn if work.reading.buffer.draws_in_step else min(drawn, work.draws.samples)
+    return sum(block_pass.size for block_pass in work.block_passes) - left_out
 
 
-def _hyperparameter_changes(shard: Shard, epoch: int) -> dict[int, Hyperparameters]:
+def _hyperparameter_changes(work: Work, epoch: int) -> dict[int, Hyperparameters]:
     """Return the hyperparameters that a learning-rate schedule sets in an epoch, by the number of the batch."""
-    timed = shard.hyperparameters.get(epoch, ())
-    planned = batches_in_epoch(shard, epoch) if len(timed) > 1 else 0
+    timed = (work.hyperparameters or {}).get(epoch, ())
+    planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
     return {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
 
 

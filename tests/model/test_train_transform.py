@@ -18,11 +18,6 @@ X, Y = classification(samples=62)
 STILL = {"num_epochs": 2, "num_batches_per_worker": 3, "shuffle": None, "shuffle_block_data": False}
 
 
-@pytest.fixture(autouse=True)
-def _every_transform_is_worth_a_thread(monkeypatch):
-    monkeypatch.setattr("compss_train.worker.prefetching._WORTH_SECONDS", 0.0)
-
-
 def noisy(x):
     return x + 0.1 * torch.randn(x.shape)
 

@@ -52,7 +52,8 @@ def test_a_fit_on_a_table_has_the_bits_of_one_in_memory(tmp_path, form):
         result = from_files.fit(files, **FIT)
     assert_same_bits(result, from_memory.fit(*in_blocks(form.blocks), **FIT))
     assert from_files.evaluate(files) == from_memory.evaluate(*in_blocks(form.blocks))
-    np.testing.assert_array_equal(from_files.predict(files), from_memory.predict(X.astype(np.float32)))
+    x, _ = in_blocks(form.blocks)  # kernels for other numbers of rows may round differently
+    np.testing.assert_array_equal(from_files.predict(files), from_memory.predict(x))
 
 
 def test_a_network_of_float64_gets_float64_without_a_note(tmp_path):

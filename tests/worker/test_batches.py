@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -7,7 +9,8 @@ from compss_train.data import BlockedTensor
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
 from compss_train.worker.batches import batches
-from compss_train.worker.source import Shard, source_of
+from compss_train.worker.source import source_of
+from compss_train.worker.work import Work
 from tests.worker.assignments import DEALT
 
 # How samples are cut into blocks, dealt to workers and ordered.
@@ -26,10 +29,9 @@ def test_batches_hold_each_sample_once_with_x_and_y_paired(samples, blocks, work
     for round_ in RoundPlan(x.sizes, workers, 1, 4, shuffle=shuffle).rounds():
         for share in round_.assignments:
             options = FitOptions(num_epochs=1, batch_size=size, shuffle_block_data=shuffle_seed is not None)
-            shard = Shard(options=options, assignment=share, blocks=tuple(range(blocks)), starts=starts, seed=4)
-            for batch_x, batch_y, weight, _ in batches(
-                shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu"
-            ):
+            reading = replace(options.reading(x.sizes, 4), blocks=tuple(range(blocks)), starts=starts)
+            work = Work(share, reading)
+            for batch_x, batch_y, weight, _ in batches(work, source_of(work, [*x.blocks(), *y.blocks()]), "cpu"):
                 assert weight is None
                 assert (batch_x.dtype, batch_y.dtype) == (torch.uint8, torch.bfloat16)
                 assert 1 <= len(batch_x) <= size

@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -13,14 +12,15 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import FIRO, BufferSpec
 from compss_train.data import BlockedTensor
-from compss_train.data.block_passes import BufferedEpoch, Draws
+from compss_train.data.block_passes import Draws
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training.fit_options import FitOptions
 from compss_train.worker import source
 from compss_train.worker.batches import batches
-from compss_train.worker.buffered import CarriedBuffer, buffered_batches, draw_in_step
-from compss_train.worker.source import Shard, source_of
+from compss_train.worker.buffered import draw_in_step
+from compss_train.worker.source import source_of
+from compss_train.worker.work import Work
 from tests.worker.assignments import DEALT
 
 BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
@@ -35,7 +35,7 @@ def data(samples, blocks, as_arrays=False):
     )
 
 
-def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=1):
+def works(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=1):
     starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
     for round_ in RoundPlan(x.sizes, workers, epochs, 4, shuffle=shuffle, merge_every=epochs).rounds():
         for share in round_.assignments:
@@ -47,13 +47,13 @@ def shards(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=
                 shuffle_block_data=shuffle_seed is not None,
                 buffer=spec,
             )
-            yield Shard(options=options, assignment=share, blocks=numbers, starts=starts, seed=4)
+            yield Work(share, replace(options.reading(x.sizes, 4), blocks=numbers, starts=starts))
 
 
-def trained(shard, x, y):
+def trained(work, x, y):
     return [
         batch_y.int().tolist()
-        for batch_x, batch_y, *_ in batches(shard, source_of(shard, list(x.blocks()), list(y.blocks())), "cpu")
+        for batch_x, batch_y, *_ in batches(work, source_of(work, [*x.blocks(), *y.blocks()]), "cpu")
         if torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))  # else a sample is missed below
     ]
 
@@ -77,25 +77,25 @@ def test_queues_give_each_sample_once_an_epoch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "_MEMORY_CHUNK", chunk)
         everything = []
-        for shard in shards(x, workers, batching, spec, shuffle, shuffle_seed, epochs):
-            made = trained(shard, x, y)
-            check_sizes(shard, [len(batch) for batch in made])
+        for work in works(x, workers, batching, spec, shuffle, shuffle_seed, epochs):
+            made = trained(work, x, y)
+            check_sizes(work, [len(batch) for batch in made])
             everything += [sample for batch in made for sample in batch]
     assert sorted(everything) == sorted(list(range(samples)) * epochs)
 
 
-def check_sizes(shard, sizes):
-    for epoch in sorted({block_pass.epoch for block_pass in shard.assignment}):
-        block_passes = [block_pass for block_pass in shard.assignment if block_pass.epoch == epoch]
+def check_sizes(work, sizes):
+    for epoch in sorted({block_pass.epoch for block_pass in work.block_passes}):
+        block_passes = [block_pass for block_pass in work.block_passes if block_pass.epoch == epoch]
         expected = sum(block_pass.size for block_pass in block_passes)
         number = next(n for n in range(len(sizes) + 1) if sum(sizes[:n]) == expected)
         own, sizes = sizes[:number], sizes[number:]
         assert max(own) - min(own) <= 1
-        if shard.options.batching.size:
-            assert max(own) <= shard.options.batching.size
-            assert number == -(-expected // shard.options.batching.size)
+        if work.reading.batching.size:
+            assert max(own) <= work.reading.batching.size
+            assert number == -(-expected // work.reading.batching.size)
         else:
-            assert number == min(expected, shard.options.batching.number * len(block_passes))
+            assert number == min(expected, work.reading.batching.number * len(block_passes))
     assert not sizes
 
 
@@ -103,20 +103,20 @@ def check_sizes(shard, sizes):
 @pytest.mark.parametrize("shuffle", ["blocks", "total"])
 def test_reservoirs_give_every_sample(kind, shuffle):
     x, y = data(60, 5)
-    for shard in shards(x, 2, Batching(size=4), BufferSpec(kind, 12), shuffle):
-        expected = {sample for batch in trained(shard_without_buffer(shard), x, y) for sample in batch}
-        got = [sample for batch in trained(shard, x, y) for sample in batch]
+    for work in works(x, 2, Batching(size=4), BufferSpec(kind, 12), shuffle):
+        expected = {sample for batch in trained(without_buffer(work), x, y) for sample in batch}
+        got = [sample for batch in trained(work, x, y) for sample in batch]
         assert set(got) == expected
 
 
-def shard_without_buffer(shard):
-    return replace(shard, options=replace(shard.options, buffer=None))
+def without_buffer(work):
+    return work._replace(reading=replace(work.reading, buffer=None))
 
 
 def test_a_fifo_only_moves_the_borders_of_batches():
     x, y = data(50, 4)
-    (plain,) = shards(x, 1, Batching(size=7), None)
-    (queued,) = shards(x, 1, Batching(size=7), BufferSpec("FIFO", 10))
+    (plain,) = works(x, 1, Batching(size=7), None)
+    (queued,) = works(x, 1, Batching(size=7), BufferSpec("FIFO", 10))
     order = [sample for batch in trained(plain, x, y) for sample in batch]
     assert [sample for batch in trained(queued, x, y) for sample in batch] == order
 
@@ -124,10 +124,10 @@ def test_a_fifo_only_moves_the_borders_of_batches():
 @pytest.mark.parametrize("chunk", [1, 5, 2**22])
 def test_draws_do_not_depend_on_how_much_is_read_at_a_time(chunk, monkeypatch):
     x, y = data(60, 4)
-    (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIRO", 20))
-    expected = trained(shard, x, y)
+    (work,) = works(x, 1, Batching(size=5), BufferSpec("FIRO", 20))
+    expected = trained(work, x, y)
     monkeypatch.setattr(source, "_MEMORY_CHUNK", chunk)
-    assert trained(shard, x, y) == expected
+    assert trained(work, x, y) == expected
 
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
@@ -140,11 +140,11 @@ def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeyp
     mapped = BlockedTensor.from_files(paths)
     load = source._load
     monkeypatch.setattr(source, "_load", lambda read: (threads.add(threading.current_thread().name), load(read))[1])
-    (shard,) = shards(x, 1, Batching(size=5), BufferSpec(kind, 20))
-    ours = trained(shard, mapped, y)
+    (work,) = works(x, 1, Batching(size=5), BufferSpec(kind, 20))
+    ours = trained(work, mapped, y)
     assert threads == {"read-ahead-0"}
     if kind == "FIRO":
-        assert ours == trained(shard, x, y)
+        assert ours == trained(work, x, y)
     else:
         assert {sample for batch in ours for sample in batch} == set(range(60))
 
@@ -152,19 +152,19 @@ def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeyp
 def test_a_chunk_counts_the_bytes_of_x_and_y(monkeypatch):
     x = BlockedTensor.from_array(np.zeros((40, 1), np.uint8), (2, 1))
     y = BlockedTensor.from_array(np.zeros((40, 9), np.uint8), (2, 1))
-    (shard,) = shards(x, 1, Batching(size=5), BufferSpec("FIFO", 20))
+    (work,) = works(x, 1, Batching(size=5), BufferSpec("FIFO", 20))
     monkeypatch.setattr(source, "_MEMORY_CHUNK", 50)
-    with source_of(shard, list(x.blocks()), list(y.blocks())).chunks(shard.assignment) as chunks:
+    with source_of(work, [*x.blocks(), *y.blocks()]).chunks(work.block_passes) as chunks:
         assert [len(rows) for rows, _ in chunks] == [5] * 8
 
 
 def test_batches_of_a_firo_mix_blocks():
     x, y = data(60, 6)
-    (plain,) = shards(x, 1, Batching(size=10), None, shuffle=None)
-    (mixed,) = shards(x, 1, Batching(size=10), BufferSpec("FIRO", 40, 30), shuffle=None)
+    (plain,) = works(x, 1, Batching(size=10), None, shuffle=None)
+    (mixed,) = works(x, 1, Batching(size=10), BufferSpec("FIRO", 40, 30), shuffle=None)
 
-    def blocks_a_batch(shard):
-        return [len({sample // 10 for sample in batch}) for batch in trained(shard, x, y)]
+    def blocks_a_batch(work):
+        return [len({sample // 10 for sample in batch}) for batch in trained(work, x, y)]
 
     assert blocks_a_batch(plain) == [1] * 6
     assert min(blocks_a_batch(mixed)) >= 3
@@ -172,8 +172,8 @@ def test_batches_of_a_firo_mix_blocks():
 
 def test_epochs_do_not_mix_and_differ():
     x, y = data(60, 4)
-    (shard,) = shards(x, 1, Batching(size=10), BufferSpec("FIRO", 40), epochs=2)
-    made = [sample for batch in trained(shard, x, y) for sample in batch]
+    (work,) = works(x, 1, Batching(size=10), BufferSpec("FIRO", 40), epochs=2)
+    made = [sample for batch in trained(work, x, y) for sample in batch]
     assert sorted(made[:60]) == sorted(made[60:]) == list(range(60))
     assert made[:60] != made[60:]
 
@@ -183,7 +183,7 @@ def test_epochs_do_not_mix_and_differ():
 def test_pseudo_epochs_are_passes_over_all_samples_in_batches_of_the_same_sizes(shuffle, batching):
     x, y = data(50, 5)
     once, thrice = (BufferSpec("FIRO", 30, 10, pseudo_epochs=passes) for passes in (None, 3))
-    pairs = zip(*(shards(x, 2, batching, spec, shuffle, epochs=2) for spec in (once, thrice)), strict=True)
+    pairs = zip(*(works(x, 2, batching, spec, shuffle, epochs=2) for spec in (once, thrice)), strict=True)
     for plain, repeated in pairs:
         expected, made = trained(plain, x, y), trained(repeated, x, y)
         epoch = expected[: len(expected) // 2]
@@ -192,31 +192,6 @@ def test_pseudo_epochs_are_passes_over_all_samples_in_batches_of_the_same_sizes(
         for batches_of_pass in passes:
             assert sorted(chain(*batches_of_pass)) == sorted(chain(*epoch))
         assert passes[0] != passes[1] != passes[2]
-
-
-@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
-@pytest.mark.parametrize("stopped_after", [1, 3, 5])
-def test_a_buffer_that_early_versions_filled_further_continues_without_repeating(kind, stopped_after):
-    def early_counts(spec, sizes):
-        total, put, got, counts = sum(sizes), 0, 0, []
-        for size in sizes:
-            put = min(total, got + spec.size, put + 2 * size if got else spec.needed + size)
-            counts.append(put)
-            got += size
-        return counts
-
-    x, y = data(60, 4)
-    spec, carried, got = BufferSpec(kind, 20, 7), CarriedBuffer(), []
-    (shard,) = shards(x, 1, Batching(size=5), spec)
-    for counts, first, stop in ((early_counts, 0, stopped_after), (BufferSpec.put_counts, stopped_after, None)):
-        draws = Draws.of_epoch(shard.assignment, Batching(size=5), partial(counts, spec))
-        part = BufferedEpoch(shard.assignment, draws).part(first, stop or len(draws.sizes))
-        own = replace(shard, assignment=part[0], draws=part[1])
-        source = source_of(own, list(x.blocks()), list(y.blocks()))
-        got += [n for _, ys in buffered_batches(own, spec, source, "cpu", carried) for n in ys[1].int().tolist()]
-        carried = CarriedBuffer(carried.after)
-    assert set(got) == set(range(60))
-    assert kind == "Reservoir" or len(got) == 60
 
 
 @given(

@@ -15,7 +15,8 @@ from compss_train.data import BlockedTensor
 from compss_train.training.fit_options import FitOptions
 from compss_train.worker.batches import placed_batches
 from compss_train.worker.buffered import CarriedBuffer
-from compss_train.worker.source import Shard, source_of
+from compss_train.worker.source import source_of
+from compss_train.worker.work import Work
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.models import assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, combined, fit, trainer_of
@@ -36,11 +37,12 @@ def batches_of_workers(x, options, workers, epochs):
                 continue
             blocks = tuple(range(len(x.sizes)))
             draws = round_.draws[worker] if round_.draws else None
-            shard = Shard(options=options, assignment=share, blocks=blocks, starts=starts, seed=4, draws=draws)
+            reading = replace(options.reading(x.sizes, 4), blocks=blocks, starts=starts)
+            work = Work(share, reading, draws=draws)
             before = copy.deepcopy(held[worker])
             for _ in range(2):  # a task can be run again
                 buffer = CarriedBuffer(held[worker])
-                placed = placed_batches(shard, source_of(shard, list(x.blocks()), []), "cpu", buffer)
+                placed = placed_batches(work, source_of(work, list(x.blocks())), "cpu", buffer)
                 found = [(place, batch.x.tolist()) for place, batch in placed]
                 assert_same(held[worker], before)
             held[worker] = buffer.after

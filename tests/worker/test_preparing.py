@@ -1,7 +1,6 @@
-"""A transform runs beside the training steps, and nobody can see this in the bits."""
+"""Transforms between the training steps, with random draws of their own; copies to GPUs."""
 
 import random
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -19,17 +18,12 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker import batches as batches_module
 from compss_train.worker.batches import Batch, batches
 from compss_train.worker.device_copies import pieces
-from compss_train.worker.prefetching import Preparation, PreparingThread, prefetched
+from compss_train.worker.preparing import Preparation
 from compss_train.worker.source import source_of, unshuffled
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.small_fits import fit, trainer_of
 
 X, Y = classification(samples=62)
-
-
-@pytest.fixture(autouse=True)
-def _every_transform_is_worth_a_thread(monkeypatch):
-    monkeypatch.setattr("compss_train.worker.prefetching._WORTH_SECONDS", 0.0)
 
 
 def noisy(x):
@@ -120,59 +114,20 @@ def placed(number):
     return [(Place(0, 0, 6 * n), Batch(torch.full((2, 6), float(n)))) for n in range(number)]
 
 
-def threads_of(transform, number=5):
-    """Return the names of the threads in which a transform is called."""
-    names = []
-
-    def noting(x):
-        names.append(threading.current_thread().name)
-        return transform(x)
-
-    with prefetched(iter(placed(number)), replica_of(noting), 0) as prepared:
-        assert [place.position for place, _ in prepared] == list(range(0, 6 * number, 6))
-    return names
+def prepared(transform, number):
+    return Preparation(replica_of(transform), 0).of(iter(placed(number)))
 
 
-def test_a_thread_transforms_unless_it_would_share_a_generator_with_the_step():
-    for transform in (scaled, noisy):
-        assert threads_of(transform) == ["MainThread"] + ["read-ahead-0"] * 4
-    for transform in (noisy_by_numpy, flipped, noisy_by_a_seed_of_its_own):
-        assert threads_of(transform) == ["MainThread"] * 5
-
-
-@pytest.mark.parametrize("transform", [scaled, noisy])
-def test_a_transform_that_takes_less_than_a_thread_costs_has_none(monkeypatch, transform):
-    with prefetched(iter(placed(5)), replica_of(transform), 0) as prepared:
-        expected = [batch.x for _, batch in prepared]
-    monkeypatch.setattr("compss_train.worker.prefetching._WORTH_SECONDS", 60.0)
-    assert threads_of(transform) == ["MainThread"] * 5
-    with prefetched(iter(placed(5)), replica_of(transform), 0) as prepared:
-        assert all(torch.equal(batch.x, other) for (_, batch), other in zip(prepared, expected, strict=True))
-
-
-def test_draws_in_the_thread_leave_those_of_the_step_alone():
+def test_draws_of_transforms_leave_those_of_the_step_alone():
     steps = []
     for transform in (scaled, noisy, noisy_by_all, noisy_at_times):
-        with random_state(4, "cpu"), prefetched(iter(placed(9)), replica_of(transform), 0) as prepared:
-            steps.append([torch.rand(5) for _ in prepared])
+        with random_state(4, "cpu"):
+            steps.append([torch.rand(5) for _ in prepared(transform, 9)])
     for other in steps[1:]:
         assert all(map(torch.equal, steps[0], other))
 
 
-def test_the_next_batch_is_transformed_while_a_step_runs():
-    begun = threading.Event()
-
-    def transform(x):
-        if x[0, 0] == 1:
-            begun.set()
-        return x
-
-    with prefetched(iter(placed(3)), replica_of(transform), 0) as prepared:
-        next(prepared)
-        assert begun.wait(60)
-
-
-def test_few_batches_are_made_before_they_are_used():
+def test_a_batch_is_made_when_it_is_used():
     made = []
 
     def source():
@@ -180,47 +135,19 @@ def test_few_batches_are_made_before_they_are_used():
             made.append(each)
             yield each
 
-    with prefetched(source(), replica_of(scaled), 0) as prepared:
-        for number, _ in enumerate(prepared, start=1):
-            assert len(made) <= number + 2
+    for number, _ in enumerate(Preparation(replica_of(scaled), 0).of(source()), start=1):
+        assert len(made) == number
     assert len(made) == 20
 
 
-def test_without_a_transform_there_is_no_thread():
+def test_without_a_transform_batches_are_as_they_come():
     source = iter(placed(3))
-    with prefetched(source, replica_of(None), 0) as prepared:
-        assert prepared is source
-
-
-def fused_at_times(x):
-    """Draws by an operation that takes no generator, but not in the first batch."""
-    return torch.ops.aten.native_dropout(x, 0.5, True)[0] if x[0, 0] in (2, 5) else noisy(x)
-
-
-def test_a_draw_that_cannot_be_redirected_has_its_turn_in_later_batches():
-    def seeded(place, batch):
-        with random_state(transform_seed(0, *place), "cpu"):
-            return fused_at_times(batch.x)
-
-    expected, replica = [seeded(*each) for each in placed(8)], replica_of(fused_at_times)
-    with random_state(4, "cpu"), prefetched(iter(placed(8)), replica, 0) as prepared:
-        ours, steps = zip(*[(batch.x, torch.rand(3)) for _, batch in prepared], strict=True)
-    assert all(map(torch.equal, ours, expected))
-    with random_state(4, "cpu"):
-        assert all(torch.equal(step, torch.rand(3)) for step in steps)
-
-
-def test_a_batch_that_was_changed_before_such_a_draw_is_an_error():
-    with (
-        pytest.raises(RuntimeError, match=r"native_dropout.*let it make a new tensor"),
-        prefetched(iter(placed(4)), replica_of(lambda x: fused_at_times(x.add_(1))), 0) as prepared,
-    ):
-        list(prepared)
+    assert Preparation(replica_of(None), 0).of(source) is source
 
 
 def test_a_batch_has_the_samples_that_the_transform_got():
-    with prefetched(iter(placed(2)), replica_of(lambda x: x.repeat(3, 1)), 0) as prepared:
-        assert [(batch.samples, len(batch.x)) for _, batch in prepared] == [(2, 6), (2, 6)]
+    tripled = prepared(lambda x: x.repeat(3, 1), 2)
+    assert [(batch.samples, len(batch.x)) for _, batch in tripled] == [(2, 6), (2, 6)]
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -231,30 +158,17 @@ def test_an_error_of_the_transform_comes_with_its_batch(number):
         return x
 
     taken = []
-    with (
-        pytest.raises(ZeroDivisionError, match="this batch") as error,
-        prefetched(iter(placed(4)), replica_of(transform), 0) as prepared,
-    ):
-        taken += (place.position for place, _ in prepared)
+    with pytest.raises(ZeroDivisionError, match="this batch") as error:
+        taken += (place.position for place, _ in prepared(transform, 4))
     assert taken == [6 * n for n in range(number)]
     assert "batch of x with shape (2, 6)" in error.value.__notes__[0]
 
 
 @pytest.mark.parametrize("transform", [None, scaled, noisy, noisy_by_numpy])
-def test_batches_that_are_put_in_one_by_one_are_those_of_an_iterator(transform):
-    with prefetched(iter(placed(7)), replica_of(transform), 3) as prepared:
-        expected = [batch.x for _, batch in prepared]
-    taken = []
-    with PreparingThread(Preparation(replica_of(transform), 3)) as preparing:
-        for each in placed(7):
-            preparing.put(*each)
-            if preparing.full:
-                taken.append(preparing.take().x)
-        assert len(preparing) == (2 if transform in (scaled, noisy) else 0)
-        while len(preparing):
-            taken.append(preparing.take().x)
-    assert all(map(torch.equal, taken, expected))
-    assert len(taken) == 7
+def test_single_batches_are_those_of_an_iterator(transform):
+    preparation = Preparation(replica_of(transform), 0)
+    for (place, batch), (_, other) in zip(placed(7), prepared(transform, 7), strict=True):
+        assert torch.equal(preparation.prepare(place, batch).x, other.x)
 
 
 # To a GPU, with a stand-in for its copies.
@@ -271,10 +185,10 @@ def test_blocks_go_to_a_gpu_a_few_batches_at_a_time(monkeypatch, shuffled):
 
     monkeypatch.setattr(batches_module, "to_device", to_device)
     monkeypatch.setattr("compss_train.worker.device_copies._PIECE_BYTES", 20 * 50)  # 50 samples
-    shard = unshuffled([x], 20)
+    work = unshuffled([x], 20)
     if shuffled:
-        shard = replace(shard, seed=5, options=replace(shard.options, shuffle_block_data=True))
-    on_gpu, on_cpu = (list(batches(shard, source_of(shard, [x], [y]), device)) for device in ("cuda:1", "cpu"))
+        work = work._replace(reading=replace(work.reading, seed=5, shuffle_block_data=True))
+    on_gpu, on_cpu = (list(batches(work, source_of(work, [x, y]), device)) for device in ("cuda:1", "cpu"))
     for ours, theirs in zip(on_gpu, on_cpu, strict=True):
         assert torch.equal(ours.x, theirs.x)
         assert torch.equal(ours.y, theirs.y)

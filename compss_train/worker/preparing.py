@@ -1,0 +1,72 @@
+"""Batches are prepared for the training step: collated and transformed, with random draws of their own."""
+
+from collections.abc import Iterator
+
+from compss_train.data.block_passes import Place
+from compss_train.data.order import transform_seed
+from compss_train.model.random_state import random_state, seed_generators
+from compss_train.model.training_spec import ModelReplica
+from compss_train.worker.batches import Batch, PlacedBatch
+from compss_train.worker.collating import collated
+
+
+class Preparation:
+    """Collates and transforms batches between the training steps.
+
+    Random draws of the transforms are seeded by the fit's seed and the place of the batch, or of the sample for a
+    ``train_transform`` by sample: they depend neither on the worker nor on what was trained before, and leave the
+    generators of the network alone.
+
+    Parameters
+    ----------
+    replica:
+        The model copy whose ``train_transform``, ``transform`` and device are used.
+    seed:
+        Seed of the fit.
+    ragged:
+        Whether batches have sequences of different lengths.
+    """
+
+    def __init__(self, replica: ModelReplica, seed: int, *, ragged: bool = False) -> None:
+        self._replica, self._seed = replica, seed
+        spec = replica.training_spec
+        self._augment, self._reads = spec.train_transform, spec.samples is not None
+        functions = spec.collate, self._augment, spec.transform, spec.samples
+        self.has_work = ragged or any(each is not None for each in functions)
+        """Whether batches change at all."""
+
+    def of(self, batches: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
+        """Iterate over the prepared batches; those without samples, where a stream has ended, are left out."""
+        if not self.has_work:
+            return batches
+        prepared = ((place, self.prepare(place, batch)) for place, batch in batches)
+        return ((place, batch) for place, batch in prepared if batch.samples_before != 0)
+
+    def prepare(self, place: Place, batch: Batch) -> Batch:
+        """Return a batch as the training step gets it."""
+        if not self.has_work:
+            return batch
+        with random_state(self._seed_of(place), self._replica.device):
+            return self._transformed(place, batch)
+
+    def _transformed(self, place: Place, batch: Batch) -> Batch:
+        batch = collated(self._replica, place, batch, lambda position: self._reseed(place, position))
+        before = batch.samples
+        if not before:
+            return batch
+        if self._reads:
+            self._reseed(place, place.position)  # transforms draw as for a batch that was not read
+        x, y = batch.x, batch.y
+        with self._replica.annotate_errors(x, y, own_target=y is None), self._replica.autocast():
+            if self._augment is not None:
+                x, y = self._augment(x, y, lambda sample: self._reseed(place, place.position + sample))
+            return batch._replace(samples_before=before, x=self._replica.transformed(x), y=y)
+
+    def _reseed(self, place: Place, position: int) -> int:
+        """Seed all generators for the sample at a position of the place's block; return the seed."""
+        seed = self._seed_of(place._replace(position=position))
+        seed_generators(seed, self._replica.device)
+        return seed
+
+    def _seed_of(self, place: Place) -> int:
+        return transform_seed(self._seed, place.epoch, place.block, place.position)

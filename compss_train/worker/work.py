@@ -1,0 +1,96 @@
+"""``Work``: what one worker does in one round. It travels to a task, beside the values that the task receives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from compss_train.buffers import BufferSpec
+from compss_train.data.block_passes import Draws, WorkerAssignment
+from compss_train.data.columns import SINGLE, ColumnStructure
+from compss_train.data.order import Batching
+from compss_train.data.reading import FilePart
+from compss_train.model.compression import MergeDtype
+from compss_train.model.lr_schedules import TimedHyperparameters
+from compss_train.samplers.pools import Pools
+from compss_train.worker.callbacks import WorkerCallback
+
+OptimizerState = Literal["keep", "average", "reset", "reset_blocks"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reading:
+    """How workers read their batches: the same for all workers of a task."""
+
+    batching: Batching
+    """How blocks are cut into batches."""
+    shuffle_block_data: bool = False
+    """Whether the samples of a block are shuffled."""
+    pools: Pools | None = None
+    """The pools of a partial shuffle, ``None`` without one."""
+    buffer: BufferSpec | None = None
+    seed: int = 0
+    """Seed of every random order: rows within blocks, buffers, partial shuffles."""
+    structure: ColumnStructure = SINGLE
+    """Which columns are x, y and weights."""
+    may_skip: bool = False
+    """Whether workers may skip files, and then have fewer samples than planned."""
+    blocks: tuple[int, ...] = ()
+    """The numbers of the blocks among the values of the task: those of x, then those of y and of weights in the
+    same order, or blocks with all columns. Empty if the values are pieces of blocks, with all columns."""
+    starts: tuple[int, ...] = ()
+    """Number of the first sample of each block or piece, where passes name their samples; else empty."""
+    files: FilePart | None = None
+    """The files of all workers, in place of values."""
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """Seed of the order of rows within a block, ``None`` to keep their order."""
+        return self.seed if self.shuffle_block_data else None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Step:
+    """How workers learn from their batches: the same for all workers of a round."""
+
+    round: int = 0
+    """Number of the round."""
+    optimizer_state: OptimizerState = "keep"
+    """What happens to the state of the optimizer when workers merge."""
+    dtype: MergeDtype | None = None
+    """What changes of the weights are compressed to."""
+    check_outputs: bool = False
+    """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
+    callbacks: Sequence[WorkerCallback] = ()
+    traced: frozenset[int] = frozenset()
+    """The workers that ``torch.profiler`` traces."""
+
+
+class Work(NamedTuple):
+    """What one worker does in one round; a tuple, as the coordinator makes thousands of them."""
+
+    block_passes: WorkerAssignment
+    """The passes over blocks that the worker makes, or what it puts into a buffer for its ``draws``."""
+    reading: Reading
+    step: Step = Step()
+    worker: int = 0
+    position: int = 0
+    """Of the worker among those whose states are one value."""
+    device: str = "cpu"
+    draws: Draws | None = None
+    """The batches to draw from a buffer that merges do not empty."""
+    hyperparameters: Mapping[int, TimedHyperparameters] | None = None
+    """The optimizer's hyperparameters by epoch; ``None`` without a learning-rate schedule."""
+    upcoming: tuple[int, ...] = ()
+    """The files that the worker reads ahead for the next round."""
+    task: str | None = None
+    """What the task is, if it is not a round of a fit."""
+
+    @property
+    def name(self) -> str:
+        """The round and the worker, for messages."""
+        return self.task or f"round {self.step.round} on worker {self.worker}"
+
+    @property
+    def samples(self) -> int:
+        """Number of samples to train on."""
+        return self.draws.samples if self.draws else sum(block_pass.size for block_pass in self.block_passes)
