@@ -12,6 +12,8 @@ from compss_train.training.stopping import TERMINATED
 
 MAX_SHARE = 0.02
 """Largest share of a fit's time for writing reports; each takes longer than the one before."""
+MIN_SECONDS = 5.0
+"""Shortest time from one report to the next."""
 
 
 def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> str:
@@ -29,15 +31,16 @@ def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> s
 class Report(Callback):
     """Writes the report of ``compss_train.reports.html`` to a file at the end of a fit, also after an exception.
 
-    With ``every`` it is also written after that many rounds, but skipped if it would take more than 2% of the time;
-    browsers reload it every few seconds until the fit has ended. The file is replaced atomically.
+    It is also written after every ``every`` rounds unless that is ``None``, but at most every few seconds, and not
+    if it would take more than 2% of the time; browsers that show it reload it until the fit has ended. The file is
+    replaced atomically.
 
     Raises ``ValueError`` unless the name ends in .html and ``every`` is an integer of at least 1 or ``None``,
     ``ModuleNotFoundError`` without the extra ``report``, and ``OSError`` at the start of a fit if the file cannot
     be written.
     """
 
-    def __init__(self, path: str | Path, every: int | None = None) -> None:
+    def __init__(self, path: str | Path, every: int | None = 1) -> None:
         self.path = Path(path)
         html.check_name(path)
         html.load_template()
@@ -74,7 +77,7 @@ class Report(Callback):
         start = time.monotonic()
         self._write(trainer, "running", refresh=self.every is not None)
         now = time.monotonic()
-        self._next_report = now + (now - start) / MAX_SHARE
+        self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
 
     def _write(self, trainer: TrainerProtocol, status: str, *, refresh: bool = False) -> None:
         html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=refresh)

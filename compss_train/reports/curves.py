@@ -1,4 +1,4 @@
-"""The curves of a history: those that plots and reports draw, and the best value by epochs trained."""
+"""The curves of a history, which plots and reports draw."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, Literal, Self, get_args
-
-import numpy as np
-from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_choice
 from compss_train.reports.records import Record, flatten, measured_numbers, per_second
@@ -20,8 +17,6 @@ LEARNING_RATE = "lr"
 SPEED = "samples_per_second"
 LARGEST = 1e150
 """Values of at least this magnitude are not drawn, as the arithmetic of axes overflows beyond it."""
-FARTHEST = 4
-"""A learning curve is extended to this factor of the epochs that it was measured for."""
 _OTHER_PANELS = {
     "learning rate": (LEARNING_RATE,),
     "samples/s": (SPEED,),
@@ -168,83 +163,3 @@ def _measured_panel(title: str, xs: list[float], measured: list[dict[str, float]
 def _curve(name: str, xs: list[float], records: Sequence[Mapping[str, Any]]) -> Curve:
     values = [record.get(name) for record in records]
     return Curve(name, xs, [float(value) if isinstance(value, int | float) else math.nan for value in values])
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningCurve:
-    """The best value so far by the epochs trained, between measurements linear in the logarithm of the epochs."""
-
-    epochs: NDArray[np.float64]
-    """At the first measurement and at those that were better than all before."""
-    values: NDArray[np.float64]
-    falling: bool
-    """Whether lower values are better."""
-    trained: float
-    """All epochs of the run."""
-
-    @classmethod
-    def of(cls, history: Sequence[Record], name: str, *, samples: float, falling: bool) -> Self:
-        """Return the curve of a field of the records; an epoch has ``samples`` samples.
-
-        Raises ``ValueError`` unless the last record has a finite number in the field.
-        """
-        trained = np.cumsum([record["samples"] for record in history]) / samples
-        measured = [measured_numbers(record).get(name, math.nan) for record in history]
-        sign = -1.0 if falling else 1.0
-        best, points = -math.inf, []
-        for epochs, value in zip(trained, measured, strict=True):
-            if math.isfinite(value) and sign * value > best:
-                best = sign * value
-                points.append((float(epochs), value))
-        if not math.isfinite(measured[-1]):
-            raise ValueError(f"the last round has no finite {name}: the run has diverged, or did not measure it")
-        xs, ys = np.array(points).T
-        return cls(epochs=xs, values=ys, falling=falling, trained=float(trained[-1]))
-
-    @property
-    def first(self) -> float:
-        """The first measured value."""
-        return float(self.values[0])
-
-    @property
-    def best(self) -> float:
-        """The best value."""
-        return float(self.values[-1])
-
-    def epochs_to(self, value: float) -> float:
-        """Return the epochs until a value between the first and the best one."""
-        order = slice(None, None, -1 if self.falling else 1)
-        return float(np.exp(np.interp(value, self.values[order], np.log(self.epochs[order]))))
-
-    def value_at(self, epochs: float) -> tuple[str, float]:
-        """Return the value after some epochs, after ``""``, or after ``"~"``, ``"<"`` or ``">"`` if not measured.
-
-        Up to ``FARTHEST`` times the epochs of the run, a + c · epochs^-p, fitted to their last three quarters,
-        extends the curve (``"~"``). Otherwise the value is known to be above or below the last or first one.
-        """
-        if self.epochs[0] <= epochs <= self.trained:
-            return "", float(np.interp(np.log(epochs), np.log(self.epochs), self.values))
-        if epochs < self.epochs[0]:
-            return ">" if self.falling else "<", self.first
-        if epochs > FARTHEST * self.trained or (law := self._power_law()) is None:
-            return "<" if self.falling else ">", self.best
-        power, scale = law
-        return "~", self.best + scale * (epochs**-power - self.trained**-power)
-
-    def _power_law(self) -> tuple[float, float] | None:
-        """Return p from 0.3 to 1 and c with the least squared errors, ``None`` if no curve fits.
-
-        Curves that end beyond a loss of 0 or a metric of 1 do not fit, nor do those that get worse.
-        """
-        late = self.epochs >= self.trained / 4
-        epochs, values = self.epochs[late], self.values[late]
-        perfect = 0.0 if self.falling else 1.0 if self.best <= 1 else math.inf
-        sign = -1.0 if self.falling else 1.0
-        fits = []
-        for power in np.linspace(0.3, 1.0, 15) if len(values) >= 4 else ():
-            columns = np.stack([np.ones_like(epochs), epochs**-power], axis=1)
-            (end, scale), *_ = np.linalg.lstsq(columns, values)
-            if sign * end <= sign * perfect and sign * scale < 0:
-                error = float(np.sum((columns @ (end, scale) - values) ** 2))
-                fits.append((error, float(power), float(scale)))
-        return min(fits)[1:] if fits else None

@@ -8,7 +8,6 @@ from compss_train.cli.commands.data import SEND, SHARD
 from compss_train.cli.commands.fit import FIT
 from compss_train.cli.commands.inference import EVALUATE, EXPORT, PREDICT
 from compss_train.cli.commands.reports import COMPARE, PLOT, REPORT, RUNS
-from compss_train.cli.commands.watch import WATCH
 
 __all__ = ["COMMANDS", "Command"]
 
@@ -20,7 +19,6 @@ COMMANDS: tuple[Command, ...] = (
     PLOT,
     COMPARE,
     RUNS,
-    WATCH,
     ADVISE,
     EXPORT,
     SHARD,

@@ -1,6 +1,5 @@
 """Texts that ``compss-train`` prints about a run: the keys of its file, its plan, and its results."""
 
-from collections.abc import Sequence
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +14,6 @@ from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.cli.run_files.training import TrainingRun, fit_options
 from compss_train.data import FileDataset
 from compss_train.engines import engine_class
-from compss_train.reports.advice import Row
-from compss_train.reports.formatting import columns
 from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import BlockedSource, DataSource, as_data_source
@@ -117,27 +114,6 @@ def format_metrics(record: dict[str, Any]) -> str:
     """Return the losses and metrics of a record that are single numbers."""
     numbers = {name: record[name] for name in measured_names(record) if isinstance(record[name], int | float)}
     return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in numbers.items())
-
-
-def format_predictions(rows: Sequence[Row], batches: Sequence[float], epochs: str, value: str) -> str:
-    """Return a table of what to expect of numbers of workers; ``epochs`` and ``value`` are parts of its header."""
-    header = ("workers ", "batch", f"epochs {epochs}", "seconds", "not training", f"{value} epochs")
-    lines = [header, *(_prediction(row, batch) for row, batch in zip(rows, batches, strict=True))]
-    texts = {"~": "~ extrapolated", "<": "< at most", ">": "> at least"}
-    marks = ["* measured", *(text for mark, text in texts.items() if any(row.mark == mark for row in rows))]
-    return "\n".join([*columns(lines, str.rjust), ", ".join(marks)])
-
-
-def _prediction(row: Row, batch: float) -> tuple[str, ...]:
-    epochs, least, most = (f"{each:.3g}" for each in (row.epochs, row.least_epochs, row.most_epochs))
-    return (
-        f"{row.workers}{'*' if row.measured else ' '}",
-        f"{batch:.0f}",
-        epochs if least == most else f"{epochs} ({least} to {most})",
-        f"{row.seconds:,.1f}",
-        f"{row.overhead:.0%}",
-        f"{row.mark}{row.value:.4f}",
-    )
 
 
 def _format_duration(trainer: DistributedTrainer) -> str:

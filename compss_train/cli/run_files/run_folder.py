@@ -2,17 +2,15 @@
 
 import json
 import os
-import re
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import is_running, write_atomic
 from compss_train.cli.run_files.errors import RunFileError
-from compss_train.reports.advice import samples_per_epoch
 from compss_train.reports.comparison import ComparedRun, comparison_table
 from compss_train.reports.history import History
 
@@ -164,66 +162,3 @@ def read_summary(folder: RunFolder) -> dict[str, str]:
     run = ComparedRun(name=row["run"], history=history, configuration={}, state=row["state"])
     cells = comparison_table([run])[0]
     return {name: value for name, value in cells.items() if not name.startswith("best ")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergedRun:
-    """A run whose rounds were merged synchronously."""
-
-    name: str
-    history: History
-    trainer: Mapping[str, Any]
-    """The sections of its configuration, as ``build`` and ``fit``."""
-    build: Mapping[str, Any]
-    fit: Mapping[str, Any]
-    cores: int
-    samples: float
-    """Of an epoch."""
-
-    @property
-    def workers(self) -> int:
-        """The number of workers."""
-        return int(self.trainer["num_workers"])
-
-    @property
-    def merges(self) -> float:
-        """Merges an epoch."""
-        return float(len(self.history) * self.samples / sum(record["samples"] for record in self.history))
-
-    @property
-    def block(self) -> float:
-        """Samples of a block or file, on average."""
-        found = re.search(r"\((\d+) (?:x \d+ blocks|files)", str(self.fit["data"]["x"]))
-        return self.samples / (int(found[1]) if found else self.workers)
-
-    def batch(self, options: Mapping[str, Any]) -> float:
-        """Return the samples of a worker's batch with these options of a fit: at most a block."""
-        size = options.get("batch_size")
-        return self.block / int(options["num_batches_per_worker"]) if size is None else min(self.block, size)
-
-
-def read_run(path: Path) -> MergedRun:
-    """Return what a folder says of its run.
-
-    Raises ``RunFileError`` without history or configuration, and for a fit whose workers do not merge in rounds.
-    """
-    file, history = read_history(path)
-    configuration = read_configuration(file.parent)
-    if not configuration:
-        raise RunFileError(f"{path}: no configuration.json is beside the history; name the folder of a run")
-    fit, machine = configuration["fit"], configuration["machine"]
-    merge = fit.get("merge", {})
-    if fit["method"] == "fit_online" or merge["kind"] != "synchronous":
-        kind = "fit_online" if fit["method"] == "fit_online" else f"merge={merge['kind']!r}"
-        raise RunFileError(
-            f"{path}: with {kind} workers do not merge in rounds; name a run with merge='synchronous'"
-        )
-    return MergedRun(
-        name=str(path),
-        history=history,
-        trainer=configuration["trainer"],
-        build=configuration["build"],
-        fit={**fit, **merge},
-        cores=machine["cores"],
-        samples=samples_per_epoch(history),
-    )

@@ -34,44 +34,29 @@ def page(
     ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds. ``trace``
     links to the trace of a worker's round.
     """
-    parts = page_parts(history, configuration, status, trace=trace)
-    return whole_page(title_of_run(configuration), parts, refresh_seconds=REFRESH_SECONDS if refresh else None)
-
-
-def page_parts(
-    history: Sequence[Record],
-    configuration: Mapping[str, Any],
-    status: str | None = None,
-    *,
-    trace: str | None = None,
-) -> dict[str, str]:
-    """Return the contents of each element of the report by its id; all pages have the same ids."""
     make = load_template("parts.html").module
+    title = _title(configuration)
     run = _run(history) if history else None
     known = {part: value for part, value in configuration.items() if value is not None}
-    return {
-        "head": make.head(title_of_run(configuration), status, _subtitle(history, configuration)),
+    parts = {
+        "head": make.head(title, status, _subtitle(history, configuration)),
         "figures": make.figures(run),
         "curves": make.curves(run["charts"], "round") if run else "",
         "workers": make.workers(run, trace) if run else "",
         "rounds": make.rows("Rounds", run["rounds"]) if run else "",
         "configuration": make.configuration(known) if known else "",
     }
+    return _page_of(title, parts, refresh_seconds=REFRESH_SECONDS if refresh else None)
 
 
-def whole_page(
-    title: str, parts: Mapping[str, str], *, refresh_seconds: float | None = None, version: int | None = None
-) -> str:
-    """Return a page with these parts; with a ``version`` it asks its server for parts that are newer."""
+def _page_of(title: str, parts: Mapping[str, str], *, refresh_seconds: float | None = None) -> str:
     text: str = load_template("page.html").render(
         title=title,
         head=parts["head"],
         parts={name: part for name, part in parts.items() if name != "head"},
         refresh_seconds=refresh_seconds,
-        version=version,
         style=_resource("style.css"),
         script=_resource("script.js"),
-        live_script=_resource("live.js"),
     )
     return text
 
@@ -89,7 +74,7 @@ def comparison_page(runs: Sequence[ComparedRun], against: Axis = "round") -> str
         "runs": make.rows("Runs", table),
         "curves": make.curves(compared, against),
     }
-    return whole_page(title, parts)
+    return _page_of(title, parts)
 
 
 @cache
@@ -121,8 +106,7 @@ def _resource(name: str) -> str:
     return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def title_of_run(configuration: Mapping[str, Any]) -> str:
-    """Return the title of a report."""
+def _title(configuration: Mapping[str, Any]) -> str:
     net = str((configuration.get("build") or {}).get("net", "")).partition("(")[0].strip()
     return f"Training of {net}" if net else "Training"
 

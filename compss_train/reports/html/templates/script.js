@@ -65,8 +65,8 @@ function intervalAt(lane, position) {
   return null;
 }
 
-// Makes a timeline zoomable; `zoomed` is what `dataset.zoom` of an earlier one was.
-function prepareTimeline(timeline, zoomed) {
+// Makes a timeline zoomable.
+function prepareTimeline(timeline) {
   const zoomable = timeline.querySelector(".zoomable"), picture = zoomable.querySelector("svg");
   const ticks = zoomable.querySelector(".ticks"), lanes = [...picture.querySelectorAll(".lane")];
   const whole = Number(timeline.dataset.seconds), height = picture.viewBox.baseVal.height;
@@ -84,7 +84,6 @@ function prepareTimeline(timeline, zoomed) {
     [from, to] = [start, Math.max(stop, start + 20)];
     picture.setAttribute("viewBox", `${from} 0 ${to - from} ${height}`);
     const low = from / UNITS * whole, high = to / UNITS * whole, rough = (high - low) / 8;
-    timeline.dataset.zoom = to - from < UNITS ? JSON.stringify([low, high]) : "";
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= rough * 0.999);
     ticks.replaceChildren();
@@ -117,12 +116,7 @@ function prepareTimeline(timeline, zoomed) {
     showTip(event, `${lane.dataset.name}${doing}\nat ${seconds(position / UNITS * whole)}`);
   });
   picture.addEventListener("pointerleave", (event) => showTip(event, ""));
-  if (zoomed) zoom(...JSON.parse(zoomed).map((each) => each / whole * UNITS));
 }
 
-function prepare(root, zoomed = "") {
-  root.querySelectorAll(".chart").forEach(prepareChart);
-  root.querySelectorAll(".timeline").forEach((timeline) => prepareTimeline(timeline, zoomed));
-}
-
-prepare(document);
+document.querySelectorAll(".chart").forEach(prepareChart);
+document.querySelectorAll(".timeline").forEach(prepareTimeline);
