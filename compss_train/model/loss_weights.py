@@ -52,8 +52,7 @@ class TrainingLoss:
                 "weighted loss must return one or more values for each sample"
             )
         product = _multiply(weights, output, losses.shape)
-        indices = not target.is_floating_point() and target.numel() == losses.numel()
-        if self._ignore_index is not None and indices:
+        if self._ignore_index is not None and _are_indices(target, losses):
             product = product * (target.reshape(losses.shape) != self._ignore_index)
         total = product.sum()
         return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
@@ -106,6 +105,11 @@ def _multiply(weights: Sequence[Tensor], output: object, shape: torch.Size) -> T
         one_per_loss = weight.numel() == shape.numel()
         product *= weight.reshape(shape if one_per_loss else (-1, *[1] * (len(shape) - 1)))
     return product
+
+
+def _are_indices(target: Tensor, losses: Tensor) -> bool:
+    """Return whether targets are numbers of classes, one for each loss."""
+    return not target.is_floating_point() and target.numel() == losses.numel()
 
 
 def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.reports.records import per_second
 from compss_train.training.fit import FitOfEpochs
 from compss_train.training.group_states import States, fetch_states
-from compss_train.training.merging import Merge, SubmittedRound, agreement
+from compss_train.training.merging import Merger, SubmittedRound, agreement
 from compss_train.training.stopping import TICK
 from compss_train.training.task_submission import (
     Inference,
@@ -68,7 +68,7 @@ class RoundRunner:
     occupies_workers: ClassVar[bool] = False
     engine: Engine
     workers: WorkerGroup
-    merge: Merge
+    merger: Merger
     measures: Measures
     validation: Inference | None
     fit: FitOfEpochs
@@ -93,7 +93,7 @@ class RoundRunner:
     def __post_init__(self) -> None:
         self._states: States = tuple(self.workers.states)
         """The states of each group of workers after the last complete round."""
-        self.merge_state = self.merge.state
+        self.merge_state = self.merger.state
         """What merges keep beside the parameters, after the last complete round."""
         self._last_end = self.fit.stopping.clock()
 
@@ -117,7 +117,7 @@ class RoundRunner:
         final = self._final()
         self.merge_state = self._state_of(final)
         while len(self._complete) > 1:
-            self.merge.retire(self._complete.popleft())
+            self.merger.retire(self._complete.popleft())
         return final
 
     def is_over(self) -> bool:
@@ -128,7 +128,7 @@ class RoundRunner:
 
     def current(self) -> Parameters | None:
         """Return the global parameters after the last complete round, ``None`` before the first."""
-        return self.merge.current(self._complete[-1]) if self._complete else None
+        return self.merger.current(self._complete[-1]) if self._complete else None
 
     def settled(self) -> tuple[Parameters | None, TrainingState]:
         """Return the same with the state; only after rounds of which a callback ``needs_state``."""
@@ -140,10 +140,10 @@ class RoundRunner:
         """Return what merges keep beside these parameters, which are those after the last complete round."""
         if parameters is None or not self._complete:
             return self.merge_state
-        return self.merge.state_of(self._complete[-1], parameters)
+        return self.merger.state_of(self._complete[-1], parameters)
 
     def _settled(self) -> Parameters:
-        return self.merge.settled(self._complete[-1])
+        return self.merger.settled(self._complete[-1])
 
     def averaged(self) -> Parameters | None:
         """Return the average of the parameters after the last complete round, ``None`` without one."""
@@ -174,13 +174,13 @@ class RoundRunner:
             return False
         if not self.engine.traits.asynchronous:
             return False
-        if not self.merge.by_rounds and self.fit.callbacks.needs_state(last):
+        if not self.merger.by_rounds and self.fit.callbacks.needs_state(last):
             return False
-        return len(self._pending) <= self.merge.rounds_ahead
+        return len(self._pending) <= self.merger.rounds_ahead
 
     def _submit(self, round_: Round, next_round: Round | None) -> None:
         self.workers.next_round = next_round
-        submitted = self.merge.submit(self.workers, round_)
+        submitted = self.merger.submit(self.workers, round_)
         evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
         groups = {
             prefix: self.validation.evaluate(parameters) if self.validation and parameters is not None else []
@@ -191,14 +191,14 @@ class RoundRunner:
 
     def _end_early(self) -> None:
         """Cancel the rounds that have been submitted, unless their changes are merged already."""
-        if not self.merge.by_rounds:
+        if not self.merger.by_rounds:
             while self._pending and not self.fit.stopping.urgent:
                 self._collect()
-        self.merge.go_back(self._complete[-1] if self._complete else None)
+        self.merger.go_back(self._complete[-1] if self._complete else None)
         cancelled: dict[int, GroupState | Ref] = {}
         for pending in self._pending:
             self.engine.delete(pending.refs)
-            self.merge.retire(pending.submitted)
+            self.merger.retire(pending.submitted)
             pending.submitted.merge_state.free(self.engine, self.merge_state)
             cancelled |= {id(state): state for state in pending.submitted.states}
         self.workers.free_states(list(cancelled.values()), self._states)
@@ -208,7 +208,7 @@ class RoundRunner:
     def _final(self) -> Parameters | None:
         if self.stopped is not None:
             return self.current() if self.fit.stopping.urgent or not self._complete else self._settled()
-        final: Parameters = self.engine.fetch([self.merge.parameters])[0]
+        final: Parameters = self.engine.fetch([self.merger.parameters])[0]
         return final
 
     def _collect(self) -> None:
@@ -247,7 +247,7 @@ class RoundRunner:
     def _complete_round(self, submitted: SubmittedRound) -> None:
         self._complete.append(submitted)
         if len(self._complete) > 2:
-            self.merge.retire(self._complete.popleft())
+            self.merger.retire(self._complete.popleft())
         self.workers.free_states(self._states, submitted.states)
         self.merge_state.free(self.engine, submitted.merge_state)
         self._states, self.merge_state = submitted.states, submitted.merge_state
@@ -295,7 +295,7 @@ class RoundRunner:
             "samples_per_second": per_second(samples, seconds),
             "fit_started": self._began,
             "ended": time.time(),
-            "merge": self.merge.name,
+            "merge": self.merger.name,
             **({"skipped": list(self.fit.skipped)} if self.fit.skipped else {}),
             **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured)),
             **({"lr": self.workers.schedule.lr(round_.epoch - 1, round_.stop)} if self.workers.schedule else {}),

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from compss_train.model import parameters as params
 from compss_train.training.fit import Fit, FitOfEpochs
-from compss_train.training.merging import make_merge
+from compss_train.training.merging import make_merger
 from compss_train.training.resuming import load
 from compss_train.training.rounds import RoundRunner
 from compss_train.training.session import Session
@@ -67,7 +67,7 @@ def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> N
             fit.data, fit.options, model.seed, built.lr_schedule, callbacks.in_workers, callbacks.traced
         )
         validation = None if fit.validation is None else session.inference(fit.validation)
-        merge = make_merge(
+        merger = make_merger(
             fit.options,
             engine=session.engine,
             initial=model.parameters,
@@ -78,7 +78,7 @@ def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> N
         rounds = RoundRunner(
             engine=session.engine,
             workers=workers,
-            merge=merge,
+            merger=merger,
             measures=built.training_spec.measures,
             validation=validation,
             fit=fit,
@@ -96,10 +96,10 @@ def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> N
             raise
         finally:
             fit.running = None
-            merge.stop()
+            merger.stop()
         session.merge_state = rounds.merge_state
         model.averaged = rounds.averaged()
-        merge.close()
+        merger.close()
         workers.data.delete()
         if validation is not None:
             validation.data.delete()

@@ -13,20 +13,20 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.merging.agreement import agreement
-from compss_train.training.merging.base import Merge, SubmittedRound
-from compss_train.training.merging.commutative import CommutativeMerge
-from compss_train.training.merging.server import GlobalParameters, ServerMerge
-from compss_train.training.merging.synchronous import SynchronousMerge
+from compss_train.training.merging.base import Merger, SubmittedRound
+from compss_train.training.merging.commutative import CommutativeMerger
+from compss_train.training.merging.server import GlobalParameters, ServerMerger
+from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.training_state import MergeState
 from compss_train.worker import MergeRule
 
 EMA_DECAY = 0.8
 """The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""
 
-__all__ = ["Merge", "SubmittedRound", "agreement", "make_merge"]
+__all__ = ["Merger", "SubmittedRound", "agreement", "make_merger"]
 
 
-def make_merge(
+def make_merger(
     options: FitOptions,
     *,
     engine: Engine,
@@ -34,15 +34,15 @@ def make_merge(
     state: MergeState,
     num_workers: int,
     names: TensorNames,
-) -> Merge:
+) -> Merger:
     """Return the merge that the options name, which continues from ``state``."""
     outer = options.merge.outer_optimizer
     if options.merge.kind == "synchronous":
-        return SynchronousMerge(engine, initial, _rule(options, names), state)
+        return SynchronousMerger(engine, initial, _rule(options, names), state)
     if options.merge.kind == "parameter_server":
         shared = GlobalParameters(engine, initial, num_workers, names=names, optimizer=outer)
-        return ServerMerge(engine, initial, shared, state)
-    return CommutativeMerge(
+        return ServerMerger(engine, initial, shared, state)
+    return CommutativeMerger(
         engine,
         initial,
         num_workers,

@@ -1,4 +1,4 @@
-"""``Merge``: the interface of all ways to merge. A merge works on references; it waits only where it says so."""
+"""``Merger``: the interface of all ways to merge. A merge works on references; it waits only where it says so."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class SubmittedRound:
     """Whether the first measurement is that of a merge."""
 
 
-class Merge(ABC):
+class Merger(ABC):
     """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
 
     name: ClassVar[MergeKind]

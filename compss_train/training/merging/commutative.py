@@ -15,7 +15,7 @@ from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Rule
-from compss_train.training.merging.base import Merge, SubmittedRound
+from compss_train.training.merging.base import Merger, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
 
@@ -23,7 +23,7 @@ ROUNDS_AHEAD = 8
 """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
 
 
-class CommutativeMerge(Merge):
+class CommutativeMerger(Merger):
     """Every worker adds its change to the global parameters and continues from the result."""
 
     name = "commutative"

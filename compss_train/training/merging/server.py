@@ -10,7 +10,7 @@ from compss_train.engines.nodes import is_loopback
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
-from compss_train.training.merging.base import Merge, SubmittedRound
+from compss_train.training.merging.base import Merger, SubmittedRound
 from compss_train.training.merging.commutative import ROUNDS_AHEAD
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
@@ -61,7 +61,7 @@ class GlobalParameters(Closable):
         self._serving.close()
 
 
-class ServerMerge(Merge):
+class ServerMerger(Merger):
     """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls.
 
     An outer optimizer is the server's: it steps with each worker's change when it arrives, layer by layer, and is

@@ -7,7 +7,7 @@ from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import partial_sum
-from compss_train.training.merging.base import Merge, SubmittedRound
+from compss_train.training.merging.base import Merger, SubmittedRound
 from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import MergeState
 from compss_train.worker import MergeRule, finish
@@ -19,7 +19,7 @@ BYTES_PER_SECOND = 1e9
 """Of parameters that a task reads and adds up, roughly: measured with 100 MB on files in memory."""
 
 
-class SynchronousMerge(Merge):
+class SynchronousMerger(Merger):
     """Every worker starts a round from the global parameters; their average, or a step towards it, ends it."""
 
     name = "synchronous"
