@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from statistics import median
@@ -91,7 +91,11 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
     names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
     titles = {name: name.replace("_", " ") for name in names if name != LEARNING_RATE} | {SPEED: "samples/s"}
     return filled(
-        Panel(title, [_curve(group, name, against) for group in groups], name == SPEED)
+        Panel(
+            title,
+            [replace(_curve(group, name, against), color=number) for number, group in enumerate(groups)],
+            from_zero=name == SPEED,
+        )
         for name, title in titles.items()
     )
 

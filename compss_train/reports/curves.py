@@ -1,6 +1,7 @@
 """The curves of a history, which plots and reports draw."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -9,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from compss_train._utils.validation import check_choice
 from compss_train.reports.records import Record, flatten, measured_numbers, per_second
-from compss_train.reports.timeline import startup_seconds
+from compss_train.reports.timeline import KINDS, Interval, round_totals, startup_seconds, worker_intervals
 
 Axis = Literal["round", "epoch", "samples", "seconds"]
 
@@ -17,6 +18,12 @@ LEARNING_RATE = "lr"
 SPEED = "samples_per_second"
 LARGEST = 1e150
 """Values of at least this magnitude are not drawn, as the arithmetic of axes overflows beyond it."""
+MAX_POINTS = 500
+"""Points of a downsampled curve, about as many as the pixels across a chart."""
+MAX_CURVES = 8
+"""Curves of one kind in a panel; a larger number is summarized by the median, the lowest and the highest values."""
+MAX_SHARES = 300
+"""Points of the shares of the workers' time."""
 _OTHER_PANELS = {
     "learning rate": (LEARNING_RATE,),
     "samples/s": (SPEED,),
@@ -40,6 +47,8 @@ class Curve:
     ys: list[float]
     band: tuple[list[float], list[float]] | None = None
     """The lowest and highest values of the curves that this one summarizes, if it does."""
+    color: int | None = None
+    """The number of its color, by default its place in the panel."""
 
     def drawable(self) -> Self:
         """Return the curve with NaN, also in its band, at points with a value that is not below ``LARGEST``."""
@@ -53,6 +62,22 @@ class Curve:
         """All values that are drawn, those of the band included."""
         curve = self.drawable()
         return [value for line in (curve.ys, *(curve.band or ())) for value in line if not math.isnan(value)]
+
+    def downsampled(self) -> Self:
+        """Return the curve with at most ``MAX_POINTS`` points, among them the drawable extremes of each segment."""
+        if len(self.xs) <= MAX_POINTS:
+            return self
+        size = -(-2 * len(self.xs) // MAX_POINTS)
+        drawn = self.drawable().ys
+        kept = [index for start in range(0, len(drawn), size) for index in _extremes(drawn, start, size)]
+        xs, ys, *band = ([values[index] for index in kept] for values in (self.xs, self.ys, *(self.band or ())))
+        return replace(self, xs=xs, ys=ys, band=(band[0], band[1]) if band else None)
+
+
+def _extremes(ys: Sequence[float], start: int, size: int) -> list[int]:
+    """Return the indices of the lowest and the highest value of a segment, or its start if all are NaN."""
+    numbers = [index for index in range(start, min(start + size, len(ys))) if not math.isnan(ys[index])]
+    return sorted({min(numbers, key=ys.__getitem__), max(numbers, key=ys.__getitem__)}) if numbers else [start]
 
 
 def summary(name: str, xs: list[float], values: Sequence[Sequence[float]]) -> Curve:
@@ -69,6 +94,17 @@ class Panel:
     curves: list[Curve]
     from_zero: bool = False
     """Whether the y axis starts at 0. Otherwise it is logarithmic if ``spans_decades``."""
+    stacked: bool = False
+    """Whether the curves are shares in percent, drawn on top of each other."""
+    breaks: tuple[float, ...] = ()
+    """The x values at which another fit begins, such as a resumed one."""
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The x values of the first and the last point; a single one is in the middle of 1."""
+        xs = [x for curve in self.curves for x in curve.xs]
+        low, high = min(xs), max(xs)
+        return (low, high) if high > low else (low - 0.5, low + 0.5)
 
     @property
     def spans_decades(self) -> bool:
@@ -106,10 +142,13 @@ def training_speeds(history: Sequence[Record]) -> list[float]:
     ]
 
 
-def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
-    """Return the panels of a history: loss, each metric, speed, numbers of online fits, and loss by worker.
+def panels(
+    history: Sequence[Record], against: Axis = "round", intervals: list[Interval] | None = None
+) -> list[Panel]:
+    """Return the panels of a history: loss, each metric, speed, numbers of online fits, loss and time by worker.
 
-    Curves and panels without a finite value are left out, and the speed is without the start-up of a fit.
+    Curves and panels without a finite value are left out, many curves of one kind are summarized, and the speed is
+    without the start-up of a fit. ``intervals`` are those of the history, if they are known already.
     """
     xs = positions(history, against)
     measured = [measured_numbers(record) for record in history]
@@ -118,13 +157,51 @@ def panels(history: Sequence[Record], against: Axis = "round") -> list[Panel]:
     rows = [{**flatten(record), SPEED: speed} for record, speed in zip(history, speeds, strict=True)]
     others = [(title, names) for title, names in _OTHER_PANELS.items() if any(names[0] in cells for cells in rows)]
     by_worker = worker_panel(history, against=against)
-    return filled(
+    seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
+    found = filled(
         [
             *(_measured_panel(title, xs, measured) for title in titles),
             *(Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True) for title, names in others),
             *([by_worker] if len(by_worker.curves) > 1 else []),
+            *([_shares_panel(xs, [seconds.get(index, {}) for index in range(len(xs))])] if seconds else []),
         ]
     )
+    fits = [record.get("fit_started") for record in history]
+    breaks = tuple(x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other) if xs else ()
+    return [replace(panel, curves=_limited(panel.curves), breaks=breaks) for panel in found]
+
+
+def _limited(curves: Sequence[Curve]) -> list[Curve]:
+    """Return at most ``MAX_CURVES`` curves of each kind, more of them as one summary.
+
+    A kind is the field that curves are of, such as ``recall`` for ``recall[0]``, or that they are workers.
+    """
+    kinds: dict[str, list[Curve]] = defaultdict(list)
+    for curve in curves:
+        kinds[curve.name.partition("[")[0].partition(" ")[0]].append(curve)
+    limited: list[Curve] = []
+    for kind, members in kinds.items():
+        limited += members if len(members) <= MAX_CURVES else [_summarized(kind, members)]
+    return limited
+
+
+def _summarized(kind: str, curves: list[Curve]) -> Curve:
+    values: dict[float, list[float]] = defaultdict(list)
+    for curve in curves:
+        for x, y in zip(curve.xs, curve.ys, strict=True):
+            values[x].append(y)
+    xs = sorted(values)
+    return summary(f"{kind}, median", xs, [values[x] for x in xs])
+
+
+def _shares_panel(xs: list[float], seconds: Sequence[Mapping[str, float]]) -> Panel:
+    """Return a panel with the share of each kind of activity, of several rounds together if there are many."""
+    size = -(-len(xs) // MAX_SHARES)
+    sums: list[Counter[str]] = [Counter() for _ in xs[::size]]
+    for index, each in enumerate(seconds):
+        sums[index // size].update(each)
+    shares = {kind: [100 * each[kind] / (sum(each.values()) or 1.0) for each in sums] for kind in KINDS}
+    return Panel("the workers' time (%)", [Curve(kind, xs[::size], shares[kind]) for kind in KINDS], stacked=True)
 
 
 def filled(panels: Iterable[Panel]) -> list[Panel]:

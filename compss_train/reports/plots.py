@@ -1,44 +1,44 @@
-"""Plots of a history with matplotlib, without a display and without the global state of pyplot."""
+"""Panels of histories drawn with matplotlib, without a display and without the global state of pyplot."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from compss_train.reports.comparison import ComparedRun, comparison_panels, grouped
-from compss_train.reports.curves import Axis, Panel, panels, positions
+from compss_train.reports.curves import Axis, Panel, panels
+from compss_train.reports.formatting import tick
 from compss_train.reports.records import Record
-from compss_train.reports.timeline import KINDS, round_totals, worker_intervals
 
 COLUMNS = 2
-MAX_LEGEND_CURVES = 10
-"""Curves of a panel beyond which it has no legend."""
 MAX_DOTS = 40
 """Points that are marked by dots, so that single ones are seen, too; lines of more points have none."""
+_STEPS = 1, 2, 5, 10
+"""Distances of ticks, times powers of 10."""
 _LEGEND_CHARACTERS = 120
 """Names of curves that fit next to each other above a figure."""
-KIND_COLORS = {"training": "#2f7ebc", "merging": "#e8862d", "waiting": "#c9ced6"}
 _PANEL_INCHES = 5.6, 3.0
+
+_CURVES = "#2563a8", "#dc7a12", "#2b8a57", "#8a55b8", "#c23f3c", "#12869a", "#be4f8b", "#867618"
+_KINDS = {"training": "#2f74b5", "merging": "#ef9a3c", "waiting": "#dfe3ea"}
+_OTHERS = {"muted": "#667085", "grid": "#eceef2"}
+COLORS = {f"c{number}": color for number, color in enumerate(_CURVES)} | _KINDS | _OTHERS
+"""Colors by the names that they have in a page's style, which has others for dark screens."""
 
 
 def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
-    """Return the figure; raise ``ValueError`` for an empty history."""
+    """Return the figure of a history; raise ``ValueError`` for an empty one."""
     if not history:
         raise ValueError("the history is empty, there is nothing to plot; call fit first")
     charts = panels(history, against)
-    seconds = round_totals(worker_intervals(history))
-    figure, axes = _grid(len(charts) + bool(seconds))
-    for ax, panel in zip(axes, charts, strict=False):
-        _draw_panel(ax, panel, against)
-        if 1 < len(panel.curves) <= MAX_LEGEND_CURVES:
-            _add_legend(ax)
-    if seconds:
-        rows = [seconds.get(index, {}) for index in range(len(history))]
-        _draw_times(axes[-1], positions(history, against), rows)
-        _name_axis(axes[-1], against)
+    figure, axes = _grid(len(charts))
+    for ax, panel in zip(axes, charts, strict=True):
+        _draw_titled(ax, panel, against)
+        if len(panel.curves) > 1:
+            ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return figure
 
 
@@ -47,12 +47,11 @@ def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Fig
     groups = grouped(runs)
     charts = comparison_panels(groups, against)
     figure, axes = _grid(len(charts))
-    colors = {group.name: f"C{number % 10}" for number, group in enumerate(groups)}
     for ax, panel in zip(axes, charts, strict=True):
-        _draw_panel(ax, panel, against, colors)
+        _draw_titled(ax, panel, against)
     lines = {line.get_label(): line for ax in axes for line in ax.lines}
-    columns = max(1, _LEGEND_CHARACTERS // (6 + max(map(len, colors))))
-    named = [lines[name] for name in colors if name in lines]
+    columns = max(1, _LEGEND_CHARACTERS // (6 + max(len(group.name) for group in groups)))
+    named = [lines[group.name] for group in groups if group.name in lines]
     figure.legend(handles=named, loc="outside upper left", ncols=columns, fontsize="small", frameon=False)
     return figure
 
@@ -62,11 +61,10 @@ def draw_rates(rates: Sequence[float], losses: Sequence[float], smoothed: Sequen
     figure, (ax, *_) = _grid(1)
     ax.plot(rates, losses, linewidth=1, alpha=0.4, label="batches")
     ax.plot(rates, smoothed, linewidth=1.5, label="moving average")
-    ax.axvline(chosen, color="#667085", linestyle="--", linewidth=1, label=f"suggested: {chosen:.2g}")
+    ax.axvline(chosen, color=COLORS["muted"], linestyle="--", linewidth=1, label=f"suggested: {chosen:.2g}")
     ax.set_xscale("log")
-    ax.set_xlabel("learning rate")
+    ax.set(title="loss", xlabel="learning rate")
     ax.legend(fontsize="small")
-    _style(ax, "loss")
     return figure
 
 
@@ -77,43 +75,54 @@ def _grid(number: int) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(rows, COLUMNS, index + 1) for index in range(number)]
 
 
-def _draw_panel(ax: Axes, panel: Panel, against: Axis, colors: Mapping[str, str] | None = None) -> None:
-    for curve in (each.drawable() for each in panel.curves):
-        points = sum(map(math.isfinite, curve.ys))
-        color = None if colors is None else colors[curve.name]
-        marker = "." if points <= MAX_DOTS else None
-        (line,) = ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.5, marker=marker, color=color)
-        if curve.band is not None:
-            ax.fill_between(curve.xs, *curve.band, color=line.get_color(), alpha=0.2, linewidth=0)
+def _draw_titled(ax: Axes, panel: Panel, against: Axis) -> None:
+    draw_panel(ax, panel, against)
+    ax.set_title(panel.title, fontsize="medium")
+    ax.set_xlabel(against)
+
+
+def draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
+    """Draw the curves of a panel, without its title and the names of its curves."""
+    if panel.stacked:
+        _stack(ax, panel)
+    for number, curve in enumerate(() if panel.stacked else panel.curves):
+        drawn = curve.drawable()
+        color = COLORS[color_of(panel, number)]
+        marker = "." if sum(map(math.isfinite, drawn.ys)) <= MAX_DOTS else None
+        ax.plot(drawn.xs, drawn.ys, label=curve.name, linewidth=1.8, marker=marker, color=color, clip_on=False)
+        if drawn.band is not None:
+            ax.fill_between(drawn.xs, *drawn.band, color=color, alpha=0.18, linewidth=0)
+    for at in panel.breaks:
+        ax.axvline(at, color=COLORS["muted"], linestyle=(0, (3, 3)), linewidth=1)
+    ax.set_xlim(panel.span)
     if panel.spans_decades:
         ax.set_yscale("log")
-    elif panel.from_zero:
-        ax.set_ylim(bottom=0)
-    _name_axis(ax, against)
-    _style(ax, panel.title)
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+        ax.set_ylim(bottom=0 if panel.from_zero else None)
+    ax.xaxis.set_major_locator(MaxNLocator(7, steps=_STEPS, integer=against in ("round", "epoch"), min_n_ticks=1))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(lambda value, _: tick(value))
+        axis.set_minor_formatter(NullFormatter())
+    ax.tick_params(which="both", length=0, pad=6, colors=COLORS["muted"])
+    ax.set_axisbelow(True)
+    ax.grid(axis="y", color=COLORS["grid"])
+    ax.spines[:].set_visible(False)
 
 
-def _add_legend(ax: Axes) -> None:
-    """Add a legend beside the curves, which it would hide."""
-    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-
-
-def _name_axis(ax: Axes, against: Axis) -> None:
-    ax.set_xlabel(against)
-    if against in ("round", "epoch"):
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _draw_times(ax: Axes, xs: list[float], seconds: list[dict[str, float]]) -> None:
-    heights = [[each.get(kind, 0.0) for each in seconds] for kind in KINDS]
+def _stack(ax: Axes, panel: Panel) -> None:
+    """Draw shares on top of each other; a single one as wide as a round."""
+    xs, heights = panel.curves[0].xs, [curve.ys for curve in panel.curves]
     if len(xs) == 1:
         xs, heights = [xs[0] - 0.5, xs[0] + 0.5], [each * 2 for each in heights]
-    ax.stackplot(xs, heights, labels=KINDS, colors=[KIND_COLORS[kind] for kind in KINDS])
-    _add_legend(ax)
-    _style(ax, "seconds of all workers")
+    names = [curve.name for curve in panel.curves]
+    ax.stackplot(xs, heights, labels=names, colors=[COLORS[name] for name in names])
+    ax.set_ylim(0, 100)
 
 
-def _style(ax: Axes, title: str) -> None:
-    ax.set_title(title, fontsize="medium")
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
+def color_of(panel: Panel, number: int) -> str:
+    """Return the name of the color of a curve of a panel."""
+    curve = panel.curves[number]
+    if panel.stacked:
+        return curve.name
+    return f"c{(number if curve.color is None else curve.color) % len(_CURVES)}"

@@ -4,7 +4,7 @@ import io
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compss_train.reports.comparison import ComparedRun, comparison_panels, comparison_table, differing, grouped
@@ -119,6 +119,7 @@ LARGE = 1e300
 EXTREME = st.sampled_from([LARGE, -1.7e308, 1e-320, math.inf, math.nan, 9e149, -9e149, 0.0, 1.0, 200.0])
 
 
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.lists(EXTREME, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_pages_leave_gaps_for_losses_that_cannot_be_drawn(losses):
     """Wherever they are: in a curve, in its band or in one edge of it, in all values."""

@@ -1,10 +1,12 @@
 """The section ``[output]`` and the key ``early_stopping``: callbacks of a run that write files or stop it."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from compss_train import callbacks
+from compss_train._utils.validation import warn_user
 from compss_train.callbacks import Callback, JsonLines
 from compss_train.callbacks.report import status_of
 from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, unknown_name
@@ -78,6 +80,9 @@ def read_output(
         errors.add("[output] folder", f"{table['folder']!r} is not a string")
     for key, (name, path) in _CALLBACKS.items():
         value = table.get(key, key in _ENABLED)
+        if key == "report" and key not in table and find_spec("matplotlib") is None:
+            warn_user("no report is written, as it needs matplotlib: pip install 'compss_train[report]'")
+            value = False
         if key in defaults and (value is True or isinstance(value, dict)):
             value = {**defaults[key], **({} if value is True else value)}
         with errors.catch(f"[output] {key}"):

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from compss_train.reports.curves import LEARNING_RATE, training_seconds, training_speeds
 from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
-from compss_train.reports.html.downsampling import every_nth
 from compss_train.reports.records import Record, Row, best_value, measured_numbers
 from compss_train.reports.timeline import KINDS, Interval, round_rows, startup_seconds, worker_rows
 
@@ -33,7 +32,7 @@ Cell: TypeAlias = str | ShareBar
 
 
 @dataclass(frozen=True)
-class Table:
+class CellTable:
     """A table with equally many cells in all rows."""
 
     headings: list[str]
@@ -51,13 +50,15 @@ class KeyFigure:
     bar: ShareBar | None = None
 
 
-def rounds_table(history: Sequence[Record], intervals: list[Interval]) -> Table:
+def rounds_table(history: Sequence[Record], intervals: list[Interval]) -> CellTable:
     """Return the table of rounds, with every n-th round if there are too many."""
-    rows, step = every_nth(round_rows(history, intervals), MAX_ROWS)
+    rows = round_rows(history, intervals)
+    step = -(-len(rows) // MAX_ROWS)
+    rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
     return _table(rows, note=f"Every {step}th of {len(history):,} rounds." if step > 1 else None)
 
 
-def workers_table(history: Sequence[Record], intervals: list[Interval]) -> Table:
+def workers_table(history: Sequence[Record], intervals: list[Interval]) -> CellTable:
     """Return the table of workers, with sums over all rounds."""
     sums: dict[int, Counter[str]] = {}
     for cells in worker_rows(history, intervals):
@@ -83,12 +84,12 @@ def _share_bar(parts: Mapping[str, float]) -> ShareBar:
     return ShareBar([(kind, f"{100 * part / whole:.1f}") for kind, part in parts.items()])
 
 
-def _table(rows: Sequence[Row], note: str | None = None) -> Table:
+def _table(rows: Sequence[Row], note: str | None = None) -> CellTable:
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1)
     formats = {name: _column_format(name, [row[name] for row in rows if name in row]) for name in names}
     cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
-    return Table([_heading(name) for name in names], cells, note)
+    return CellTable([_heading(name) for name in names], cells, note)
 
 
 def _heading(name: str) -> str:

@@ -1,25 +1,27 @@
 """The timeline of the workers: one lane per worker, colored by its activity over time.
 
-Intervals are drawn one by one if they are few. Otherwise each lane is cut into time bins of equal length; in each
-bin the share of training is drawn from the bottom, the share of merging above it, and waiting is the rest. If there
-are more workers than lanes on a screen, several workers share a lane.
+A lane is a row of bars from interval to interval, or, if they are many, of equal length: in each the share of
+training is drawn from the bottom, the share of merging above it, and waiting is the rest. If there are more workers
+than lanes on a screen, several workers share a lane. It is drawn here, as the page's script zooms into it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
 from compss_train.reports.formatting import tick, timestamp
-from compss_train.reports.html.charts import SvgPath, Tick
-from compss_train.reports.html.scales import AXIS_UNITS, TimeAxis, exact_scale
 from compss_train.reports.records import Record
 from compss_train.reports.timeline import KINDS, Interval
 
-MAX_INTERVALS = 16_000
-"""Intervals that are drawn one by one."""
-TOTAL_BINS = 10_000
-"""About how many time bins all lanes have together."""
+WIDTH = 100_000
+"""Length of the time axis, on any screen: the resolution of zooming."""
+TOTAL_BARS = 16_000
+"""Bars of all lanes beyond which they have equal lengths."""
 MAX_LANES = 64
 _LANE_PITCHES = ((8, 24), (16, 16), (32, 12), (MAX_LANES, 9))
 """Pairs of a number of lanes and the pixels from a lane to the next up to that number."""
@@ -28,136 +30,123 @@ _GAP = 2
 _LABEL_PIXELS = 14
 """Height of the name of a lane."""
 
-Stroke: TypeAlias = tuple[str, float, float]
-"""The kind of an interval, and its start and stop in units of the axis."""
+Mark: TypeAlias = tuple[str, str]
+"""A position, and the text that is shown there."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The intervals of one or more workers."""
+    """A lane with one or more workers."""
 
     name: str
-    num_workers: int
-    strokes: list[Stroke]
-
-
-@dataclass(frozen=True)
-class LaneDrawing:
-    """The paths of a lane: strokes of a width in pixels, or areas if the width is ``None``."""
-
-    name: str
-    paths: list[SvgPath]
-    stroke_width: int | None
+    paths: list[tuple[str, str]]
+    """Pairs of a kind and the outline of its bars, each in front of the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineChart:
     """A timeline as the template draws it."""
 
-    width: int = AXIS_UNITS
+    width: int = WIDTH
     height: int
     """In pixels."""
     seconds: float
-    """Length of the axis."""
-    lanes: list[LaneDrawing]
-    breaks: list[tuple[str, str]]
-    """Pairs of the position at which another fit begins and its start time."""
-    labels: list[Tick]
-    ticks: list[Tick]
-    """Pairs of a position in percent and a label; the script replaces them when it zooms."""
+    """Length of the axis: that of all fits, one after another, without the time between them."""
+    lanes: list[Lane]
+    is_binned: bool
+    """Whether bars have equal lengths."""
+    breaks: list[Mark]
+    """Where another fit begins, and when it did."""
+    labels: list[Mark]
+    """Pixels from the top, and the names of lanes that have room for them."""
+    ticks: list[Mark]
+    """Percent of the axis, and seconds; the script replaces them when it zooms."""
 
 
 def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> TimelineChart | None:
     """Return the timeline of all workers, ``None`` if the history has no times."""
     if not intervals:
         return None
-    axis = TimeAxis(history, intervals)
-    lanes = _lanes(axis, intervals)
-    pitch = next(pixels for most, pixels in _LANE_PITCHES if len(lanes) <= most)
-    scale = exact_scale(0.0, axis.seconds, 0.0, 100.0)
+    kinds = np.array([KINDS.index(interval.kind) for interval in intervals])
+    workers = np.array([interval.worker for interval in intervals])
+    times, starts = _joined(history, intervals)
+    seconds = float(times.max()) or 1e-3
+    times = (times * (WIDTH / seconds)).round()
+    numbers = np.unique(workers)
+    per_lane = -(-len(numbers) // MAX_LANES)
+    groups = [numbers[first : first + per_lane] for first in range(0, len(numbers), per_lane)]
+    pitch = next(pixels for most, pixels in _LANE_PITCHES if len(groups) <= most)
+    is_binned = len(intervals) > TOTAL_BARS or per_lane > 1
+    bars = np.linspace(0, WIDTH, max(50, TOTAL_BARS // 2 // len(groups)) + 1) if is_binned else None
+    lanes = []
+    for index, group in enumerate(groups):
+        own = np.isin(workers, group)
+        name = f"worker {group[0]}" if len(group) == 1 else f"workers {group[0]}-{group[-1]}"
+        base = index * pitch + pitch - _GAP
+        edges = np.unique(times[own]) if bars is None else bars
+        lanes.append(Lane(name, _outlines(times[own], kinds[own], edges, len(group), base, pitch - _GAP)))
+    step = -(-_LABEL_PIXELS // pitch)
+    shown = [
+        value for value in MaxNLocator(10, steps=[1, 2, 5, 10]).tick_values(0, seconds) if 0 <= value <= seconds
+    ]
     return TimelineChart(
         height=pitch * len(lanes),
-        seconds=axis.seconds,
-        lanes=list(_drawings(lanes, pitch, binned=is_binned(intervals))),
-        breaks=[(f"{position:.0f}", timestamp(start)) for position, start in axis.breaks()],
-        labels=list(_labels(lanes, pitch)),
-        ticks=[(f"{scale(value):.2f}", f"{tick(value)} s") for value in scale.ticks(8)],
+        seconds=seconds,
+        lanes=lanes,
+        is_binned=is_binned,
+        breaks=[(f"{at / seconds * WIDTH:.0f}", timestamp(start)) for at, start in starts[1:]],
+        labels=[(f"{at * pitch + (pitch - _GAP) / 2:g}", lanes[at].name) for at in range(0, len(lanes), step)],
+        ticks=[(f"{100 * value / seconds:.2f}", f"{tick(value)} s") for value in shown],
     )
 
 
-def is_binned(intervals: Sequence[Interval]) -> bool:
-    """Return whether there are too many intervals to be drawn one by one."""
-    return len(intervals) > MAX_INTERVALS or len({interval.worker for interval in intervals}) > MAX_LANES
+def _joined(
+    history: Sequence[Record], intervals: Sequence[Interval]
+) -> tuple[NDArray[np.float64], list[tuple[float, float]]]:
+    """Return the start and stop of each interval on the axis, and where each fit begins on it, with its time."""
+    times = np.array([(interval.start, interval.stop) for interval in intervals])
+    began = np.array([history[interval.position]["fit_started"] for interval in intervals])
+    spans = sorted((times[began == fit, 0].min(), times[began == fit, 1].max(), fit) for fit in np.unique(began))
+    starts, now = [], 0.0
+    joined = np.empty_like(times)
+    for start, stop, fit in spans:
+        joined[began == fit] = times[began == fit] - start + now
+        starts.append((now, float(start)))
+        now += stop - start
+    return joined, starts
 
 
-def _lanes(axis: TimeAxis, intervals: Sequence[Interval]) -> list[Lane]:
-    workers = sorted({interval.worker for interval in intervals})
-    per_lane = -(-len(workers) // MAX_LANES)
-    strokes: dict[int, list[Stroke]] = {worker: [] for worker in workers}
-    for interval in intervals:
-        strokes[interval.worker].append((interval.kind, *axis.span(interval)))
-    groups = (workers[first : first + per_lane] for first in range(0, len(workers), per_lane))
-    return [
-        Lane(
-            f"worker {group[0]}" if len(group) == 1 else f"workers {group[0]}-{group[-1]}",
-            len(group),
-            [stroke for worker in group for stroke in strokes[worker]],
-        )
-        for group in groups
-    ]
+def _outlines(
+    times: NDArray[np.float64],
+    kinds: NDArray[np.intp],
+    edges: NDArray[np.float64],
+    workers: int,
+    base: int,
+    thickness: int,
+) -> list[tuple[str, str]]:
+    """Return stacked areas, each in front of the one before: all three kinds, two of them, training alone."""
+    heights = np.zeros(len(edges) - 1)
+    outlines: list[tuple[str, str]] = []
+    for number, kind in enumerate(KINDS):
+        own = times[kinds == number]
+        starts, stops = np.sort(own[:, 0]), np.sort(own[:, 1])
+        spent = _until(edges, starts) - _until(edges, stops)
+        heights = heights + np.diff(spent) / np.diff(edges) / workers
+        outlines.append((kind, _outline(edges, np.minimum(heights, 1) * thickness, base)))
+    return outlines[::-1]
 
 
-def _drawings(lanes: list[Lane], pitch: int, *, binned: bool) -> Iterator[LaneDrawing]:
-    num_bins = max(50, TOTAL_BINS // len(lanes))
-    thickness = pitch - _GAP
-    for index, lane in enumerate(lanes):
-        top = index * pitch
-        paths = _areas(lane, top, thickness, num_bins) if binned else _strokes(lane, top, thickness)
-        yield LaneDrawing(lane.name, list(paths), None if binned else thickness)
+def _until(edges: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of the lengths to each edge from all of the sorted times that are before it."""
+    number = np.searchsorted(times, edges)
+    lengths: NDArray[np.float64] = number * edges - np.concatenate([[0.0], np.cumsum(times)])[number]
+    return lengths
 
 
-def _strokes(lane: Lane, top: int, thickness: int) -> Iterator[SvgPath]:
-    """Iterate over the paths of all kinds, with one stroke for each interval."""
-    for kind in KINDS:
-        path, position = [f"M0 {top + thickness / 2:g}"], 0
-        for start, stop in ((round(a), round(b)) for other, a, b in lane.strokes if other == kind):
-            path.append(f"m{start - position} 0h{stop - start}")
-            position = stop
-        yield SvgPath(kind, "".join(path))
-
-
-def _areas(lane: Lane, top: int, thickness: int, num_bins: int) -> Iterator[SvgPath]:
-    """Iterate over stacked areas, each in front of the one before: all three kinds, two of them, training alone."""
-    shares = {kind: _bin_shares(lane, kind, num_bins) for kind in KINDS}
-    for kinds in (KINDS, KINDS[:2], KINDS[:1]):
-        heights = [thickness * min(1.0, sum(each)) for each in zip(*(shares[kind] for kind in kinds), strict=True)]
-        yield SvgPath(f"{kinds[-1]} area", _bars(heights, top + thickness))
-
-
-def _bin_shares(lane: Lane, kind: str, num_bins: int) -> list[float]:
-    """Return the share of each time bin that the workers of a lane spent on ``kind``, on average."""
-    length = AXIS_UNITS / num_bins
-    shares = [0.0] * num_bins
-    for _, start, stop in (stroke for stroke in lane.strokes if stroke[0] == kind):
-        for index in range(int(start / length), min(num_bins, int(stop / length) + 1)):
-            overlap = min(stop, (index + 1) * length) - max(start, index * length)
-            shares[index] += max(0.0, overlap) / length / lane.num_workers
-    return shares
-
-
-def _bars(heights: Iterable[float], base: int) -> str:
-    """Return the outline of adjacent bars of equal width along the whole axis."""
-    heights = [round(height, 1) for height in heights]
-    length, path, index = AXIS_UNITS / len(heights), f"M0 {base}", 0
-    for height, run in groupby(heights):
+def _outline(edges: NDArray[np.float64], heights: Iterable[float], base: int) -> str:
+    """Return the outline of adjacent bars."""
+    path, index = f"M{edges[0]:.0f} {base}", 0
+    for height, run in groupby(round(float(height), 1) for height in heights):
         index += len(list(run))
-        path += f"V{base - height:g}H{index * length:.0f}"
+        path += f"V{base - height:g}H{edges[index]:.0f}"
     return f"{path}V{base}z"
-
-
-def _labels(lanes: list[Lane], pitch: int) -> Iterator[Tick]:
-    """Iterate over the positions and names of lanes, omitting those that have no room."""
-    step = -(-_LABEL_PIXELS // pitch)
-    for index, lane in enumerate(lanes):
-        if index % step == 0:
-            yield f"{index * pitch + (pitch - _GAP) / 2:g}", lane.name

@@ -52,17 +52,24 @@ function seconds(value) {
   return value < 100 ? value.toPrecision(3) + " s" : Math.round(value).toLocaleString("en") + " s";
 }
 
-// Returns the kind and length of the interval of a lane at a position, read from its strokes.
-function intervalAt(lane, position) {
-  for (const path of lane.querySelectorAll("path:not(.area)")) {
-    let end = 0;
-    for (const [, gap, length] of path.getAttribute("d").matchAll(/m(-?\d+) 0h(\d+)/g)) {
-      end += Number(gap);
-      if (end <= position && position < end + Number(length)) return [path.getAttribute("class"), Number(length)];
-      end += Number(length);
+// Returns what a lane shows at a position, read from the outlines of its bars: each kind covers that before it.
+function activityAt(lane, position) {
+  const parts = [];
+  let below = 0;
+  for (const path of [...lane.querySelectorAll("path")].reverse()) {
+    const [, start, base] = path.getAttribute("d").match(/M(\d+) ([\d.]+)/);
+    let from = Number(start);
+    for (const [, top, to] of path.getAttribute("d").matchAll(/V([\d.]+)H(\d+)/g)) {
+      if (from <= position && position < Number(to)) {
+        const height = base - top;
+        if (height > below + 0.05) parts.push([path.getAttribute("class"), height - below, Number(to) - from]);
+        below = Math.max(below, height);
+        break;
+      }
+      from = Number(to);
     }
   }
-  return null;
+  return parts.map(([kind, height, length]) => [kind, height / below, length]);
 }
 
 // Makes a timeline zoomable.
@@ -111,9 +118,10 @@ function prepareTimeline(timeline) {
     }
     const lane = lanes[Math.floor((event.clientY - box.top) / box.height * lanes.length)];
     if (!lane) return;
-    const found = intervalAt(lane, position);
-    const doing = found ? `: ${found[0]} for ${seconds(found[1] / UNITS * whole)}` : "";
-    showTip(event, `${lane.dataset.name}${doing}\nat ${seconds(position / UNITS * whole)}`);
+    const found = activityAt(lane, position), single = found.length === 1;
+    const doing = found.map(([kind, share, length]) =>
+      kind + (single ? ` for ${seconds(length / UNITS * whole)}` : ` ${Math.round(100 * share)}%`)).join(", ");
+    showTip(event, `${lane.dataset.name}${doing && ": " + doing}\nat ${seconds(position / UNITS * whole)}`);
   });
   picture.addEventListener("pointerleave", (event) => showTip(event, ""));
 }
