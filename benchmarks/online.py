@@ -14,7 +14,8 @@ import torch
 from _common import parser, print_table, ratios, spread
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, make_buffer
+from compss_train import BufferSpec, DistributedTrainer
+from compss_train.buffers import FIFO
 from compss_train.online.event_server import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import Stream
@@ -61,7 +62,7 @@ def send_ours(address: Any, size: int, samples: int) -> None:
 
 def receive_ours(size: int, samples: int) -> float:
     """Return samples per second through a buffer, from which another thread gets batches."""
-    buffer = make_buffer(1024)
+    buffer = FIFO(1024)
     with (
         EventServer("127.0.0.1", lambda worker, checkpoint: None) as server,
         Receiver(buffer, "127.0.0.1", token=KEY, paired=False) as receiver,

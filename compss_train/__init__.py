@@ -16,7 +16,6 @@ __all__ = [
     "BadFileError",
     "BlockedTensor",
     "BufferSpec",
-    "BufferType",
     "DistributedTrainer",
     "DivergedError",
     "Engine",
@@ -38,13 +37,12 @@ __all__ = [
     "TrainTransform",
     "TrainingEndedError",
     "WorkerLostError",
-    "make_buffer",
     "shuffle",
     "write_files",
 ]
 
 _HOMES = {
-    "buffers": ("BufferSpec", "BufferType", "make_buffer"),
+    "buffers": ("BufferSpec",),
     "data.ragged": ("Ragged",),
     "data": ("BlockedTensor", "FileDataset", "Samples", "shuffle", "write_files"),
     "engines": ("Engine", "LocalEngine", "SerialEngine"),
@@ -68,7 +66,7 @@ Names that need an extra are no part of ``__all__``: an import of everything has
 """
 
 if TYPE_CHECKING:
-    from compss_train.buffers import BufferSpec, BufferType, make_buffer
+    from compss_train.buffers import BufferSpec
     from compss_train.data.blocked import BlockedTensor, shuffle
     from compss_train.data.files import FileDataset
     from compss_train.data.ragged import Ragged

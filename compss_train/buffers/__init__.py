@@ -4,7 +4,7 @@ from compss_train.buffers.base import Buffer
 from compss_train.buffers.paired import SimPairedReservoir, TimeStep
 from compss_train.buffers.queues import FIFO, FIRO
 from compss_train.buffers.reservoir import BatchReservoir, Reservoir
-from compss_train.buffers.spec import BufferSpec, BufferType, make_buffer
+from compss_train.buffers.spec import BufferSpec
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 __all__ = [
@@ -15,10 +15,8 @@ __all__ = [
     "BufferDrainedError",
     "BufferFullError",
     "BufferSpec",
-    "BufferType",
     "ReceptionOverError",
     "Reservoir",
     "SimPairedReservoir",
     "TimeStep",
-    "make_buffer",
 ]

@@ -73,9 +73,9 @@ class PartitionedBuffer(Buffer):
 class FIRO(PartitionedBuffer):
     """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity`` samples are held.
 
-    With ``pseudo_epochs`` above 1, for prototypes with data that fit into the buffer, gets wait for the end of
+    With ``passes`` above 1, for prototypes with data that fit into the buffer, gets wait for the end of
     reception. Then every sample is returned that many times, in passes over all samples, each in a new random
-    order. 1 means what ``None`` (default) does: each sample once, as it comes.
+    order. With 1 (default), each sample is returned once, as it comes.
     """
 
     def __init__(
@@ -83,24 +83,24 @@ class FIRO(PartitionedBuffer):
         capacity: int,
         threshold: int,
         *,
-        pseudo_epochs: int | None = None,
+        passes: int = 1,
         seed: int | None = None,
         pin_memory: bool = False,
     ) -> None:
         super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
-        self.pseudo_epochs = 1 if pseudo_epochs is None else check_count("pseudo_epochs", pseudo_epochs)
-        self._collects_all = self.pseudo_epochs > 1
-        self._remaining_passes = self.pseudo_epochs
+        self.passes = check_count("passes", passes)
+        self._collects_all = passes > 1
+        self._remaining_passes = passes
 
     def _count_unseen(self) -> int:
-        return super()._count_unseen() if self._remaining_passes == self.pseudo_epochs else 0
+        return super()._count_unseen() if self._remaining_passes == self.passes else 0
 
     def _deadlock_reason(self) -> str | None:
         if not self._collects_all or self._room() or self._in_flight:
             return None
         return (
-            f"the buffer is full with {self.capacity} samples, and with pseudo_epochs samples stay until all have "
-            "been put; use a capacity for all samples, or remove pseudo_epochs"
+            f"the buffer is full with {self.capacity} samples, and with several passes samples stay until all "
+            "have been put; use a capacity for all samples, or passes=1"
         )
 
     def _available(self) -> int:
@@ -129,15 +129,11 @@ class FIRO(PartitionedBuffer):
             self._remaining_passes -= 1
 
     def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "pseudo_epochs": self.pseudo_epochs if self._collects_all else None}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As ``Buffer.load_state_dict``; in early states 1 pseudo-epoch was one that collected all samples."""
-        super().load_state_dict({**state, "pseudo_epochs": None} if state.get("pseudo_epochs") == 1 else state)
+        return {**super()._identity(), "passes": self.passes}
 
     def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "passes": self._remaining_passes}
+        return {**super()._extra_state(), "remaining_passes": self._remaining_passes}
 
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
         super()._restore(slots, state)
-        self._remaining_passes = state["passes"]
+        self._remaining_passes = state["remaining_passes"]

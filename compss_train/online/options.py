@@ -65,7 +65,7 @@ class OnlineOptions:
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('Reservoir', 4096)")
         if self.buffer.pairs != (self.pairing is not None):
             raise ValueError(
-                f"pairing={self.pairing!r} with a {self.buffer.kind.name}: a SimPairedReservoir requires pairing=, "
+                f"pairing={self.pairing!r} with a {self.buffer.kind}: a SimPairedReservoir requires pairing=, "
                 "a function of two batches of time steps that returns (x, y); other buffers do not accept it"
             )
         self.buffer.check(self.batch_size)

@@ -5,7 +5,8 @@ import time
 
 import torch
 
-from compss_train.buffers import BufferDrainedError, BufferFullError, SimPairedReservoir, TimeStep, make_buffer
+from compss_train.buffers import BufferDrainedError, BufferFullError, SimPairedReservoir, TimeStep
+from compss_train.integrations.melissa import make_buffer
 
 PLAIN = ("FIFO", "FIRO", "Reservoir", "BatchReservoir")
 RESERVOIRS = ("Reservoir", "BatchReservoir", "SimPairedReservoir")

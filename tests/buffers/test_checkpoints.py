@@ -68,7 +68,7 @@ def test_objects_are_in_the_checkpoint(kind, value):
 
 @pytest.mark.parametrize("got", range(13))
 def test_passes_continue_from_a_checkpoint(got):
-    buffer, other = (FIRO(5, 0, pseudo_epochs=3, seed=seed) for seed in (1, 2))
+    buffer, other = (FIRO(5, 0, passes=3, seed=seed) for seed in (1, 2))
     buffer.put_many(list(range(4)))
     if got:
         buffer.signal_reception_over()
@@ -79,13 +79,9 @@ def test_passes_continue_from_a_checkpoint(got):
     assert other.repetitions().tolist() == buffer.repetitions().tolist() == [0, 0, 0, 4]
 
 
-def test_an_early_state_of_one_pseudo_epoch_is_one_of_none():
-    buffer, other = FIRO(5, 0, seed=1), FIRO(5, 0, pseudo_epochs=1, seed=2)
-    buffer.put_many(list(range(4)))
-    other.load_state_dict({**buffer.state_dict(), "pseudo_epochs": 1})
-    assert finish(other) == finish(buffer)
-    with pytest.raises(ValueError, match="pseudo_epochs 3, not None"):
-        other.load_state_dict(FIRO(5, 0, pseudo_epochs=3).state_dict())
+def test_a_state_of_other_passes_is_refused():
+    with pytest.raises(ValueError, match="passes 3, not 1"):
+        FIRO(5, 0, seed=1).load_state_dict(FIRO(5, 0, passes=3).state_dict())
 
 
 def test_statistics_of_pairs_are_in_the_checkpoint():

@@ -55,8 +55,8 @@ def test_a_sample_that_has_just_come_is_as_likely_as_one_that_waited():
 
 @settings(max_examples=60)
 @given(samples=st.integers(1, 12), passes=st.integers(2, 4), size=st.integers(1, 12), seed=st.integers(0, 99))
-def test_pseudo_epochs_return_every_sample_that_many_times_in_passes(samples, passes, size, seed):
-    buffer = FIRO(12, 0, pseudo_epochs=passes, seed=seed)
+def test_passes_return_every_sample_that_many_times_in_passes(samples, passes, size, seed):
+    buffer = FIRO(12, 0, passes=passes, seed=seed)
     for number in range(samples):
         buffer.put(number)
         assert not buffer.is_ready()
@@ -70,24 +70,10 @@ def test_pseudo_epochs_return_every_sample_that_many_times_in_passes(samples, pa
     assert len(buffer) == 0
 
 
-def test_one_pseudo_epoch_is_none():
-    orders = []
-    for pseudo_epochs in (None, 1):
-        buffer, order = FIRO(6, 3, pseudo_epochs=pseudo_epochs, seed=2), []
-        for number in range(9):
-            buffer.put(number)
-            if number >= 2:
-                order.append(buffer.get(block=False))
-        buffer.signal_reception_over()
-        orders.append(order + drain(buffer.get))
-    assert orders[0] == orders[1]
-    assert sorted(orders[0]) == list(range(9))
-
-
 def test_passes_differ_and_are_uniform():
     firsts, orders = Counter(), set()
     for seed in range(800):
-        buffer = FIRO(5, 0, pseudo_epochs=3, seed=seed)
+        buffer = FIRO(5, 0, passes=3, seed=seed)
         buffer.put_many(list(range(5)))
         buffer.signal_reception_over()
         got = drain(buffer.get)
@@ -98,7 +84,7 @@ def test_passes_differ_and_are_uniform():
 
 
 def test_samples_stay_until_the_last_pass():
-    buffer = FIRO(4, 0, pseudo_epochs=3, seed=0)
+    buffer = FIRO(4, 0, passes=3, seed=0)
     buffer.put_many(list(range(4)))
     buffer.signal_reception_over()
     lengths = []
@@ -108,17 +94,17 @@ def test_samples_stay_until_the_last_pass():
     assert lengths == [4] * 8 + [3, 2, 1, 0]
 
 
-def test_more_samples_than_pseudo_epochs_have_room_for_are_an_error_and_no_waiting():
-    buffer = FIRO(3, 0, pseudo_epochs=2)
+def test_more_samples_than_passes_have_room_for_are_an_error_and_no_waiting():
+    buffer = FIRO(3, 0, passes=2)
     with pytest.raises(BufferFullError, match="capacity for all samples") as raised:
         buffer.put_many(list(range(5)))
     assert raised.value.stored == 3
 
 
-@pytest.mark.parametrize("pseudo_epochs", [0, -1, 1.5, True])
-def test_pseudo_epochs_are_a_count(pseudo_epochs):
-    with pytest.raises(ValueError, match=f"pseudo_epochs={pseudo_epochs}"):
-        FIRO(3, 0, pseudo_epochs=pseudo_epochs)
+@pytest.mark.parametrize("passes", [0, -1, 1.5, True])
+def test_passes_are_a_count(passes):
+    with pytest.raises(ValueError, match=f"passes={passes}"):
+        FIRO(3, 0, passes=passes)
 
 
 def test_seeds_fix_the_draws():

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from compss_train import BufferSpec, BufferType
+from compss_train import BufferSpec
 from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir, SimPairedReservoir, TimeStep
 
 
 @pytest.mark.parametrize("kind", [FIFO, FIRO, Reservoir, BatchReservoir])
 def test_a_spec_makes_the_buffer_that_it_names_in_any_case(kind):
-    for name in (BufferType[kind.__name__], kind.__name__, kind.__name__.lower(), kind.__name__.upper()):
+    for name in (kind.__name__, kind.__name__.lower(), kind.__name__.upper()):
         buffer = BufferSpec(name, 40).make(batch_size=5, seed=1)
         assert type(buffer) is kind
         assert buffer.capacity == 40
@@ -21,10 +21,10 @@ def test_a_spec_makes_the_buffer_that_it_names_in_any_case(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("lifo", 10), "'lifo': choose one of BufferType.FIFO"),
+        (("lifo", 10), "'lifo': choose one of FIFO"),
         ((1, 10), "1: choose one of"),
-        (("firo", 0), "size=0"),
-        (("firo", 10, 11), r"threshold=11: .* from 0 to 10, the size"),
+        (("firo", 0), "capacity=0"),
+        (("firo", 10, 11), r"threshold=11: .* from 0 to 10, the capacity"),
         (("firo", 10, -1), "threshold=-1"),
         (("reservoir", 10, 2.5), r"threshold=2\.5"),
         (("fifo", 10, 3), "threshold=3: a FIFO has no threshold"),
@@ -35,10 +35,10 @@ def test_a_spec_makes_the_buffer_that_it_names_in_any_case(kind):
         (("simpairedreservoir", 10, 11, 3, 4), "threshold=11"),
         (("reservoir", 10, 5, 3), "sweep_size=3: only a SimPairedReservoir has it, not a Reservoir"),
         (("fifo", 10, None, None, 4), "nb_time_steps=4: only a SimPairedReservoir has it, not a FIFO"),
-        (("fifo", 10, None, None, None, 2), "pseudo_epochs=2: only a FIRO has it, not a FIFO"),
-        (("firo", 10, None, None, None, 0), "pseudo_epochs=0: give an integer of at least 1"),
-        (("firo", 10, None, None, None, None, 2), "comm_size=2: only a SimPairedReservoir has it, not a FIRO"),
-        (("simpairedreservoir", 10, 5, 3, 4, None, 0), "comm_size=0: give an integer of at least 1"),
+        (("fifo", 10, None, None, None, 2), "passes=2: only a FIRO has several, not a FIFO"),
+        (("firo", 10, None, None, None, 0), "passes=0: give an integer of at least 1"),
+        (("firo", 10, None, None, None, 1, 2), "comm_size=2: only a SimPairedReservoir has it, not a FIRO"),
+        (("simpairedreservoir", 10, 5, 3, 4, 1, 0), "comm_size=0: give an integer of at least 1"),
     ],
     ids=str,
 )
@@ -47,7 +47,7 @@ def test_what_cannot_be_made_is_an_error_at_once(arguments, message):
         BufferSpec(*arguments)
 
 
-@pytest.mark.parametrize("name", [BufferType.SimPairedReservoir, "SimPairedReservoir", "simpairedreservoir"])
+@pytest.mark.parametrize("name", ["SimPairedReservoir", "simpairedreservoir"])
 def test_a_spec_of_pairs_makes_a_buffer_for_a_sweep_of_simulations(name):
     spec = BufferSpec(name, 40, sweep_size=3, nb_time_steps=5)
     buffer = spec.make(batch_size=5, seed=1)
@@ -71,7 +71,7 @@ def test_every_simulation_and_step_of_a_spec_of_pairs_has_its_place_and_no_other
 def test_limits_keep_what_pairs_need():
     spec = BufferSpec("SimPairedReservoir", 400, 10, sweep_size=3, nb_time_steps=5)
     limited = spec.limited(15, 8)
-    assert (limited.size, limited.needed, limited.sweep_size, limited.nb_time_steps) == (18, 10, 3, 5)
+    assert (limited.capacity, limited.needed, limited.sweep_size, limited.nb_time_steps) == (18, 10, 3, 5)
     spec.check(400)
     with pytest.raises(ValueError, match="a batch of 401 samples cannot come from"):
         spec.check(401)
@@ -84,14 +84,14 @@ def test_batches_that_can_never_be_available_are_an_error():
             spec.check(11)
 
 
-@pytest.mark.parametrize("pseudo_epochs", [None, 1, 3])
-def test_pseudo_epochs_reach_the_buffer_and_need_room_for_all_samples(pseudo_epochs):
-    spec = BufferSpec("FIRO", 10, 4, pseudo_epochs=pseudo_epochs)
-    assert spec.passes == spec.make(5, 1).pseudo_epochs == (pseudo_epochs or 1)
-    assert spec.put_counts([4, 3]) == ([7] * 6 if pseudo_epochs == 3 else [4, 7])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_passes_reach_the_buffer_and_need_room_for_all_samples(passes):
+    spec = BufferSpec("FIRO", 10, 4, passes=passes)
+    assert spec.passes == spec.make(5, 1).passes == passes
+    assert spec.put_counts([4, 3]) == ([7] * 6 if passes == 3 else [4, 7])
     spec.check_samples(10)
-    if pseudo_epochs == 3:
-        with pytest.raises(ValueError, match=r"pseudo_epochs=3: .* up to 11, and has size=10; give size=11"):
+    if passes == 3:
+        with pytest.raises(ValueError, match=r"passes=3: .* up to 11, and has capacity=10; give capacity=11"):
             spec.check_samples(11)
     else:
         spec.check_samples(11)
@@ -102,9 +102,3 @@ def test_the_buffers_that_share_a_sweep_reach_the_buffer():
     for comm_size, rows in ((None, 6), (1, 6), (3, 2)):
         buffer = BufferSpec("SimPairedReservoir", 40, comm_size=comm_size, **options).make(5, 1)
         assert len(buffer._samples._slots) == rows
-
-
-def test_a_spec_without_later_fields_has_the_text_that_early_checkpoints_hold():
-    text = "BufferSpec(type='FIRO', size=24, threshold=9, sweep_size=None, nb_time_steps=None"
-    assert repr(BufferSpec("FIRO", 24, 9)) == f"{text})"
-    assert repr(BufferSpec("FIRO", 24, 9, pseudo_epochs=2)) == f"{text}, pseudo_epochs=2)"

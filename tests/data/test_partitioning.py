@@ -248,7 +248,7 @@ def test_each_sample_is_put_into_a_buffer_once_and_drawn_once(sizes, workers, ev
         for worker, (assignment, draws) in enumerate(zip(round_.assignments, round_.draws, strict=True)):
             put[worker] += sum(block_pass.size for block_pass in assignment)
             drawn[worker] += round_.counts[worker]
-            assert 0 <= put[worker] - drawn[worker] <= buffer.size
+            assert 0 <= put[worker] - drawn[worker] <= buffer.capacity
             assert draws is None or len(draws.sizes) <= every
         assert [plain(r) for r in resumed(plan, round_).rounds()] == [plain(r) for r in rounds[k:]]
     assert seen == once(sizes, range(2))

@@ -201,19 +201,19 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
     assert last["repetitions_mean"] == pytest.approx(sum(trained) / 101)
 
 
-def test_pseudo_epochs_train_each_sample_so_often_when_all_have_arrived(local):
+def test_passes_train_each_sample_so_often_when_all_have_arrived(local):
     trainer = build_trainer(local, 2, CountingNet(61), COUNTING_SGD, sum_loss)
-    buffer = BufferSpec("FIRO", 61, pseudo_epochs=3)
+    buffer = BufferSpec("FIRO", 61, passes=3)
     parameters = fit_online(trainer, OneHotSimulation(61), [range(40), range(40, 61)], buffer=buffer)
     assert sample_counts(parameters, 2) == [3] * 61
     assert trainer.history[-1]["repetitions"] == [0, 0, 0, 61]
 
 
 @pytest.mark.filterwarnings("ignore:simulation 0 of input")  # where its failure is known before the worker's
-def test_more_samples_than_pseudo_epochs_have_room_for_end_the_fit(local):
+def test_more_samples_than_passes_have_room_for_end_the_fit(local):
     trainer = build_trainer(local, 1, CountingNet(61), COUNTING_SGD, sum_loss)
-    buffer = BufferSpec("FIRO", 20, pseudo_epochs=2)
-    with pytest.raises(BufferFullError, match="use a capacity for all samples, or remove pseudo_epochs"):
+    buffer = BufferSpec("FIRO", 20, passes=2)
+    with pytest.raises(BufferFullError, match="use a capacity for all samples, or passes=1"):
         fit_online(trainer, OneHotSimulation(61), [range(61)], buffer=buffer)
 
 

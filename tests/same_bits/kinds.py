@@ -203,7 +203,7 @@ BUFFERS = {
     "FIRO": {"buffer": FIRO},
     "FIRO, total shuffle": {"buffer": FIRO, "shuffle": "total"},
     "FIRO, batches": {"buffer": FIRO, **BATCHES},
-    "FIRO, pseudo-epochs": {"buffer": BufferSpec("FIRO", 57, threshold=9, pseudo_epochs=2)},
+    "FIRO, pseudo-epochs": {"buffer": BufferSpec("FIRO", 57, threshold=9, passes=2)},
     "FIRO, weighted": {"buffer": FIRO, "sample_weight": WEIGHTS},
     "FIRO, several workers a task": {"buffer": FIRO, "workers": 19, "data": twenty_blocks},
 }

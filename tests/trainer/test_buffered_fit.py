@@ -70,7 +70,7 @@ def test_the_seed_makes_the_draws():
     assert any((bits[0][name] != without[name]).any() for name in without)
 
 
-@pytest.mark.parametrize("buffer", RESERVOIRS, ids=lambda spec: spec.type)
+@pytest.mark.parametrize("buffer", RESERVOIRS, ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, merge):
     _, history = fitted(engine, 2, buffer, merge=merge, num_epochs=2)
@@ -81,8 +81,8 @@ def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, 
 
 
 @pytest.mark.parametrize("merge_unit", ["epochs", "blocks", "batches"])
-def test_pseudo_epochs_train_each_sample_that_often_with_the_same_bits_on_every_engine(engine, merge_unit):
-    buffer = BufferSpec("FIRO", 57, threshold=9, pseudo_epochs=3)
+def test_passes_train_each_sample_that_often_with_the_same_bits_on_every_engine(engine, merge_unit):
+    buffer = BufferSpec("FIRO", 57, threshold=9, passes=3)
     unit = {"merge": Merge(every=1 if merge_unit == "epochs" else 4, unit=merge_unit)}
     ours, history = fitted(engine, 2, buffer, num_epochs=2, **unit)
     assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * 3 * 57
@@ -113,15 +113,15 @@ def test_what_cannot_be_is_an_error_before_anything_starts():
     with pytest.raises(TypeError, match=r"buffer='FIRO': give a BufferSpec, such as"):
         trainer.fit(x, y, num_epochs=1, batch_size=4, buffer="FIRO")
     for options, batch in (({"batch_size": 25}, 25), ({"num_batches_per_worker": 1}, 30)):
-        with pytest.raises(ValueError, match=f"a batch of {batch} samples cannot come from a FIRO of size 24"):
+        with pytest.raises(ValueError, match=f"a batch of {batch} samples cannot come from a FIRO of capacity 24"):
             trainer.fit(x, y, num_epochs=1, buffer=BufferSpec("FIRO", 24), **options)
     for merge_unit in ("epochs", "batches"):  # a block for each of two workers
         options = {
-            "buffer": BufferSpec("FIRO", 14, pseudo_epochs=2),
+            "buffer": BufferSpec("FIRO", 14, passes=2),
             "merge": Merge(unit=merge_unit),
             "batch_size": 4,
         }
-        with pytest.raises(ValueError, match=r"pseudo_epochs=2: .* up to 30, and has size=14; give size=30"):
+        with pytest.raises(ValueError, match=r"passes=2: .* up to 30, and has capacity=14; give capacity=30"):
             trainer.fit(x, y, num_epochs=1, **options)
     assert trainer.history == []
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset
-from compss_train.buffers import BufferType
+from compss_train.integrations.melissa import BufferType
 from compss_train.model import losses
 from compss_train.model.gradients import Gradients
 from compss_train.model.training_spec import TrainingSpec
@@ -124,7 +124,7 @@ def test_a_trainer_tells_all_that_it_was_given():
         "synchronous",
         [],
     )
-    assert fit["buffer"]["size"] == 20
+    assert fit["buffer"]["capacity"] == 20
     assert fit["data"]["x"] == "BlockedTensor(2 x 1 blocks, 60 samples of float32 (6,))"
     assert "7 samples" in fit["validation_data"]["y"]
     assert fit["started"] <= trainer.history[0]["fit_started"] <= fit["started"] + 5

@@ -180,9 +180,9 @@ def test_epochs_do_not_mix_and_differ():
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total"])
 @pytest.mark.parametrize("batching", [Batching(size=7), Batching(number=2)])
-def test_pseudo_epochs_are_passes_over_all_samples_in_batches_of_the_same_sizes(shuffle, batching):
+def test_passes_are_passes_over_all_samples_in_batches_of_the_same_sizes(shuffle, batching):
     x, y = data(50, 5)
-    once, thrice = (BufferSpec("FIRO", 30, 10, pseudo_epochs=passes) for passes in (None, 3))
+    once, thrice = (BufferSpec("FIRO", 30, 10, passes=passes) for passes in (1, 3))
     pairs = zip(*(works(x, 2, batching, spec, shuffle, epochs=2) for spec in (once, thrice)), strict=True)
     for plain, repeated in pairs:
         expected, made = trained(plain, x, y), trained(repeated, x, y)

@@ -58,7 +58,7 @@ def batches_of_workers(x, options, workers, epochs):
     buffer=st.none()
     | st.builds(BufferSpec, st.just("FIFO"), st.integers(1, 70))
     | st.builds(BufferSpec, st.just("FIRO"), st.integers(21, 100), st.integers(0, 21))
-    | st.builds(BufferSpec, st.just("FIRO"), st.just(100), pseudo_epochs=st.integers(1, 3)),
+    | st.builds(BufferSpec, st.just("FIRO"), st.just(100), passes=st.integers(1, 3)),
 )
 def test_the_batches_are_those_of_rounds_of_epochs(
     samples, blocks, workers, shuffle, shuffle_seed, every, batching, buffer
@@ -66,7 +66,7 @@ def test_the_batches_are_those_of_rounds_of_epochs(
     x = BlockedTensor.from_array(torch.arange(samples), (min(samples, blocks), 1))
     shuffles = {"shuffle": shuffle, "shuffle_block_data": shuffle_seed is not None}
     of_epochs = FitOptions(num_epochs=2, buffer=buffer, **shuffles, **batching)
-    if buffer is not None and buffer.size < batching.get("batch_size", max(x.sizes)):
+    if buffer is not None and buffer.capacity < batching.get("batch_size", max(x.sizes)):
         reject()  # too small for a batch
     of_batches = replace(of_epochs, merge=Merge(every=every, unit="batches"))
     expected = batches_of_workers(x, of_epochs, workers, 2)
@@ -109,7 +109,7 @@ def test_a_reservoir_returns_each_sample_in_the_epoch_at_least_once(kind, every)
 BUFFERS = [
     BufferSpec("FIFO", 16),
     BufferSpec("FIRO", 24, threshold=9),
-    BufferSpec("FIRO", 57, threshold=9, pseudo_epochs=2),
+    BufferSpec("FIRO", 57, threshold=9, passes=2),
 ]
 
 

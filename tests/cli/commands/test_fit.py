@@ -129,7 +129,7 @@ def test_options_of_build_and_fit_can_be_set(run_file, command):
         *("--set", "build.loss={import='torch.nn:CrossEntropyLoss', label_smoothing=0.1}"),
         *("--set", "build.optimizer={optimizer='import:torch.optim:AdamW', lr=0.01}"),
         *("--set", f"build.metric=import:{USER_OBJECTS}:half", "--set", "fit.shuffle=none"),
-        *("--set", "fit.buffer={type='FIRO', size=40}", "--set", "fit.merge=commutative"),
+        *("--set", "fit.buffer={kind='FIRO', capacity=40}", "--set", "fit.merge=commutative"),
         *("--set", "output.folder=other", "--set", "output.checkpoint=false"),
     )
     assert history(Path("other"))[-1]["half"] == 0.5

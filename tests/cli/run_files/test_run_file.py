@@ -44,8 +44,8 @@ def test_settings_are_toml_or_strings(setting, value):
 
 def test_settings_add_tables_and_leave_the_original_unchanged():
     table = {"build": {"optimizer": {"lr": 1}}}
-    changed = apply_settings(table, ["build.optimizer.lr=2", "fit.buffer.size=3"])
-    assert changed == {"build": {"optimizer": {"lr": 2}}, "fit": {"buffer": {"size": 3}}}
+    changed = apply_settings(table, ["build.optimizer.lr=2", "fit.buffer.capacity=3"])
+    assert changed == {"build": {"optimizer": {"lr": 2}}, "fit": {"buffer": {"capacity": 3}}}
     assert table == {"build": {"optimizer": {"lr": 1}}}
 
 

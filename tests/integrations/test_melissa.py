@@ -2,7 +2,8 @@
 
 import pytest
 
-from compss_train.buffers import FIFO, FIRO, BatchReservoir, BufferType, Reservoir, SimPairedReservoir, make_buffer
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir, SimPairedReservoir
+from compss_train.integrations.melissa import BufferType, make_buffer
 from tests.buffers.kinds import make
 
 NEEDED = {
@@ -89,7 +90,7 @@ def test_a_threshold_that_can_never_be_reached_is_refused(kind):
 )
 def test_values_out_of_range_are_named(kind, parameter, value):
     with pytest.raises(ValueError, match=f"{parameter}={value}"):
-        make_buffer(9, kind, **NEEDED[BufferType.of(kind)] | {parameter: value})
+        make_buffer(9, kind, **NEEDED[BufferType[kind]] | {parameter: value})
 
 
 def test_pairs_need_room_for_two():

@@ -1,0 +1,95 @@
+"""Melissa's words for buffers: ``BufferType`` and ``make_buffer``."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from compss_train._utils.validation import check_count
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, Buffer, Reservoir, SimPairedReservoir
+
+
+class BufferType(Enum):
+    """The types of buffers, with the names and numbers of Melissa."""
+
+    FIFO = 0
+    FIRO = 1
+    Reservoir = 2
+    BatchReservoir = 3
+    SimPairedReservoir = 4
+
+
+def make_buffer(
+    buffer_size: int,
+    buffer_t: BufferType | str = BufferType.FIFO,
+    per_server_watermark: int | None = None,
+    pseudo_epochs: int | None = None,
+    batch_size: int | None = None,
+    sweep_size: int | None = None,
+    nb_time_steps: int | None = None,
+    comm_size: int = 1,
+    *,
+    seed: int | None = None,
+    pin_memory: bool = False,
+) -> Buffer:
+    """Return a buffer; the parameters and their order are those of Melissa's ``make_buffer``.
+
+    Parameters
+    ----------
+    buffer_size:
+        The capacity: maximum number of samples held.
+    buffer_t:
+        The type or its name in any case, FIFO by default.
+    per_server_watermark:
+        The threshold: the minimum number of samples held for a get to be allowed, at most ``buffer_size``. Required
+        by all types but FIFO.
+    pseudo_epochs:
+        Optional, for FIRO: above 1, each sample is returned that many times, after all have been put.
+    batch_size:
+        Required by BatchReservoir: number of samples that each get returns.
+    sweep_size, nb_time_steps:
+        Required by SimPairedReservoir: number of simulations, and number of time steps of each.
+    comm_size:
+        Optional, for SimPairedReservoir: number of buffers that share the simulations.
+    seed, pin_memory:
+        As in ``Buffer``.
+
+    Parameters that a type does not use are ignored. Raises ``ValueError`` if a required parameter is missing, or
+    one is out of range.
+    """
+    names = {name.lower(): kind for name, kind in BufferType.__members__.items()}
+    kind = names.get(buffer_t.lower()) if isinstance(buffer_t, str) else buffer_t
+    if not isinstance(kind, BufferType):
+        raise ValueError(f"buffer_t={buffer_t!r}: choose one of {', '.join(map(str, BufferType))}")
+    check_count("buffer_size", buffer_size)
+    if per_server_watermark is not None:
+        check_count("per_server_watermark", per_server_watermark, least=0)
+    if pseudo_epochs is not None:
+        check_count("pseudo_epochs", pseudo_epochs)
+    values = {
+        "per_server_watermark": per_server_watermark,
+        "batch_size": batch_size,
+        "sweep_size": sweep_size,
+        "nb_time_steps": nb_time_steps,
+    }
+    factory, required = _FACTORIES[kind]
+    if missing := [name for name in required if values[name] is None]:
+        verb = "was" if len(missing) == 1 else "were"
+        raise ValueError(f"{kind.name} requires {' and '.join(missing)}, which {verb} not given")
+    optional: dict[str, Any] = {"seed": seed, "pin_memory": pin_memory}
+    if kind is BufferType.FIRO:
+        optional["passes"] = pseudo_epochs or 1
+    if kind is BufferType.SimPairedReservoir:
+        optional["comm_size"] = comm_size
+    buffer: Buffer = factory(buffer_size, *(values[name] for name in required), **optional)
+    return buffer
+
+
+_FACTORIES: dict[BufferType, tuple[Any, tuple[str, ...]]] = {
+    BufferType.FIFO: (FIFO, ()),
+    BufferType.FIRO: (FIRO, ("per_server_watermark",)),
+    BufferType.Reservoir: (Reservoir, ("per_server_watermark",)),
+    BufferType.BatchReservoir: (BatchReservoir, ("per_server_watermark", "batch_size")),
+    BufferType.SimPairedReservoir: (SimPairedReservoir, ("per_server_watermark", "sweep_size", "nb_time_steps")),
+}
+"""The class of each type and its required parameters, in the order of its arguments."""
