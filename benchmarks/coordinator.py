@@ -8,6 +8,7 @@ import os
 import pstats
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -24,6 +25,7 @@ from compss_train.callbacks import Callback
 from compss_train.engines import Ref, Resources
 from compss_train.engines.base import ONE_CPU, Traits, map_refs
 from compss_train.engines.codec import dumps
+from compss_train.model.measured import Measured
 
 SAMPLES_A_BLOCK = 8
 TARGET = 20
@@ -79,9 +81,8 @@ def _nothing(returns: int, *args: Any) -> list[Any]:
 
 def _trained(returns: int, *args: Any) -> list[Any]:
     """Return measurements in place of a sum, which carries them; or as the last result of a worker alone."""
-    each = {"samples": 8, "batches": 1, "loss": 16.0, "metrics": {}, "given": 8, "change": 0.25}
-    now = time.time()
-    measured = [{**each, "started": now, "seconds": 0.5} for _ in args[4]]
+    each = Measured(samples=8, batches=1, loss=16.0, given=8, change=0.25, started=time.time(), seconds=0.5)
+    measured = [copy(each) for _ in args[4]]
     return [measured, None] if returns == 2 else [None, None, measured]
 
 
@@ -90,11 +91,11 @@ def _added_up(returns: int, items: Sequence[Any]) -> list[Any]:
 
 
 def _finished(returns: int, items: Sequence[Any], rule: Any, base: Any, *more: Any) -> list[Any]:
-    return [base.value, [{"change": 0.2}, *_added_up(1, items)[0]], *([None] * (returns - 2))]
+    return [base.value, [Measured(change=0.2), *_added_up(1, items)[0]], *([None] * (returns - 2))]
 
 
 def _evaluated(returns: int, *args: Any) -> list[Any]:
-    return [[{"samples": 8, "batches": 1, "loss": 16.0, "metrics": {}} for _ in args[4]]]
+    return [[Measured(samples=8, batches=1, loss=16.0) for _ in args[4]]]
 
 
 RESULTS: dict[str, Callable[..., list[Any]]] = {

@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from compss_train._utils.validation import check_dense
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.compression import CompressedChange, Contribution
+from compss_train.model.measured import Measured
 from compss_train.model.network_copies import normalize_spectral_vectors
 
 Parameters = dict[str, NDArray[Any]]
@@ -138,13 +139,13 @@ def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None
         raise DivergedError(f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum")
 
 
-Count = int | Sequence[Mapping[str, Any]]
+Count = int | Sequence[Measured]
 """A number of samples, or the measurements of one worker's task, which have it as ``given``."""
 
 
 def sample_count(count: Count) -> int:
     """Return the number of samples."""
-    return count if isinstance(count, int) else int(count[0]["given"])
+    return count if isinstance(count, int) else count[0].given
 
 
 def squared_distance(before: Parameters, after: Contribution, names: Iterable[str]) -> float:

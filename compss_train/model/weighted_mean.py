@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.model.compression import CompressedChange, Contribution
+from compss_train.model.measured import Measured
 
 _CHUNK = 32768
 """Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
@@ -45,13 +46,11 @@ class PartialSum:
     """The dtypes of the mean; ``None`` for one worker, whose values are not multiplied by ``count`` yet."""
     changes: frozenset[str] = field(default=frozenset())
     """The names of sums of changes."""
-    measured: tuple[Mapping[str, Any], ...] = ()
+    measured: tuple[Measured, ...] = ()
     """The measurements of the workers, in their order: sums only pass them on."""
 
     @classmethod
-    def of_worker(
-        cls, trained: Contribution, count: int, worker: int, measured: Mapping[str, Any] | None = None
-    ) -> Self:
+    def of_worker(cls, trained: Contribution, count: int, worker: int, measured: Measured | None = None) -> Self:
         """Return the parameters or changes of one worker, which trained ``count`` samples."""
         changes = frozenset(name for name, array in trained.items() if isinstance(array, CompressedChange))
         return cls(trained, count, worker, None, changes, () if measured is None else (measured,))

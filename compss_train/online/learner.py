@@ -1,11 +1,11 @@
 """A model replica that is trained batch by batch and merged through the parameter server."""
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.measured import Measured
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState
@@ -101,11 +101,11 @@ class OnlineLearner:
                 "for NaN and extreme values"
             )
 
-    def pop_sums(self) -> dict[str, Any]:
-        """Return the accumulated sums since the last call, and reset them."""
+    def pop_measured(self) -> Measured:
+        """Return what was measured since the last call, and begin anew."""
         accumulator, self._accumulator = self._accumulator, MetricAccumulator(self._replica.training_spec.measures)
         warnings, self._stepper.warnings = self._stepper.warnings, {}
-        return {**accumulator.sums(), **warnings}
+        return replace(accumulator.measured(), **warnings)
 
     def state(self) -> WorkerState:
         """Return the state of the optimizer and of the random number generators, and the worker's own buffers."""

@@ -2,12 +2,14 @@
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from compss_train._utils.closing import Closable
 from compss_train.engines import Ref
+from compss_train.model.measured import Measured
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.online.connection import Address
@@ -21,9 +23,17 @@ from compss_train.training.task_submission import (
 )
 
 Record = dict[str, Any]
-Sums = dict[str, Any]
-Report = Mapping[str, Any]
-"""What a worker has measured since its last report, and the state of its buffer."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Report(Measured):
+    """What a worker has measured since its last report, and the state of its buffer."""
+
+    held: int = 0
+    """Samples in the buffer."""
+    unseen: int = 0
+    put: int = 0
+    got: int = 0
 
 
 class Progress:
@@ -40,7 +50,7 @@ class Progress:
         self._held_back: list[list[Report]] = [[] for _ in range(num_workers)]
         self._skipped = [0] * num_workers
         self._warned = False
-        self._buffers: list[Report] = [{} for _ in range(num_workers)]
+        self._buffers = [Report() for _ in range(num_workers)]
         self._clock = clock
         self._recorded = clock()
         self._fit_started = time.time()
@@ -49,8 +59,8 @@ class Progress:
         """Add a worker's report; warn of what the first one of any worker found."""
         self._warned = self._warned or warn_of_first_batch([report])
         self._buffers[worker] = report
-        self._skipped[worker] += report.get("skipped_batches", 0)
-        if report["batches"]:
+        self._skipped[worker] += report.skipped_batches
+        if report.batches:
             self._release(worker)
             self._held_back[worker] = [report]
 
@@ -110,15 +120,15 @@ class Progress:
         }
 
     def _total(self, name: str) -> int:
-        return sum(int(buffer.get(name, 0)) for buffer in self._buffers)
+        return sum(getattr(buffer, name) for buffer in self._buffers)
 
     def _worker_fields(self, worker: int, reports: Sequence[Report]) -> dict[str, Any]:
-        held = {"received": self._buffers[worker].get("put", 0), "buffer": self._buffers[worker].get("held", 0)}
+        held = {"received": self._buffers[worker].put, "buffer": self._buffers[worker].held}
         return {"worker": worker, **_counts(reports), **held, **(self.measures.values(reports) if reports else {})}
 
 
 def _counts(reports: Sequence[Report]) -> dict[str, int]:
-    return {name: sum(report[name] for report in reports) for name in ("samples", "batches")}
+    return {name: sum(getattr(report, name) for report in reports) for name in ("samples", "batches")}
 
 
 class Evaluation(Closable):
@@ -144,7 +154,7 @@ class Evaluation(Closable):
         """Return True if the result is available or the tasks failed; ``number`` is that of a completion event."""
         return number == self._number or len(self._inference.engine.arrived(self._sums)) == len(self._sums)
 
-    def wait(self, stopping: Stopping) -> list[Sums] | None:
+    def wait(self, stopping: Stopping) -> list[Measured] | None:
         """Wait for the tasks' results; ``None`` if the fit has to stop at once. Raises the tasks' exceptions."""
         engine = self._inference.engine
         while not engine.wait(self._sums, TICK):
@@ -162,7 +172,7 @@ class Evaluation(Closable):
         self._inference.data.delete()
 
 
-def notify_evaluated(sums: Sequence[Sums], number: int, coordinator: Address) -> None:
+def notify_evaluated(sums: Sequence[Measured], number: int, coordinator: Address) -> None:
     """Notify the coordinator of a completed evaluation: a task that depends on its results."""
     with suppress(OSError), coordinator.connect({"role": "evaluation"}) as connection:
         connection.send({"evaluated": number})
@@ -227,7 +237,7 @@ class Recorder:
         evaluation.clear()
         if sums is None:
             return None
-        self._warned = self._warned or warn_of_random_transform(sums)
+        self._warned = self._warned or warn_of_random_transform(any(part.random_transform for part in sums))
         return self.progress.measures.values(sums, "val_")
 
     def _emit(self, record: Record) -> None:

@@ -279,7 +279,8 @@ class OnlineWorker:
             "put": buffer.samples_put,
             "got": buffer.samples_got,
         }
-        self._coordinator.send({"report": True}, [encode_value({**self._learner.pop_sums(), **counts})])
+        measured = self._learner.pop_measured().__getstate__()
+        self._coordinator.send({"report": True}, [encode_value(measured | counts)])
 
     def _checkpoint(self) -> None:
         self._learner.merge()  # moves all changes to the global parameters, which the checkpoint does not contain

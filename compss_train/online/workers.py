@@ -25,7 +25,7 @@ from compss_train.online.connection import Header
 from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets
-from compss_train.online.records import Progress
+from compss_train.online.records import Progress, Report
 from compss_train.online.simulations import Simulation, Simulations
 from compss_train.online.stream import Endpoint
 from compss_train.online.values import decode_value
@@ -204,7 +204,7 @@ class Workers:
         elif "endpoint" in header:
             worker.endpoint = header["endpoint"]
         elif "report" in header:
-            self._progress.add(worker.number, decode_value(arrays[0]))
+            self._progress.add(worker.number, Report(**decode_value(arrays[0])))
         elif "checkpoint" in header:
             self._checkpointed(worker, header)
         elif "not_stored" in header:

@@ -165,6 +165,6 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
             state = WorkerState(None, model.seed)
             measured = train(spec, model.parameters, state, *taking(work, *data.load(number))).measured
             warn_of_first_batch([measured])
-            if not measured["samples"]:
+            if not measured.samples:
                 continue  # a file that cannot be read and is skipped
         return

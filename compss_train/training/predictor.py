@@ -214,14 +214,14 @@ class Predictor:
         data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
         with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
-            sums = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
+            measured = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
             inference.engine.delete(refs)
-        warn_of_random_transform(sums)
+        warn_of_random_transform(any(part.random_transform for part in measured))
         skipped: dict[str, str] = {}
-        warn_of_skipped_files(sums, skipped)
-        if skipped and not sum(part["samples"] for part in sums):
+        warn_of_skipped_files(measured, skipped)
+        if skipped and not sum(part.samples for part in measured):
             raise BadFileError(*next(iter(skipped.items())))
-        return built.training_spec.measures.values(sums)
+        return built.training_spec.measures.values(measured)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
         """Return the outputs for all samples in order, with the global parameters.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
+from compss_train.model.measured import Measured
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import per_second
@@ -52,7 +53,7 @@ class PendingRound:
         """All references to measurements."""
         return [ref for refs in self.groups.values() for ref in refs]
 
-    def fetch(self, engine: Engine) -> dict[str, list[dict[str, Any]]]:
+    def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
         """Return the measurements of each group and of the ``merge``, and free them."""
         values = iter(engine.fetch(self.refs, small=True))
         engine.delete(self.refs)
@@ -224,10 +225,12 @@ class RoundRunner:
         warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
         self.fit.skipped = tuple(dict.fromkeys([*self.fit.skipped, *self._skipped]))
         warn_of_first_batch(values["workers"])  # those of the first round only
-        self._warned = self._warned or warn_of_random_transform(values[PLAIN])
+        self._warned = self._warned or warn_of_random_transform(
+            any(part.random_transform for part in values[PLAIN])
+        )
         for worker, part in zip(chain.from_iterable(pending.submitted.tasks), values["workers"], strict=True):
-            if "trace" in part:
-                self.fit.callbacks.trace(pending.submitted.round.number, worker, part["trace"])
+            if part.trace is not None:
+                self.fit.callbacks.trace(pending.submitted.round.number, worker, part.trace)
         self._check_readable(values["workers"])
         self._check_weights(pending.submitted.round, values["workers"])
         record = self._record(pending.submitted, values)
@@ -253,10 +256,10 @@ class RoundRunner:
         self._states, self.merge_state = submitted.states, submitted.merge_state
         self.fit.reached = submitted.round.end_position
 
-    def _check_readable(self, measured: Sequence[Mapping[str, Any]]) -> None:
+    def _check_readable(self, measured: Sequence[Measured]) -> None:
         """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty."""
-        self._unread += sum(sums.get("left_out", 0) for sums in measured)
-        if any(sums["samples"] for sums in measured):
+        self._unread += sum(part.left_out for part in measured)
+        if any(part.samples for part in measured):
             self._unread = 0
         elif self._unread >= sum(self.workers.data.sizes):
             if not self._skipped:
@@ -267,13 +270,13 @@ class RoundRunner:
             file, reason = next(iter(self._skipped.items()))
             raise BadFileError(file, f"{reason}; nor can any other file be read")
 
-    def _check_weights(self, round_: Round, measured: Sequence[Mapping[str, Any]]) -> None:
+    def _check_weights(self, round_: Round, measured: Sequence[Measured]) -> None:
         """Raise ``ValueError`` if all weights of the first epoch are 0; those in memory are checked before."""
         if self._weightless is None:
             return
-        trained = sum(sums["samples"] for sums in measured)
+        trained = sum(part.samples for part in measured)
         self._weightless += trained
-        if sum(sums.get("weightless", 0) for sums in measured) < trained:
+        if sum(part.weightless for part in measured) < trained:
             self._weightless = None
         elif round_.stop == 1 and trained and self._weightless >= sum(self.workers.data.sizes):
             raise ValueError(
@@ -281,11 +284,11 @@ class RoundRunner:
                 "learnt; give some above 0, or leave out weight="
             )
 
-    def _record(self, submitted: SubmittedRound, values: Mapping[str, list[dict[str, Any]]]) -> Record:
+    def _record(self, submitted: SubmittedRound, values: Mapping[str, list[Measured]]) -> Record:
         now = self.fit.stopping.clock()
         seconds, self._last_end = now - self._last_end, now
         round_, measured = submitted.round, values["workers"]
-        samples = sum(sums["given"] for sums in measured)
+        samples = sum(part.given for part in measured)
         return {
             "round": round_.number,
             "epoch": round_.epoch,
@@ -297,25 +300,28 @@ class RoundRunner:
             "ended": time.time(),
             "merge": self.merger.name,
             **({"skipped": list(self.fit.skipped)} if self.fit.skipped else {}),
-            **skipped_batches(sum(sums.get("skipped_batches", 0) for sums in measured)),
+            **skipped_batches(sum(part.skipped_batches for part in measured)),
             **({"lr": self.workers.schedule.lr(round_.epoch - 1, round_.stop)} if self.workers.schedule else {}),
             **(agreement(measured, values["merge"][0]) if values["merge"] else {}),
             "workers": [
-                self._of_worker(worker, sums)
-                for worker, sums in zip(chain.from_iterable(submitted.tasks), measured, strict=True)
+                self._of_worker(worker, part)
+                for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True)
             ],
             **self._validated(values),
         }
 
-    def _of_worker(self, worker: int, sums: dict[str, Any]) -> Record:
-        own = {"worker": worker, "samples": int(sums["samples"]), "seconds": sums["seconds"]}
-        own.update(self.measures.values([sums]))
-        for name in ("started", "files", "skipped_batches"):
-            if name in sums:
-                own[name] = sums[name]
-        return own
+    def _of_worker(self, worker: int, part: Measured) -> Record:
+        return {
+            "worker": worker,
+            "samples": part.samples,
+            "seconds": part.seconds,
+            **self.measures.values([part]),
+            "started": part.started,
+            **({} if part.files is None else {"files": part.files}),
+            **skipped_batches(part.skipped_batches),
+        }
 
-    def _validated(self, values: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    def _validated(self, values: Mapping[str, list[Measured]]) -> dict[str, Any]:
         prefixes = {prefix: values[prefix] for prefix in (PLAIN, AVERAGED) if values[prefix]}
         return {
             name: v for prefix, sums in prefixes.items() for name, v in self.measures.values(sums, prefix).items()

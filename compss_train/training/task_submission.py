@@ -1,6 +1,6 @@
 """Submission of tasks: ``WorkerGroup`` for training, ``Inference`` for evaluation and prediction."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -17,6 +17,7 @@ from compss_train.data.partitioning import Round
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
+from compss_train.model.measured import Measured
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.data_handles import DataHandles
 from compss_train.training.group_states import States, state_refs
@@ -230,7 +231,7 @@ class Inference:
         ]
         results = self.engine.fetch(refs)
         self.engine.delete(refs)
-        warn_of_random_transform([warnings for _, warnings in results])
+        warn_of_random_transform(any(is_random for _, is_random in results))
         batches = [output for outputs, _ in results for output in outputs]
         columns = zip(*map(leaves, batches), strict=True)
         return rebuilt(batches[0], [_joined(column) for column in columns])
@@ -248,12 +249,12 @@ def skipped_batches(number: int) -> dict[str, int]:
     return {"skipped_batches": number} if number else {}
 
 
-def warn_of_first_batch(measured: Sequence[Mapping[str, Any]]) -> bool:
+def warn_of_first_batch(measured: Sequence[Measured]) -> bool:
     """Warn of networks that could not be compiled and of two softmaxes, if tasks found any; return whether so."""
-    reasons = [part["not_compiled"] for part in measured if "not_compiled" in part]
+    reasons = [part.not_compiled for part in measured if part.not_compiled is not None]
     if reasons:
         warn_user(f"compile= has no effect, and the network runs as it is, since {reasons[0]} where workers run")
-    found = any(part.get("probabilities") for part in measured)
+    found = any(part.probabilities for part in measured)
     if found:
         warn_user(
             "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the "
@@ -263,9 +264,8 @@ def warn_of_first_batch(measured: Sequence[Mapping[str, Any]]) -> bool:
     return found or bool(reasons)
 
 
-def warn_of_random_transform(measured: Sequence[Mapping[str, Any]]) -> bool:
+def warn_of_random_transform(found: bool) -> bool:
     """Warn if the transform has drawn random numbers outside of training; return whether it has."""
-    found = any(part.get("random_transform") for part in measured)
     if found:
         warn_user(
             "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; "
@@ -274,9 +274,9 @@ def warn_of_random_transform(measured: Sequence[Mapping[str, Any]]) -> bool:
     return found
 
 
-def warn_of_skipped_files(measured: Sequence[dict[str, Any]], known: dict[str, str]) -> None:
+def warn_of_skipped_files(measured: Sequence[Measured], known: dict[str, str]) -> None:
     """Warn of each file that tasks have skipped, unless it is in ``known``; add it there with the reason."""
-    for file, reason in chain.from_iterable(part.get("skipped", {}).items() for part in measured):
+    for file, reason in chain.from_iterable(part.skipped.items() for part in measured):
         if file not in known:
             known[file] = reason
             warn_user(f"skipped {file} {reason}")

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution
+from compss_train.model.measured import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
@@ -40,8 +41,8 @@ def train_group(
         trained, after[work.position], own = train(
             training_spec, parameters, after[work.position], work, values, moments
         )
-        own["change"] = params.squared_distance(parameters, trained, training_spec.names.distinct_weights)
-        count = own["given"] if work.reading.may_skip else work.samples
+        own.change = params.squared_distance(parameters, trained, training_spec.names.distinct_weights)
+        count = own.given if work.reading.may_skip else work.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
     return partial_sum(sums), tuple(after)
 
@@ -53,7 +54,7 @@ def train_alone(
     values: Sequence[Any],
     works: Sequence[Work],
     moments: Parameters | None = None,
-) -> tuple[Contribution, GroupState, list[dict[str, Any]]]:
+) -> tuple[Contribution, GroupState, list[Measured]]:
     """Train the only worker that has samples; return what it trained, the states of the group, its measurements."""
     (work,) = works
     after = [*state]

@@ -15,6 +15,7 @@ from compss_train.data.block import Block
 from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.reading import FilePart
 from compss_train.engines import liveness
+from compss_train.model.measured import Measured
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
@@ -38,12 +39,12 @@ def evaluate(
     batch_size: int,
     device: str,
     structure: ColumnStructure = SINGLE,
-) -> list[dict[str, Any]]:
-    """Return the sums of a ``MetricAccumulator`` over each part of blocks, or of files, in evaluation mode.
+) -> list[Measured]:
+    """Return what is measured of each part of blocks, or of files, in evaluation mode.
 
     ``xs`` are the blocks of the first column, ``ys`` those of the others, part by part and column by column.
-    ``parts`` are the numbers of blocks; of files, each item of ``xs`` is a part. The sums of a part have the same
-    bits whichever other parts the task has.
+    ``parts`` are the numbers of blocks; of files, each item of ``xs`` is a part. What is measured of a part has the
+    same bits whichever other parts the task has.
     """
     evaluated = partial(_evaluate, training_spec, parameters, batch_size, device, structure)
     if not parts:
@@ -60,7 +61,7 @@ def _evaluate(
     structure: ColumnStructure,
     xs: Any,
     ys: Sequence[Block],
-) -> dict[str, Any]:
+) -> Measured:
     xs = _held(xs)
     work, values = taking(unshuffled(xs, batch_size, structure), xs, ys)
     source = source_of(work, values)
@@ -70,7 +71,7 @@ def _evaluate(
         for batch in _batches(replica, work, source):
             _measure(replica, batch, transform, accumulator)
             liveness.beat()
-        return {**accumulator.sums(), **source.measured(), **transform.warnings}
+        return replace(accumulator.measured(), **source.measured(), random_transform=transform.is_random)
 
 
 def _held(xs: Any) -> Any:
@@ -86,8 +87,8 @@ class _Transform:
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica
         self._checked = replica.training_spec.transform is None
-        self.warnings: dict[str, bool] = {}
-        """``random_transform`` if it draws; otherwise empty."""
+        self.is_random = False
+        """Whether it draws random numbers."""
 
     def __call__(self, x: Any) -> Any:
         if self._checked:
@@ -96,7 +97,7 @@ class _Transform:
         before = RandomState.capture(self._replica.device)
         transformed = self._replica.transformed(x)
         if not RandomState.capture(self._replica.device).is_same(before):
-            self.warnings = {"random_transform": True}
+            self.is_random = True
         return transformed
 
 
@@ -134,8 +135,10 @@ def predict(
     batch_size: int,
     device: str,
     structure: ColumnStructure = SINGLE,
-) -> tuple[list[Any], dict[str, bool]]:
-    """Return the outputs of each batch of blocks or files, with the network in evaluation mode, and warnings.
+) -> tuple[list[Any], bool]:
+    """Return the outputs of each batch of blocks or files, and whether the transform draws random numbers.
+
+    The network is in evaluation mode.
 
     bfloat16 is converted to float32, and so is the float16 of autocast. A file that cannot be read is always an
     error: every sample needs an output.
@@ -146,7 +149,7 @@ def predict(
         replica = training_spec.replica(parameters, device, training=False)
         transform = _Transform(replica)
         every = _batches(replica, work, source_of(work, values))
-        return [_output(replica, batch, transform) for batch in every], transform.warnings
+        return [_output(replica, batch, transform) for batch in every], transform.is_random
 
 
 def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:

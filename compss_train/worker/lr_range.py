@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from compss_train.data.block import Block
 from compss_train.data.reading import FilePart
@@ -58,5 +57,5 @@ def _loss(replica: ModelReplica, stepper: OptimizerStepper, batch: Batch) -> flo
     with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
         stepper.learn(batch, accumulator)
     stepper.finish()
-    sums: dict[str, Any] = accumulator.sums()
-    return float(sums["loss"]) / sums["samples"] if sums["samples"] else math.nan
+    measured = accumulator.measured()
+    return measured.loss / measured.samples if measured.samples else math.nan

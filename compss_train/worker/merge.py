@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train.model import parameters as params
+from compss_train.model.measured import Measured
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
@@ -72,7 +73,7 @@ def finish(
     averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
         "measured": [
-            {"change": params.squared_distance(base, averages, rule.names.distinct_weights)},
+            Measured(change=params.squared_distance(base, averages, rule.names.distinct_weights)),
             *chain.from_iterable(item.measured for item in items),
         ],
         "moments": new_moments,

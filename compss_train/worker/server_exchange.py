@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.block import Block
 from compss_train.model import parameters as params
+from compss_train.model.measured import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.parameter_server import ParameterServer
@@ -197,7 +198,7 @@ def train_and_exchange(
     moments: Parameters | None,
     server_address: ServerAddress,
     samples: int,
-) -> tuple[Parameters, GroupState, list[dict[str, Any]]]:
+) -> tuple[Parameters, GroupState, list[Measured]]:
     """Train a worker alone, push its change, and return the global parameters instead of its own.
 
     ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
@@ -206,7 +207,7 @@ def train_and_exchange(
     trained, after, measured = train_alone(training_spec, parameters, state, values, works, moments)
     (work,) = works
     with server_address.connect(f"worker {work.worker}", generation=work.step.round) as server:
-        share = measured[0]["given"] / samples
+        share = measured[0].given / samples
         server_address.exchange.push_change(server, work.worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured
 

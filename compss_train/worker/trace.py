@@ -43,14 +43,14 @@ class Tracer:
         self._batches += 1
         return torch.profiler.record_function(f"batch {number}")
 
-    def measured(self) -> dict[str, bytes]:
-        """Return the ``trace``, compressed JSON, after it has ended; nothing if none was wanted."""
+    def trace(self) -> bytes | None:
+        """Return the trace, compressed JSON, after it has ended; ``None`` if none was wanted."""
         if self._profiler is None:
-            return {}
+            return None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json.gz")
             self._profiler.export_chrome_trace(str(path))
-            return {"trace": path.read_bytes()}
+            return path.read_bytes()
 
     def _stop(self) -> None:
         if self._running and self._profiler is not None:

@@ -19,6 +19,7 @@ from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.gradients import OnNan
 from compss_train.model.lr_schedules import Hyperparameters
+from compss_train.model.measured import Measured
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState, random_state
@@ -80,7 +81,7 @@ class Result(NamedTuple):
     parameters: Contribution
     """The new parameters (with the moments, if these are averaged too), or their compressed changes."""
     state: WorkerState
-    measured: dict[str, Any]
+    measured: Measured
 
 
 def train(
@@ -94,18 +95,16 @@ def train(
     """Train a model copy on the batches of a worker; accumulated gradients are applied at the end of each epoch.
 
     ``values`` are the blocks or pieces that ``work.reading`` describes, and ``moments`` the optimizer state of a
-    worker that has none of its own. Measured are ``samples`` and ``batches`` trained, ``skipped_batches`` if any,
-    samples ``given``, ``loss`` (a sum over samples), states of ``metrics``, ``started`` (Unix time) and
-    ``seconds``, counts of file reads, ``weightless`` samples (those of batches whose weights are all 0) if any,
-    warnings that are due, and the ``trace`` if one was wanted.
+    worker that has none of its own.
     """
     liveness.describe(f"{work.name}, which compiles its network," if training_spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, work.device):
         part = _WorkerRound(training_spec, parameters, state, work, moments)
-        sums = part.train(values)
-        sent, after = part.result(sums)
-        return Result(sent, after, {**sums, "started": started, "seconds": time.perf_counter() - began})
+        measured = part.train(values)
+        sent, after = part.result(measured)
+        measured.started, measured.seconds = started, time.perf_counter() - began
+        return Result(sent, after, measured)
 
 
 class _WorkerRound:
@@ -139,7 +138,7 @@ class _WorkerRound:
         self._callbacks = CallbackRunner(work.step.callbacks, context, self._accumulator, state.callbacks)
         self._buffer = CarriedBuffer(state.buffer)
 
-    def train(self, values: Sequence[Any]) -> dict[str, Any]:
+    def train(self, values: Sequence[Any]) -> Measured:
         """Train on the batches, and return the measurements."""
         work, replica = self._work, self._replica
         source = source_of(work, values)
@@ -149,15 +148,17 @@ class _WorkerRound:
         with Tracer(work.device, wanted=work.worker in work.step.traced) as tracer:
             drawn = self._learn(batches, tracer)
         self._callbacks.round_end()
-        sums = {
-            **self._accumulator.sums(),
+        measured = replace(
+            self._accumulator.measured(),
             **source.measured(),
             **self._stepper.warnings,
-            **tracer.measured(),
-        }
-        if self._stepper.weightless:
-            sums["weightless"] = self._stepper.weightless
-        return {**sums, **self._given(drawn, sums.get("left_out", 0))}
+            weightless=self._stepper.weightless,
+            trace=tracer.trace(),
+        )
+        samples = self._spec.samples
+        if samples is not None and samples.is_stream:
+            return replace(measured, given=drawn, left_out=max(0, work.samples - drawn))
+        return replace(measured, given=_given(work, drawn, measured.left_out))
 
     def _learn(self, batches: Iterable[PlacedBatch], tracer: Tracer) -> int:
         """Train on the batches, and return the number of their samples."""
@@ -193,21 +194,14 @@ class _WorkerRound:
             result = self._stepper.learn(batch, self._accumulator, epoch)
         self._callbacks.batch_end(batch, result)
 
-    def _given(self, drawn: int, left_out: int) -> dict[str, int]:
-        """Return the number of samples that the worker was to train, and of those that a stream lacked."""
-        samples, work = self._spec.samples, self._work
-        if samples is not None and samples.is_stream:
-            return {"given": drawn, "left_out": max(0, work.samples - drawn)}
-        return {"given": _given(work, drawn, left_out)}
-
-    def result(self, sums: dict[str, Any]) -> tuple[Contribution, WorkerState]:
+    def result(self, measured: Measured) -> tuple[Contribution, WorkerState]:
         """Return what goes to the merge, and the new state."""
         trained = params.from_module(self._net)
-        _check_finite(sums, trained, self._work.name, self._spec.gradients.on_nan)
+        _check_finite(measured, trained, self._work.name, self._spec.gradients.on_nan)
         _check_scale(self._stepper.scaler.get_scale(), self._work.name)
         averaged = self._work.step.optimizer_state == "average"
         whole = {**trained, **moments_of(self._optimizer)} if averaged else trained
-        sent, error = _compressed(self._spec, self._work, self._before, whole, self._state, sums)
+        sent, error = _compressed(self._spec, self._work, self._before, whole, self._state, measured)
         return sent, WorkerState(
             optimizer=None if averaged else to_cpu(self._optimizer.state_dict()),
             random=RandomState.capture(self._work.device),
@@ -226,14 +220,14 @@ def _compressed(
     before: Parameters,
     after: Parameters,
     state: WorkerState,
-    sums: dict[str, Any],
+    measured: Measured,
 ) -> tuple[Contribution, Parameters | None]:
     """Return what goes to the merge, and what it lacks: with ``Merge(dtype=...)``, changes of weights and moments.
 
     A worker without samples has no vote, so that its error stays. Moments are averages that forget, and need none.
     """
     dtype = work.step.dtype
-    if dtype is None or not sums["given"]:
+    if dtype is None or not measured.given:
         return after, None if dtype is None else state.error
     changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
     bad = None if training_spec.gradients.on_nan == "ignore" else params.first_not_finite(errors)
@@ -269,18 +263,18 @@ def _hyperparameter_changes(work: Work, epoch: int) -> dict[int, Hyperparameters
     return {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
 
 
-def _check_finite(sums: dict[str, Any], trained: Parameters, name: str, on_nan: OnNan) -> None:
+def _check_finite(measured: Measured, trained: Parameters, name: str, on_nan: OnNan) -> None:
     """Raise in the task rather than in the coordinator, so that the parameters are never merged."""
-    if sums.get("skipped_batches") and not sums["batches"]:
+    if measured.skipped_batches and not measured.batches:
         raise DivergedError(
-            f"loss or gradients were NaN or infinite in all {sums['skipped_batches']} batches of {name}, so that "
+            f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {name}, so that "
             "nothing was learnt; lower the learning rate, or check the data"
         )
     if on_nan == "ignore":
         return
-    if not math.isfinite(sums["loss"]):
+    if not math.isfinite(measured.loss):
         raise DivergedError(
-            f"the loss became {sums['loss'] / sums['samples']} in {name}; lower the learning rate, or check the "
+            f"the loss became {measured.loss / measured.samples} in {name}; lower the learning rate, or check the "
             "data for NaN and for values that are far too large"
         )
     if (bad := params.first_not_finite(trained)) is not None:  # by the last step, which no loss follows

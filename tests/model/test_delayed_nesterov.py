@@ -10,6 +10,7 @@ from compss_train import SerialEngine
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
+from compss_train.model.measured import Measured
 from tests.helpers.models import assert_close, assert_same_bits, named
 from tests.helpers.tolerances import sum_error
 
@@ -93,7 +94,7 @@ def test_statistics_and_integers_are_merged_as_without_optimizer():
 def test_a_worker_without_samples_changes_nothing():
     base, trained, later = versions(3)
     current = arrive(base, base, trained, 2)
-    assert arrive(current, base, later, [{"given": 0}]) is current
+    assert arrive(current, base, later, [Measured()]) is current
 
 
 def test_arguments_stay_as_they_are():

@@ -9,6 +9,7 @@ from torch import nn
 
 from compss_train import BadFileError
 from compss_train.model import parameters as params
+from compss_train.model.measured import Measured
 from compss_train.model.weighted_mean import mean, partial_sum
 from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp
@@ -62,7 +63,7 @@ def test_halving_is_the_plain_mean_of_two():
 @given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
 def test_a_change_without_samples_changes_nothing(arrays, data):
     current, base, trained = ({"w": array} for array in arrays)
-    for count in (0, [{"given": 0, "samples": 1}]):
+    for count in (0, [Measured(samples=1)]):
         for buffers in ((), ("w",)):
             merged = params.apply_delta(current, base, trained, count, data.draw(counts), buffers)
             np.testing.assert_array_equal(merged["w"], current["w"])

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from compss_train.model.measured import Measured
 from compss_train.model.weighted_mean import (
     PartialSum,
     aligned_ranges,
@@ -131,11 +132,12 @@ def test_ranges_for_dearer_tasks_are_unions_of_smaller_ones(workers, places, sma
 def test_measurements_pass_through_sums_in_the_order_of_the_workers():
     arrays = {"w": np.ones(2)}
     items = [
-        PartialSum.of_worker(arrays, count, number, {"worker": number}) for number, count in enumerate([3, 0, 0])
+        PartialSum.of_worker(arrays, count, number, Measured(given=number))
+        for number, count in enumerate([3, 0, 0])
     ]
     nobody = partial_sum(items[1:])
-    assert [each["worker"] for each in nobody.measured] == [1, 2]
-    assert [each["worker"] for each in partial_sum([items[0], nobody]).measured] == [0, 1, 2]
+    assert [each.given for each in nobody.measured] == [1, 2]
+    assert [each.given for each in partial_sum([items[0], nobody]).measured] == [0, 1, 2]
 
 
 @given(workers=st.integers(32, 2000), slower=st.floats(1, 4), slow_first=st.booleans())

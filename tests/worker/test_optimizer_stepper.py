@@ -156,7 +156,7 @@ def learnt(sizes, accumulate, optimizer=torch.optim.SGD):
         stepper.learn(Batch(x, y), accumulator)
     stepper.finish()
     stepper.finish()  # there is nothing left
-    return state_arrays(replica.training_spec.net), accumulator.sums()
+    return state_arrays(replica.training_spec.net), accumulator.measured()
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])

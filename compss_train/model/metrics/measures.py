@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from compss_train.model.losses import resolve_function
+from compss_train.model.measured import Measured
 from compss_train.model.metrics.batch_mean import (
     METRICS,
     BatchMean,
@@ -36,22 +37,20 @@ class Measures:
         """The names of the loss and all metrics."""
         return ("loss", *self.metrics)
 
-    def values(self, parts: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, Value]:
+    def values(self, parts: Sequence[Measured], prefix: str = "") -> dict[str, Value]:
         """Return the values over all samples of these parts, by name; NaN for no samples.
 
-        A part is the sums of a ``MetricAccumulator``: ``samples``, the sum of their ``loss``, the states of
-        ``metrics``, and of what training steps and callbacks ``measured`` the sums and the numbers of samples, or
-        the mean and 0 if it was not measured on any. Means of no samples only count where no part has samples.
+        What training steps and callbacks measured on no samples only counts where no part has samples.
         """
-        samples = sum(part["samples"] for part in parts)
-        result: dict[str, Value] = {f"{prefix}loss": mean([part["loss"] for part in parts], samples)}
-        for name in dict.fromkeys(name for part in parts for name in part.get("measured", ())):
-            own = [part["measured"][name] for part in parts if name in part.get("measured", ())]
+        samples = sum(part.samples for part in parts)
+        result: dict[str, Value] = {f"{prefix}loss": mean([part.loss for part in parts], samples)}
+        for name in dict.fromkeys(name for part in parts for name in part.named):
+            own = [part.named[name] for part in parts if name in part.named]
             counted = [each for each in own if each[1]] or [(value, 1) for value, _ in own]
             result[prefix + name] = mean([total for total, _ in counted], sum(number for _, number in counted))
         for name, metric in self.metrics.items():
             with _annotate_errors(name):
-                result[prefix + name] = metric.value([part["metrics"][name] for part in parts], samples)
+                result[prefix + name] = metric.value([part.metrics[name] for part in parts], samples)
         return result
 
     def modules(self) -> Iterator[nn.Module]:
@@ -109,16 +108,18 @@ class MetricAccumulator:
         """The sum of the losses of all samples."""
         return self._loss.total()
 
-    def sums(self) -> dict[str, Any]:
-        """Return counts, ``skipped_batches`` if any, the sum of losses, and the states of ``metrics`` by name."""
-        counts = {"samples": self._samples, "batches": self._batches}
-        if self._skipped:
-            counts["skipped_batches"] = self._skipped
-        measured = {name: (mean(values, len(values)), 0) for name, values in self._of_no_samples.items()}
-        measured |= {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
-        own = {"measured": measured} if measured else {}
-        states = {name: metric.state() for name, metric in self._metrics.items()}
-        return {**counts, "loss": self.loss, "metrics": states, **own}
+    def measured(self) -> Measured:
+        """Return counts, sums and states over the batches so far."""
+        named = {name: (mean(values, len(values)), 0) for name, values in self._of_no_samples.items()}
+        named |= {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
+        return Measured(
+            samples=self._samples,
+            batches=self._batches,
+            skipped_batches=self._skipped,
+            loss=self.loss,
+            metrics={name: metric.state() for name, metric in self._metrics.items()},
+            named=named,
+        )
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """How much the workers agree: what the differences between their changes say about the gradient noise."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from compss_train.model.measured import Measured
 
 
-def agreement(changes: Sequence[Mapping[str, Any]], merged: Mapping[str, Any]) -> dict[str, float]:
+def agreement(changes: Sequence[Measured], merged: Measured) -> dict[str, float]:
     """Return the record fields ``worker_agreement`` and ``noise_scale`` of a round that several workers trained.
 
     ``changes`` are the workers' measurements, with the squared norm of each one's ``change`` and the samples
@@ -17,14 +18,14 @@ def agreement(changes: Sequence[Mapping[str, Any]], merged: Mapping[str, Any]) -
     gradient over the worker's samples; it is left out where the estimate is not positive. Workers without samples
     do not count, and of fewer than two workers there is nothing to compare.
     """
-    trained = [(int(each["given"]), each["change"]) for each in changes if each["given"]]
+    trained = [(each.given, each.change) for each in changes if each.given]
     if len(trained) < 2:
         return {}
     total = sum(count for count, _ in trained)
     single = sum(count * change for count, change in trained) / total
     if not (single > 0 and math.isfinite(single)):
         return {}
-    mean: float = merged["change"]
+    mean = merged.change
     return {"worker_agreement": math.sqrt(mean / single), **_noise_scale(single, mean, total / len(trained), total)}
 
 

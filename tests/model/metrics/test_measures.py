@@ -86,7 +86,7 @@ def test_numbers_of_no_samples_count_only_where_there_are_no_others():
         accumulator = MetricAccumulator(Measures())
         for value, samples in numbers:
             accumulator.measure({"own": value}, samples)
-        return accumulator.sums()
+        return accumulator.measured()
 
     none, nothing = part((2.0, 0), (4.0, 0)), part((float("nan"), 0))
     assert Measures().values([none, part((5.0, 0))])["own"] == 4.0

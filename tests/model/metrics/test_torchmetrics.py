@@ -24,6 +24,7 @@ from torchmetrics.regression import MeanAbsoluteError, PearsonCorrCoef, R2Score
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
+from compss_train.model.measured import Measured
 from compss_train.model.metrics import Measures, MetricAccumulator, resolve_metrics
 from compss_train.model.metrics.batch_mean import BatchMean
 
@@ -113,7 +114,7 @@ def measured(measures, batches):
     accumulator = MetricAccumulator(measures)
     for output, target in batches:
         accumulator.add(len(output), torch.zeros(()), output, target)
-    sums = accumulator.sums()
+    sums = accumulator.measured()
     return decode(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(sums)]))
 
 
@@ -154,7 +155,7 @@ def test_functions_and_torchmetrics_can_be_combined():
     assert values["val_accuracy"] == pytest.approx(2 / 3)
     assert values["val_multiclass_accuracy"] == pytest.approx(2 / 3)
     assert all(math.isnan(value) for value in measures.values([]).values())
-    assert Measures().values([{"samples": 4, "loss": 2.0, "metrics": {}}]) == {"loss": 0.5}
+    assert Measures().values([Measured(samples=4, loss=2.0)]) == {"loss": 0.5}
 
 
 def test_the_state_of_the_given_metric_is_neither_used_nor_changed():
@@ -174,11 +175,11 @@ def test_states_are_copies(metric):
     measures = resolve_metrics({"it": metric})
     accumulator = MetricAccumulator(measures)
     accumulator.add(2, torch.zeros(()), torch.ones(2), torch.zeros(2))
-    sums = accumulator.sums()
+    sums = accumulator.measured()
     before = measures.values([sums])["it"]
     accumulator.add(2, torch.zeros(()), torch.full((2,), 3.0), torch.zeros(2))
     assert measures.values([sums])["it"] == before
-    assert measures.values([accumulator.sums()])["it"] != before
+    assert measures.values([accumulator.measured()])["it"] != before
 
 
 class Shapes(Metric):

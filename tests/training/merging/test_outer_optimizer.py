@@ -12,6 +12,7 @@ from compss_train import BlockedTensor, DistributedTrainer, Gradients, Merge, Pa
 from compss_train.callbacks import Callback
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.measured import Measured
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import partial_sum
@@ -320,16 +321,18 @@ def test_an_outer_step_that_diverges_is_an_error():
 
 
 def test_agreement_of_workers():
-    assert agreement([{"given": 5, "change": 4.0}] * 2, {"change": 4.0}) == {"worker_agreement": 1.0}
+    assert agreement([Measured(given=5, change=4.0)] * 2, Measured(change=4.0)) == {"worker_agreement": 1.0}
     # Two orthogonal changes of norm 2: their mean has the squared norm 2.
-    noise = agreement([{"given": 5, "change": 4.0}] * 2, {"change": 2.0})
+    noise = agreement([Measured(given=5, change=4.0)] * 2, Measured(change=2.0))
     assert noise == {"worker_agreement": pytest.approx(0.5**0.5)}  # without a signal there is no noise scale
     # A gradient of norm 1 with a variance of 6 a sample, in batches of 2 and 8: norms 1 + 6/2 and 1 + 6/8.
-    known = agreement([{"given": 2, "change": 4.0}] * 4, {"change": 1.75})
+    known = agreement([Measured(given=2, change=4.0)] * 4, Measured(change=1.75))
     assert known["noise_scale"] == pytest.approx(6.0)
-    idle = {"given": 0, "change": 0.0}
-    assert agreement([*[{"given": 2, "change": 4.0}] * 4, idle], {"change": 1.75}) == known
-    assert agreement([{"given": 5, "change": 4.0}, idle], {"change": 4.0}) == agreement([idle] * 2, idle) == {}
+    idle = Measured()
+    assert agreement([*[Measured(given=2, change=4.0)] * 4, idle], Measured(change=1.75)) == known
+    assert (
+        agreement([Measured(given=5, change=4.0), idle], Measured(change=4.0)) == agreement([idle] * 2, idle) == {}
+    )
 
 
 def test_records_have_the_agreement_of_the_changes():
