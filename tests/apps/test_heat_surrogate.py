@@ -146,7 +146,7 @@ def test_simulations_of_a_second_run_replace_those_of_the_first(modules, tmp_pat
         (("--lr", "nan"), ("--lr=nan", "above 0")),
         (("--record-every", 0), ("--record-every=0", "above 0")),
         (("--threshold", 41), ("threshold=41", "40")),
-        (("--buffer-size", 9, "--threshold", 5), ("a batch of 10 samples", "size 9")),
+        (("--buffer-size", 9, "--threshold", 5), ("a batch of 10 samples", "capacity 9")),
         (("--seeds", 0, -1), ("seed=-1",)),
         (("--methods", "LIFO"), ("'LIFO'", "Reservoir")),
         (("--methods", "offline", "--engine", "steam"), ("steam", "local")),

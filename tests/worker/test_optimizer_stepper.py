@@ -165,8 +165,8 @@ def test_several_batches_are_one_of_all_their_samples(optimizer):
     whole, expected = learnt([31, 31], 1, optimizer)
     error = adam_error if optimizer is torch.optim.Adam else sgd_error
     assert_close(parts, whole, error(np.float64, 2, 0.5, samples=31))
-    assert measured["loss"] == pytest.approx(expected["loss"], abs=62 * loss_error(np.float64, 62))
-    assert (measured["samples"], measured["batches"]) == (62, 6)
+    assert measured.loss == pytest.approx(expected.loss, abs=62 * loss_error(np.float64, 62))
+    assert (measured.samples, measured.batches) == (62, 6)
 
 
 def test_batches_that_are_left_over_make_a_smaller_step():
