@@ -146,7 +146,7 @@ def assert_rejected(engine, error, match, simulate=simulate_rows, inputs=(0,), n
 PAIRS = BufferSpec("SimPairedReservoir", 20, sweep_size=6, nb_time_steps=8)
 INVALID = {
     "buffer name": (TypeError, r"give a BufferSpec, such as", {"buffer": "FIFO"}),
-    "batch too large": (ValueError, "a batch of 17 samples cannot come from a FIFO of capacity 16", {"batch_size": 17}),
+    "batch too large": (ValueError, "17 samples cannot come from a FIFO of capacity 16", {"batch_size": 17}),
     "pairing missing": (ValueError, "pairing=None with a SimPairedReservoir", {"buffer": PAIRS}),
     "pairing too many": (ValueError, "a SimPairedReservoir requires pairing=", {"pairing": pairing}),
     "simulate": (TypeError, "give a function of an input", {"simulate": 3}),
