@@ -20,7 +20,7 @@ from compss_train.online.event_server import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import Stream
 
-BARE, OURS = "bare socket", "stream and FIFO"
+BARE, OURS, ENCRYPTED = "bare socket, TCP", "stream and FIFO, socket file", "stream and FIFO, TCP"
 PLAIN, ONLINE = "plain loop", "fit_online, Reservoir"
 BATCH = 10
 KEY = "a key"
@@ -60,19 +60,22 @@ def send_ours(address: Any, size: int, samples: int) -> None:
         stream.finish()
 
 
-def receive_ours(size: int, samples: int) -> float:
-    """Return samples per second through a buffer, from which another thread gets batches."""
+def receive_ours(size: int, samples: int, address: str | None = None) -> float:
+    """Return samples per second through a buffer, from which another thread gets batches.
+
+    The samples come through a socket file, or encrypted over TCP.
+    """
     buffer = FIFO(1024)
     with (
-        EventServer("127.0.0.1", lambda worker, checkpoint: None) as server,
-        Receiver(buffer, "127.0.0.1", token=KEY, paired=False) as receiver,
+        EventServer("127.0.0.1") as server,
+        Receiver(buffer, address, token=KEY, paired=False) as receiver,
     ):
         receiver.start()
         sender = start(send_ours, server.address, size, samples)
         event = server.next(60)
         if event is None:
             raise TimeoutError("the sender has not started")
-        event.client.send({"accepted": True, "stream": 0, "workers": [["127.0.0.1", receiver.port]], "key": KEY})
+        event.client.send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
         first = len(buffer.get_batch(BATCH)[0])
         began = time.perf_counter()
         for _ in range(samples // BATCH - 1):
@@ -89,10 +92,11 @@ def start(target: Any, *args: Any) -> Any:
 
 
 def report_transport(size: int, samples: int, repetitions: int) -> None:
-    rates: dict[str, list[float]] = {BARE: [], OURS: []}
+    rates: dict[str, list[float]] = {BARE: [], OURS: [], ENCRYPTED: []}
     for _ in range(repetitions):
         rates[BARE].append(receive_bare(size, samples))
         rates[OURS].append(receive_ours(size, samples))
+        rates[ENCRYPTED].append(receive_ours(size, samples, "tcp://127.0.0.1:*"))
     megabytes = (size + 6) * 4 / 1e6
     rows = [
         [

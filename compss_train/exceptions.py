@@ -77,10 +77,12 @@ class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error
 class BufferFullError(queue.Full):
     """There was no space for a put within the timeout, or can never be."""
 
-    def __init__(self, reason: str, stored: int = 0) -> None:
+    def __init__(self, reason: str, stored: int = 0, *, final: bool = False) -> None:
         super().__init__(reason)
         self.stored = stored
         """Number of samples of ``put_many``, from the first on, that were stored before."""
+        self.final = final
+        """Whether there can never be space."""
 
 
 class ReceptionOverError(BufferFullError):

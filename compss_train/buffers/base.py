@@ -187,7 +187,8 @@ class Buffer(QueueInterface):
             raise ReceptionOverError("no samples can be put: reception is over", stored)
         if not self._room():
             timed_out = f"a {type(self).__name__} of {self.capacity} samples had no room in time"
-            raise BufferFullError(self._deadlock_reason() or timed_out, stored)
+            reason = self._deadlock_reason()
+            raise BufferFullError(reason or timed_out, stored, final=reason is not None)
 
     def _finish_put(self, slots: Slots, written: bool) -> None:
         """Add the samples in these slots if they were written, else free the slots."""

@@ -85,11 +85,14 @@ class ReceivedArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def tensor(self, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the array: a single piece without a copy, several concatenated in ``memory`` or in new memory."""
+        """Return the array: a piece mostly without a copy, several concatenated in ``memory`` or new memory."""
         if not self.size:
             return torch.empty(self.shape, dtype=self.dtype)
         if len(self.pieces) == 1:
-            return torch.frombuffer(self.pieces[0], dtype=self.dtype).reshape(self.shape)
+            data = torch.frombuffer(self.pieces[0], dtype=torch.uint8)
+            if data.data_ptr() % self.dtype.itemsize:  # small frames may start anywhere, which torch cannot read
+                data = data.clone()
+            return data.view(self.dtype).reshape(self.shape)
         # numpy requests huge pages for large memory, which takes a quarter of the time.
         whole = np.empty(self.size, np.uint8) if memory is None else flat_bytes(memory).numpy()
         start = 0

@@ -1,57 +1,50 @@
-"""Event server of the coordinator: turns the messages of all clients into one queue of events.
+"""Event server of the coordinator: turns the messages of all clients into events.
 
 Clients are workers, simulations, external senders and evaluations. ``TaskLiveness`` keeps the connection state of
 a task.
 """
 
-import queue
-import threading
+import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import zmq
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
-from compss_train.net.messages import MessageError
+from compss_train.engines.nodes import is_loopback
+from compss_train.net.connection import Header
+from compss_train.net.server import MessageServer
 from compss_train.net.tokens import new_token
-from compss_train.online.authentication import ConnectionLostError
-from compss_train.online.connection import Connection, Header, Listener
 
 RECONNECT_SECONDS = 120.0
 """How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""
+
+SENDER = "sender"
+"""The role of programs that are not tasks of the fit."""
 
 
 class Client:
     """A client that is connected to the coordinator."""
 
-    def __init__(self, connection: Connection, handshake: Header) -> None:
-        self._connection = connection
-        self.role = str(handshake["role"])
+    def __init__(self, server: MessageServer, identity: bytes, greeting: Header) -> None:
+        self._server, self._identity = server, identity
+        self.role = str(greeting["role"])
         """worker, simulation, sender or evaluation."""
-        self.number: Any = handshake.get("number")
-        self.name: Any = handshake.get("name")
+        self.number: Any = greeting.get("number")
+        self.name: Any = greeting.get("name")
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
         """Send a message. Ignored if disconnected; a disconnect event follows."""
-        with suppress(ConnectionLostError):
-            self._connection.send(header, arrays)
-
-    def hide(self, secret: str) -> str:
-        """Return a secret as only this client can read it."""
-        return self._connection.hide(secret)
-
-    def send_in_background(self, header: Header, load_arrays: Callable[[], Sequence[Block]]) -> None:
-        """Load and send large arrays in a thread, without waiting for it."""
-        threading.Thread(target=lambda: self.send(header, load_arrays()), name="send", daemon=True).start()
+        self._server.send(self._identity, header, arrays)
 
 
 @dataclass(frozen=True)
 class Event:
-    """A message of a client; the first one is its handshake. ``header`` is ``None`` if it disconnected."""
+    """A message of a client; the first one is its greeting. ``header`` is ``None`` if it disconnected."""
 
     client: Client
     header: Header | None
@@ -59,61 +52,58 @@ class Event:
 
 
 class EventServer(Closable):
-    """Queues the messages of all clients for one thread, so that the coordinator's state needs no locks.
+    """Receives the messages of all clients, for one thread.
 
-    The fit's own tasks present a secret that is generated for each fit. ``store_checkpoint`` gets workers'
-    checkpoints in the threads that receive them, as they may be large.
+    The fit's own tasks present a token that is generated for each fit. ``host`` is the address at which they reach
+    this machine: if it is the loopback address, nobody but this user can connect.
     """
 
-    def __init__(self, host: str, store_checkpoint: Callable[[int, torch.Tensor], None]) -> None:
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._store_checkpoint = store_checkpoint
-        self._listeners: list[Listener] = []
-        self.address = self._listen(host, 0, new_token()).address
+    def __init__(self, host: str) -> None:
+        self._tasks = MessageServer(None if is_loopback(host) else f"tcp://{host}:*", new_token())
+        self._servers = [self._tasks]
+        self._clients: dict[tuple[MessageServer, bytes], Client] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._tasks.socket, zmq.POLLIN)
+        self.address = self._tasks.address
 
-    def listen_for_senders(self, host: str, port: int, token: str) -> None:
+    def listen_for_senders(self, address: str, token: str) -> None:
         """Listen at another address, for senders only, which present this token."""
-        self._listen(host, port, token, "sender")
-
-    def _listen(self, host: str, port: int, token: str, role: str | None = None) -> Listener:
-        listener = Listener(host, port, token=token, handler=self._serve, role=role)
-        self._listeners.append(listener)
-        listener.start()
-        return listener
-
-    def _serve(self, connection: Connection, handshake: Header) -> None:
-        client = Client(connection, handshake)
-        self._events.put(Event(client, handshake))
-        try:
-            while True:
-                header, arrays = connection.receive()
-                if "checkpoint" in header and client.role == "worker":
-                    header, arrays = self._store(int(client.number), header, arrays[0]), []
-                self._events.put(Event(client, header, arrays))
-        except (OSError, MessageError):
-            pass
-        finally:
-            self._events.put(Event(client, None))
-
-    def _store(self, worker: int, header: Header, checkpoint: torch.Tensor) -> Header:
-        """Store a checkpoint; if that fails, the event says why, and the worker goes on."""
-        try:
-            self._store_checkpoint(worker, checkpoint)
-        except OSError as error:
-            return {"not_stored": str(error)}
-        return header
+        self._servers.append(MessageServer(address, token))
+        self._poller.register(self._servers[-1].socket, zmq.POLLIN)
 
     def next(self, timeout: float) -> Event | None:
         """Return the next event, ``None`` after ``timeout`` seconds."""
-        try:
-            return self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        if (event := self._next()) is None and timeout and self._poller.poll(math.ceil(1000 * timeout)):
+            return self._next()
+        return event
+
+    def _next(self) -> Event | None:
+        for server in self._servers:
+            while (received := server.receive()) is not None:
+                if (event := self._event(server, *received)) is not None:
+                    return event
+        return None
+
+    def _event(
+        self, server: MessageServer, identity: bytes, header: Header | None, arrays: Sequence[torch.Tensor]
+    ) -> Event | None:
+        """Return the event of a message; ``None`` for a client whose greeting is not accepted."""
+        client = self._clients.get((server, identity))
+        if header is None:
+            self._clients.pop((server, identity), None)
+            return None if client is None else Event(client, None)
+        if client is None:
+            role = header.get("role")
+            if not isinstance(role, str) or (role == SENDER) == (server is self._tasks):
+                server.send(identity, {"error": f"role {role!r}; this address is for others"})
+                return None
+            client = self._clients[server, identity] = Client(server, identity, header)
+        return Event(client, header, arrays)
 
     def close(self) -> None:
         """Close all connections; simulations and workers then end."""
-        for listener in self._listeners:
-            listener.close()
+        for server in self._servers:
+            server.close()
 
 
 class TaskLiveness:

@@ -2,7 +2,7 @@
 
 ::
 
-    simulations (tasks)  ── samples, over TCP ──▶  workers (tasks): buffer ─▶ model replica ◀─▶ parameter server
+    simulations (tasks)  ── samples, over ZeroMQ ▶  workers (tasks): buffer ─▶ model replica ◀─▶ parameter server
             │                                         │
             └────────── events ──▶ coordinator ◀──────┘  starts them, restarts them, records
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from compss_train.model.parameters import Parameters
-from compss_train.online.connection import Header
+from compss_train.net.connection import Header
 from compss_train.online.event_server import Client, Event, EventServer
 from compss_train.online.options import OnlineJob, OnlineOptions
 from compss_train.online.records import Recorder
@@ -116,7 +116,6 @@ class OnlineFit:
         client, header = event.client, event.header
         if client.role == "worker":
             if (died := self._workers.handle(client, header, event.arrays)) is not None:
-                self._router.announce_lost(died)
                 self._senders.warn_lost_samples(died, self._job)
             self._router.update()
         elif client.role == "simulation":

@@ -8,7 +8,8 @@ from compss_train._utils.validation import check_choice, check_count, check_seco
 from compss_train.buffers import BufferSpec
 from compss_train.engines.nodes import is_loopback
 from compss_train.model.optimizers import OptimizerSpec
-from compss_train.online.connection import Address
+from compss_train.net.connection import Address
+from compss_train.net.sockets import PRIVATE
 from compss_train.online.sender import host_and_port
 from compss_train.online.stream import end_offset
 from compss_train.training.build_arguments import check_outer_optimizer, check_picklable
@@ -129,15 +130,16 @@ class OnlineJob:
         """Whether batches are pairs of time steps."""
         return self.pairing is not None
 
-    def listening_host(self, local_host: str) -> str:
-        """Return the host on which a worker listens for streams.
+    def listening_address(self, local_host: str) -> str | None:
+        """Return the address at which a worker listens for streams, ``None`` for a socket file.
 
-        ``local_host`` is its own address on its connection to the coordinator. Senders on other machines can reach
-        that, unless it is the loopback interface: such a worker listens where the coordinator does.
+        ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on other machines can
+        reach that, unless it is the loopback interface: such a worker listens where the coordinator does.
         """
         if self.host is None or is_loopback(self.host) or not is_loopback(local_host):
-            return local_host
-        return self.host
+            inside = self.host is None and self.coordinator.url.startswith(PRIVATE)
+            return None if inside else f"tcp://{local_host}:*"
+        return f"tcp://{self.host}:*"
 
     def end_offset(self, worker: int, stream: int, samples: int) -> int:
         """Return the offset that a worker has when it holds all its samples of a stream of ``samples``."""

@@ -1,9 +1,10 @@
 """The worker's side of streams: receives samples and puts them into the buffer."""
 
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,29 +13,49 @@ import torch
 from compss_train._utils.closing import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
-from compss_train.net.messages import MessageError
-from compss_train.online.authentication import ConnectionLostError
-from compss_train.online.connection import Connection, Header, Listener, Message
+from compss_train.net.connection import Header, Message
+from compss_train.net.server import MessageServer
 
 Offsets = dict[int, int]
 """By stream number, one more than the number of the last sample received."""
 
+_TICK = 0.05
+"""Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other one."""
+_MESSAGES = 256
+"""How many messages are received before samples are put."""
 _BURST_SAMPLES = 64
 _BURST_BYTES = 2**20
 """Maximum number of samples that are put at once, and their approximate maximum size."""
+_MAX_AHEAD = 256
+_BYTES_AHEAD = 2**22
+"""How many samples of a sender may be on their way or wait here, and their approximate size; at least two."""
+
+
+@dataclass(eq=False)
+class _Sender:
+    """A connection of a stream, its samples that wait, and how many more it may send."""
+
+    stream: int
+    waiting: deque[Message] = field(default_factory=deque)
+    credit: int = 0
+    ended: bool = False
+    """Whether its last sample is in the buffer."""
+    gone: bool = False
+    """Whether it has disconnected."""
 
 
 class Receiver(Closable):
     """Listens for streams of samples and puts each sample into the buffer exactly once.
 
-    While the buffer is full nothing is read, so that TCP blocks the senders. With ``checkpointing`` it records the
-    order of puts for ``snapshot``. ``on_failure`` is called with errors that no sample has caused.
+    A sender may only send as many samples as it has credit for, and gets more when its samples are in the buffer:
+    it waits while the buffer is full. With ``checkpointing`` the order of puts is recorded for ``snapshot``.
+    ``on_failure`` is called with errors that no sample has caused. ``address`` is as for ``serve``.
     """
 
     def __init__(
         self,
         buffer: Buffer,
-        host: str,
+        address: str | None,
         *,
         token: str,
         paired: bool,
@@ -49,88 +70,130 @@ class Receiver(Closable):
         self._saved_offsets: Offsets = dict(offsets)
         self._unsaved_puts: deque[tuple[int, int]] = deque()  # streams and samples in the order of their puts
         self._saved_puts = buffer.samples_put
-        self._put_lock = threading.Lock()
-        self._count_lock = threading.Lock()
-        self._open_streams = 0
-        self._ending = False
+        self._senders: dict[bytes, _Sender] = {}
+        self._ahead = 1  # until the size of a sample is known
+        self._ending = threading.Event()
         self._discarding = threading.Event()
-        self._listener = Listener(host, 0, token=token, handler=self._serve, role="samples")
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._listener.address.port
+        self._closed = threading.Event()
+        self._server = MessageServer(address, token)
+        self.url = self._server.address.url
+        """Where it listens."""
+        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
     def start(self) -> None:
         """Start to receive."""
-        self._listener.start()
+        self._thread.start()
 
-    def _serve(self, connection: Connection, handshake: Header) -> None:
+    def _run(self) -> None:
+        with self._server:
+            while not self._closed.is_set():
+                is_idle = not any(sender.waiting for sender in self._senders.values())
+                for number in range(_MESSAGES):
+                    received = self._server.receive(_TICK if is_idle and not number else 0.0)
+                    if received is None:
+                        break
+                    self._handle(*received)
+                self._put_waiting()
+                if self._ending.is_set() and all(sender.ended for sender in self._senders.values()):
+                    self._ending.clear()
+                    self._buffer.signal_reception_over()
+
+    def _handle(self, client: bytes, header: Header | None, arrays: list[torch.Tensor]) -> None:
+        sender = self._senders.get(client)
         try:
-            self._receive(connection, int(handshake["stream"]))
-        except OSError:
-            raise
+            if header is not None:
+                self._receive(client, sender, header, arrays)
+            elif sender is not None:
+                sender.gone = True
+        except (ValueError, TypeError, LookupError) as error:  # a malformed message
+            self._reject(client, error)
+
+    def _receive(self, client: bytes, sender: _Sender | None, header: Header, arrays: list[torch.Tensor]) -> None:
+        if sender is None:
+            sender = self._senders[client] = _Sender(int(header["stream"]))
+            self._server.send(client, {"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)})
+        elif "end" in header:  # may be repeated
+            sender.waiting.append((header, []))
+        elif sender.ended or not sender.credit:
+            raise ValueError("a sample after the end of the stream, or without credit")
+        else:
+            sender.credit -= 1
+            sender.waiting.append((header, arrays))
+            self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, _size(arrays))))
+
+    def _grant(self, sender: _Sender) -> int:
+        """Give a sender credit for as many samples as may be ahead; return how many more these are."""
+        more = max(0, self._ahead - sender.credit - len(sender.waiting))
+        sender.credit += more
+        return more
+
+    def _reject(self, client: bytes, error: Exception) -> None:
+        """Send an error to a sender, and forget it."""
+        self._server.send(client, {"error": f"{type(error).__name__}: {error}"})
+        self._senders.pop(client, None)
+
+    def end_reception(self) -> None:
+        """End reception when no stream is open: samples of dead senders may still be in transit."""
+        self._ending.set()
+
+    # Puts
+
+    def _put_waiting(self) -> None:
+        """Put a burst of each sender, as far as there is room; who has had its turn is the last one next time."""
+        for client, sender in list(self._senders.items()):
+            if not sender.waiting:
+                if sender.gone:
+                    del self._senders[client]
+            elif self._put_burst(client, sender):
+                self._senders[client] = self._senders.pop(client)
+            elif client in self._senders:
+                return
+
+    def _put_burst(self, client: bytes, sender: _Sender) -> bool:
+        """Put the next samples of a sender; return whether there was room for any, or its stream has ended."""
+        if "end" in sender.waiting[0][0]:
+            sender.waiting.popleft()
+            sender.ended = True
+            self._server.send(client, {"ended": True})
+            return True
+        try:
+            put = self._put(sender.stream, _next_burst(sender.waiting))
         except Exception as error:
             fatal = isinstance(error, BufferFullError | MemoryError) and not isinstance(error, ReceptionOverError)
             if fatal and self._on_failure is not None:
                 self._on_failure(error)  # the next sample would fail in the same way
-            connection.send({"error": f"{type(error).__name__}: {error}"})
-            connection.drain()
+            self._reject(client, error)
+            return False
+        for _ in range(put):
+            sender.waiting.popleft()
+        if more := self._grant(sender):
+            self._server.send(client, {"credit": more})
+        return put > 0
 
-    def _receive(self, connection: Connection, stream: int) -> None:
-        with self._counted():
-            connection.send({"next": self._offsets.get(stream, 0)})
-            for burst in _bursts(connection):
-                self._put(stream, burst)
-            connection.send({"ended": True})
-        while "end" in connection.receive()[0]:  # may be repeated until the sender disconnects
-            connection.send({"ended": True})
-        raise MessageError("a message after the end of a stream")
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count an open stream."""
-        self._count(1)
+    def _put(self, stream: int, burst: list[Message]) -> int:
+        """Put samples, except those that an earlier connection has delivered; return how many are done with."""
+        offset = self._offsets.get(stream, 0)
+        new = [message for message in burst if int(message[0]["sample"]) >= offset]
+        if self._discarding.is_set() or not new:
+            return len(burst)
+        numbers = [int(header["sample"]) for header, _ in new]
+        samples = self._stack(stream, new)
+        self._record_puts(stream, numbers)
+        put = len(new)
         try:
-            yield
-        finally:
-            self._count(-1)
-
-    def end_reception(self) -> None:
-        """End reception when no stream is open: samples of dead senders may still be in transit."""
-        with self._count_lock:
-            self._ending = True
-        self._count(0)
-
-    def _count(self, change: int) -> None:
-        with self._count_lock:
-            self._open_streams += change
-            if self._ending and not self._open_streams:
-                self._buffer.signal_reception_over()
-
-    # Puts
-
-    def _put(self, stream: int, burst: list[Message]) -> None:
-        """Put a burst, except for samples received before from an attempt that was thought dead."""
-        with self._put_lock:
-            offset = self._offsets.get(stream, 0)
-            new = [message for message in burst if int(message[0]["sample"]) >= offset]
-            if self._discarding.is_set() or not new:
-                return
-            numbers = [int(header["sample"]) for header, _ in new]
-            samples = self._stack(stream, new)
-            self._record_puts(stream, numbers)
-            put = len(new)
-            try:
-                self._buffer.put_many(samples)
-            except BaseException as error:
-                put = getattr(error, "stored", 0)
-                if not (self._discarding.is_set() and isinstance(error, ReceptionOverError)):
+            self._buffer.put_many(samples, timeout=_TICK)
+        except BaseException as error:
+            put = getattr(error, "stored", 0)
+            if isinstance(error, ReceptionOverError):
+                if not self._discarding.is_set():
                     raise
-            finally:
-                self._remove_puts(len(new) - put)
-                if put:
-                    self._offsets[stream] = numbers[put - 1] + 1
+            elif not isinstance(error, BufferFullError) or error.final:
+                raise
+        finally:
+            self._remove_puts(len(new) - put)
+            if put:
+                self._offsets[stream] = numbers[put - 1] + 1
+        return len(burst) - len(new) + put
 
     def _stack(self, stream: int, messages: list[Message]) -> Any:
         """Return samples in the form that the buffer's ``put_many`` takes."""
@@ -161,7 +224,7 @@ class Receiver(Closable):
         return state, dict(self._saved_offsets)
 
     def forget(self, streams: Iterable[int]) -> None:
-        """Drop the offsets of completed streams; takes no lock, as a put may hold it for long."""
+        """Drop the offsets of completed streams."""
         for stream in streams:
             self._offsets.pop(stream, None)
             self._saved_offsets.pop(stream, None)
@@ -174,40 +237,27 @@ class Receiver(Closable):
     def close(self) -> None:
         """Stop receiving."""
         self.discard()  # unblocks a pending put
-        self._listener.close()
+        self._closed.set()
+        if self._thread.ident is None:
+            self._server.close()
+        else:
+            self._thread.join()
 
 
-def _bursts(connection: Connection) -> Iterator[list[Message]]:
-    """Group the samples that have arrived and have the same layout, until the end of the stream."""
+def _next_burst(waiting: Iterable[Message]) -> list[Message]:
+    """Return the first samples that have the same layout; the buffer will reject others."""
     burst: list[Message] = []
-    while (message := _next_message(connection, burst)) is not None and "end" not in message[0]:
-        if burst and _layout(burst[0]) != _layout(message):
-            yield burst  # the buffer will reject the other one
-            burst = []
-        burst.append(message)
-        is_full = len(burst) * _size(message) >= _BURST_BYTES or len(burst) == _BURST_SAMPLES
-        if is_full or not connection.has_message():
-            yield burst
-            burst = []
-    if burst:
-        yield burst
-    if message is None:
-        raise ConnectionLostError("the sender disconnected before the end of its stream")
+    for header, arrays in itertools.islice(waiting, _BURST_SAMPLES):
+        full = burst and (len(burst) * _size(arrays) >= _BURST_BYTES or _layout(burst[0][1]) != _layout(arrays))
+        if full or "end" in header:
+            break
+        burst.append((header, arrays))
+    return burst
 
 
-def _next_message(connection: Connection, burst: list[Message]) -> Message | None:
-    """Return the next message; ``None`` if the sender disconnected but its last burst is still to be put."""
-    try:
-        return connection.receive()
-    except ConnectionLostError:
-        if not burst:
-            raise
-        return None
+def _size(arrays: list[torch.Tensor]) -> int:
+    return sum(array.nbytes for array in arrays)
 
 
-def _size(message: Message) -> int:
-    return sum(array.nbytes for array in message[1])
-
-
-def _layout(message: Message) -> list[tuple[torch.dtype, torch.Size]]:
-    return [(array.dtype, array.shape) for array in message[1]]
+def _layout(arrays: list[torch.Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+    return [(array.dtype, array.shape) for array in arrays]

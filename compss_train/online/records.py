@@ -12,7 +12,7 @@ from compss_train.engines import Ref
 from compss_train.model.measured import Measured
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
-from compss_train.online.connection import Address
+from compss_train.net.connection import Address
 from compss_train.reports.records import per_second
 from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.task_submission import (
@@ -174,8 +174,8 @@ class Evaluation(Closable):
 
 def notify_evaluated(sums: Sequence[Measured], number: int, coordinator: Address) -> None:
     """Notify the coordinator of a completed evaluation: a task that depends on its results."""
-    with suppress(OSError), coordinator.connect({"role": "evaluation"}) as connection:
-        connection.send({"evaluated": number})
+    with suppress(OSError):
+        coordinator.connect({"role": "evaluation", "evaluated": number}).close()
 
 
 class Recorder:

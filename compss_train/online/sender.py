@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compss_train._utils.closing import Closable
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import TrainingEndedError
-from compss_train.online.connection import Address, Header
+from compss_train.net.connection import Address, Header
 from compss_train.online.stream import NameInUseError, Sample, Stream, WorkerDisconnectedError
 
 _RETRY_SECONDS = 0.2
@@ -45,10 +45,10 @@ class SampleSender(Closable):
     """
 
     def __init__(self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0) -> None:
-        host, port = host_and_port(address)
+        host_and_port(address)
         if not isinstance(name, str | None):
             raise TypeError(f"name={name!r}: give a string, or None")
-        self._stream = open_stream(Address(host, port, token), {"role": "sender", "name": name}, timeout)
+        self._stream = open_stream(Address(address, token), {"role": "sender", "name": name}, timeout)
         self._closed = False
 
     @property
@@ -111,7 +111,7 @@ def open_stream(
                 raise
             if time.monotonic() > deadline:
                 raise ConnectionRefusedError(
-                    f"no fit listens at tcp://{address.host}:{address.port}; start fit_online(..., address=) first"
+                    f"no fit listens at {address.url}; start fit_online(..., address=) first"
                 ) from error
             sleep(_RETRY_SECONDS)
 

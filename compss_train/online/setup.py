@@ -8,8 +8,8 @@ from typing import Any
 from compss_train.engines.base import ONE_CPU
 from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
+from compss_train.net.connection import Address
 from compss_train.net.tokens import new_token
-from compss_train.online.connection import Address
 from compss_train.online.event_server import EventServer
 from compss_train.online.fitting import OnlineFit
 from compss_train.online.options import OnlineJob, OnlineOptions
@@ -64,9 +64,9 @@ def online_fit(
         )
         stack.enter_context(shared)
         checkpoints = stack.enter_context(CheckpointStore())
-        server = stack.enter_context(EventServer(engine.host(), checkpoints.store))
+        server = stack.enter_context(EventServer(engine.host()))
         if options.address is not None:
-            server.listen_for_senders(*host_and_port(options.address), str(options.token))
+            server.listen_for_senders(options.address, str(options.token))
         evaluation = None
         if validation is not None:
             evaluation = _evaluation(session, validation, server.address, start.parameters, stopping)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import cloudpickle
 
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.online.connection import Header
+from compss_train.net.connection import Header
 from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob, OnlineOptions
 from compss_train.online.simulation_task import simulate_and_send

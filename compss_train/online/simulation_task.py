@@ -17,7 +17,7 @@ from typing import Any
 
 from compss_train._utils.closing import Closable
 from compss_train.exceptions import TrainingEndedError
-from compss_train.online.connection import Address
+from compss_train.net.connection import Address
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import Sample, Stream, WorkerDisconnectedError
 
@@ -120,6 +120,7 @@ class Watchdog(Closable):
 
     def _run(self) -> None:
         while not self._closed.wait(_TICK):
+            self._stream.update()
             if self._stream.ended.is_set() and not self._closed.wait(_GRACE):
                 end_process()
             deadline = self._deadline

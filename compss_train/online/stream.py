@@ -4,26 +4,28 @@ Samples go to the workers in turn (``route``). An offset counts the samples of a
 offset n has received all samples of the stream below n that are routed to it.
 """
 
-import queue
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import zmq
 
 from compss_train._utils.closing import Closable
 from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
-from compss_train.online.authentication import ConnectionLostError
-from compss_train.online.connection import Address, Connection, Header
+from compss_train.net.connection import LINGER_MILLISECONDS, Address, Connection, ConnectionLostError, Header
 
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
-Endpoint: TypeAlias = list[str | int]
-"""Host and port."""
 
 _PAUSE = 0.2
 """Seconds within which the end of training is noticed after a connection to a worker was lost."""
+_TICK = 0.1
+"""Seconds between checks for messages of the coordinator."""
 
 
 def route(stream: int, sample: int, workers: int, *, whole: bool) -> int:
@@ -52,110 +54,106 @@ class NameInUseError(PermissionError):
 
 
 class Stream(Closable):
-    """Connects to the coordinator, and after its acceptance to the workers (``open``). For one thread.
+    """Connects to the coordinator, and after its acceptance to the workers (``open``).
 
-    Each worker answers with its offset, so that samples that an earlier attempt delivered are not sent again.
+    Each worker answers with its offset, so that samples that an earlier attempt delivered are not sent again. For
+    one thread; others may call ``update`` and ``notify``.
+
     Raises ``PermissionError`` with the reason if the coordinator rejects the stream.
     """
 
-    def __init__(self, address: Address, handshake: Header) -> None:
-        self._address = address
-        self._control, (reply, _) = address.greet(handshake)
-        if "error" in reply:
-            self._control.close()
-            kind = NameInUseError if reply.get("busy") else PermissionError
-            raise kind(f"{address.host}:{address.port}: {reply['error']}")
-        self.accepted = bool(reply.get("accepted"))
-        """Whether training still needs samples of this stream."""
-        self.number: int = reply.get("stream", 0)
-        self.paired: bool = reply.get("paired", False)
-        """Whether the buffers pair time steps, so that the whole stream goes to one worker."""
+    def __init__(self, address: Address, greeting: Header) -> None:
+        self._address, self._context = address, zmq.Context()
         self.sent = 0
         """Samples sent so far, including those that an earlier attempt delivered."""
         self.ended = threading.Event()
         """Set when training has ended."""
         self._rejection: str | None = None
-        self._key = self._control.reveal(reply.get("key", ""))
-        self._endpoints: list[Endpoint] = reply.get("workers", [])
-        self._workers: list[Connection | None] = [None] * len(self._endpoints)
-        self._offsets = [0] * len(self._endpoints)
+        self._lock = threading.Lock()
+        self._updated = 0.0
+        self._connections: dict[int, Connection] = {}  # by worker
+        self._connected: dict[int, str | None] = {}  # where each of them listens
+        self._offsets: dict[int, int] = {}
+        self._credit: dict[int, int] = {}
         self._flushed: set[int] = set()
-        self._lost: set[int] = set()  # workers that the coordinator has reported as dead
-        self._replies: queue.SimpleQueue[Header] = queue.SimpleQueue()
-        self._watcher = threading.Thread(target=self._watch, name="stream-control", daemon=True)
-        self._watcher.start()
+        try:
+            self._control = address.connect(greeting, self._context)
+            self._greet()
+        except BaseException:
+            self.close()
+            raise
+
+    def _greet(self) -> None:
+        reply, _ = self._control.receive() or ({}, [])
+        if "error" in reply:
+            kind = NameInUseError if reply.get("busy") else PermissionError
+            raise kind(f"{self._address.url}: {reply['error']}")
+        self.accepted = bool(reply.get("accepted"))
+        """Whether training still needs samples of this stream."""
+        self.number: int = reply.get("stream", 0)
+        self.paired: bool = reply.get("paired", False)
+        """Whether the buffers pair time steps, so that the whole stream goes to one worker."""
+        self._key = reply.get("key", "")
+        self._urls: list[str | None] = reply.get("workers", [])
 
     # Connections
 
     def open(self) -> None:
-        """Connect to the workers."""
-        for worker in range(len(self._endpoints)):
+        """Connect to the workers, when all of them have started."""
+        for worker in range(len(self._urls)):
             self._open(worker)
 
-    def _open(self, worker: int) -> None:
+    def _open(self, worker: int, lost: str | None = None) -> None:
+        """Connect to a worker, when it listens elsewhere than the one that was ``lost``."""
+        while (url := self._urls[worker]) in (None, lost):
+            self.update(_TICK)
+            self._check()
         with self._translating_errors(worker):
-            connection = self._worker_address(worker).connect({"role": "samples", "stream": self.number})
-            self._workers[worker] = connection
-            if self.ended.is_set():  # meanwhile: nothing else would close it
-                connection.close()
-            self._offsets[worker] = self._receive(connection)["next"]
+            self._disconnect(worker)
+            connection = Address(self._reachable(str(url)), self._key).connect(
+                {"stream": self.number}, self._context
+            )
+            self._connections[worker], self._connected[worker], self._credit[worker] = connection, url, 0
+            self._offsets[worker] = self._receive(worker)["next"]
             self._flushed.discard(worker)
 
-    def _worker_address(self, worker: int) -> Address:
+    def _reachable(self, url: str) -> str:
         """Return a worker's address; a loopback address on the coordinator's node is replaced by that node's."""
-        host, port = self._endpoints[worker]
-        if is_loopback(str(host)) and not is_loopback(self._address.host):
-            host = self._address.host
-        return Address(str(host), int(port), self._key)
+        host = urlsplit(self._address.url).hostname
+        own = urlsplit(url).hostname
+        return url.replace(own, host, 1) if own and host and is_loopback(own) and not is_loopback(host) else url
 
-    def _watch(self) -> None:
-        """Process the coordinator's messages: lost workers, their replacements, and the end of training."""
-        try:
-            while "stop" not in (message := self._control.receive()[0]):
-                if "worker_lost" in message:  # else TCP may block a send to a failed node for 15 minutes
-                    self._lost.add(int(message["worker_lost"]))
-                    self._disconnect(int(message["worker_lost"]))
-                else:
-                    self._replies.put(message)
-        except OSError:
-            pass  # the coordinator has ended, or this stream is closed
-        finally:
-            self.ended.set()
-            self._replies.put({})
-            for worker in range(len(self._workers)):  # unblocks a pending send
-                self._disconnect(worker)
+    def update(self, timeout: float = 0.0) -> None:
+        """Process the coordinator's messages: where the workers listen, and the end of training."""
+        with self._lock:
+            self._updated = time.monotonic()
+            try:
+                while not self.ended.is_set() and (message := self._control.receive(timeout)) is not None:
+                    self._urls, timeout = message[0].get("workers", self._urls), 0.0
+                    if "stop" in message[0]:
+                        self.ended.set()
+            except OSError:  # the coordinator has ended
+                self.ended.set()
 
     def _disconnect(self, worker: int) -> None:
-        connection = self._workers[worker]
-        if connection is not None:
-            connection.close()
+        if worker in self._connections:
+            self._connections.pop(worker).close()
 
     def reconnect(self, worker: int) -> int:
         """Wait for the replacement of a lost worker; return how many samples of this stream it does not have."""
-        self._disconnect(worker)
-        if worker in self._lost or not self._try_open(worker):
-            self._control.send({"lost": worker, "endpoint": self._endpoints[worker]})
-            reply = self._replies.get()
-            self._check()
-            self._endpoints[worker] = reply["endpoint"]
-            self._lost.discard(worker)
-            self._open(worker)
-        return sum(self._route(number) == worker for number in range(self._offsets[worker], self.sent))
-
-    def _try_open(self, worker: int) -> bool:
-        """Connect to the same endpoint again, in case that only the connection broke."""
+        lost = self._urls[worker]
         try:
-            self._open(worker)
+            self._open(worker)  # in case that only the connection broke
         except WorkerDisconnectedError:
-            return False
-        return True
+            self._open(worker, lost)
+        return sum(self._route(number) == worker for number in range(self._offsets[worker], self.sent))
 
     # Samples
 
     @property
     def delivered(self) -> int:
         """How many samples, counted from the first, earlier attempts have delivered."""
-        workers = range(len(self._workers))
+        workers = range(len(self._urls))
         used = {self._route(number) for number in workers}
         return min((self._first_missing(worker) for worker in workers if worker in used), default=0)
 
@@ -176,25 +174,28 @@ class Stream(Closable):
 
     def send(self, sample: Sample, step: int | None) -> None:
         """Send the next sample to its worker; blocks while that worker's buffer is full."""
+        if time.monotonic() - self._updated > _TICK:
+            self.update()
         self._check()
         worker = self._route(self.sent)
         if self.sent >= self._offsets[worker]:
             header = {"sample": self.sent} if step is None else {"sample": self.sent, "step": step}
             with self._translating_errors(worker):
-                connection = self._connection(worker)
-                connection.send(header, sample)
-                if connection.has_message():
-                    self._receive(connection)
+                while not self._credit[worker]:
+                    self._receive(worker)
+                self._connection(worker).send(header, sample)
+            self._credit[worker] -= 1
         self.sent += 1
 
     def flush(self) -> None:
         """Wait until the workers have received all samples sent."""
         self._check()
-        for worker in range(len(self._workers)):
+        for worker in range(len(self._urls)):
             if worker not in self._flushed:
                 with self._translating_errors(worker):
                     self._connection(worker).send({"end": True})
-                    self._receive(self._connection(worker))
+                    while "ended" not in self._receive(worker):
+                        pass
                 self._flushed.add(worker)
 
     def finish(self) -> None:
@@ -204,19 +205,24 @@ class Stream(Closable):
 
     def notify(self, header: Header) -> None:
         """Send a message to the coordinator."""
-        self._control.send(header)
+        with self._lock:
+            self._control.send(header)
 
     def _route(self, number: int) -> int:
-        return route(self.number, number, len(self._workers), whole=self.paired)
+        return route(self.number, number, len(self._urls), whole=self.paired)
 
     def _connection(self, worker: int) -> Connection:
-        connection = self._workers[worker]
-        if connection is None:
-            raise ConnectionLostError("never connected")
-        return connection
+        if worker not in self._connections or self._connected[worker] != self._urls[worker]:
+            raise ConnectionLostError("the coordinator has lost it")
+        return self._connections[worker]
 
-    def _receive(self, connection: Connection) -> Header:
-        reply = connection.receive()[0]
+    def _receive(self, worker: int) -> Header:
+        """Wait for a worker's next message, while it is not lost and training has not ended."""
+        while (message := self._connection(worker).receive(_TICK)) is None:
+            self.update()
+            self._check()
+        reply, _ = message
+        self._credit[worker] += reply.get("credit", 0)
         if "error" in reply:
             self._rejection = reply["error"]
             self._check()
@@ -228,7 +234,8 @@ class Stream(Closable):
         try:
             yield
         except OSError as error:
-            self.ended.wait(_PAUSE)  # if training has ended the coordinator disconnects, too
+            self._disconnect(worker)
+            self.update(_PAUSE)  # if training has ended the coordinator disconnects, too
             self._check()
             raise WorkerDisconnectedError(worker, error) from error
 
@@ -239,6 +246,9 @@ class Stream(Closable):
             raise ValueError(f"a worker rejected a sample: {self._rejection}")
 
     def close(self) -> None:
-        """Close all connections."""
-        self._control.close()
-        self._watcher.join()
+        """Close all connections when what was sent has left."""
+        with self._lock, suppress(AttributeError):
+            self._control.close()
+        for worker in list(self._connections):
+            self._disconnect(worker)
+        self._context.destroy(LINGER_MILLISECONDS)

@@ -1,76 +1,46 @@
 """Streams as the coordinator sees them: which workers they send to, and external senders.
 
-``StreamRouter`` gives every stream the workers' endpoints, and a replacement for a lost one. ``ExternalSenders``
-are programs that are not tasks of the fit.
+``StreamRouter`` gives every stream the workers' addresses. ``ExternalSenders`` are programs outside of the fit.
 """
 
 from collections.abc import Callable, Sequence
 
 from compss_train._utils.validation import warn_user
-from compss_train.online.connection import Header
+from compss_train.net.connection import Header
 from compss_train.online.event_server import Client
 from compss_train.online.options import OnlineJob
 from compss_train.online.workers import Worker
 
 
 class StreamRouter:
-    """Accepts streams once all workers have endpoints; announces lost workers and their replacements.
+    """Accepts streams, and gives them the addresses of the workers as often as one of them changes.
 
     ``key`` is the token that the workers' receivers require.
     """
 
     def __init__(self, workers: Sequence[Worker], key: str, *, paired: bool) -> None:
         self._workers, self._key, self._paired = workers, key, paired
-        self._waiting: list[tuple[Client, int]] = []
-        self._active: dict[Client, tuple[int, ...]] = {}  # the workers' attempts when each was accepted
-        self._replacement_requests: list[tuple[Client, int, object]] = []
+        self._active: dict[Client, list[int]] = {}  # how often each worker had died when it was accepted
+        self._urls: list[str | None] = []
 
     def register(self, client: Client, stream: int) -> None:
-        """Accept a stream when all workers have endpoints."""
-        self._waiting.append((client, stream))
+        """Accept a stream; it waits for workers that have no address yet."""
         self.update()
-
-    def request_replacement(self, client: Client, header: Header) -> None:
-        """Reply to a stream that lost a worker when that worker has another endpoint."""
-        lost = int(header["lost"])
-        if not 0 <= lost < len(self._workers):
-            raise ValueError(f"lost={lost}: workers are numbered 0 to {len(self._workers) - 1}")
-        self._replacement_requests.append((client, lost, header.get("endpoint")))
-        self.update()
+        self._active[client] = [worker.deaths for worker in self._workers]
+        reply = {"stream": stream, "workers": self._urls, "key": self._key, "paired": self._paired}
+        client.send({"accepted": True, **reply})
 
     def unregister(self, client: Client) -> list[Worker]:
         """Remove a stream that has ended; return the workers that have died since it was accepted."""
-        self._waiting = [waiting for waiting in self._waiting if waiting[0] is not client]
-        self._replacement_requests = [each for each in self._replacement_requests if each[0] is not client]
-        accepted = self._active.pop(client, None)
-        if accepted is None:
-            return []
-        return [w for w, attempts in zip(self._workers, accepted, strict=True) if w.attempts != attempts]
-
-    def announce_lost(self, worker: Worker) -> None:
-        """Notify all active streams that a worker has died."""
-        for client in self._active:
-            client.send({"worker_lost": worker.number})
+        deaths = self._active.pop(client)
+        return [worker for worker, before in zip(self._workers, deaths, strict=True) if worker.deaths != before]
 
     def update(self) -> None:
-        """Reply to pending requests where possible; called whenever an endpoint may have changed."""
-        if all(worker.endpoint is not None for worker in self._workers):
-            waiting, self._waiting = self._waiting, []
-            for client, stream in waiting:
-                self._accept(client, stream)
-        requests, self._replacement_requests = self._replacement_requests, []
-        for client, number, lost in requests:
-            endpoint = self._workers[number].endpoint
-            if endpoint is None or endpoint == lost:
-                self._replacement_requests.append((client, number, lost))
-            else:
-                client.send({"endpoint": endpoint})
-
-    def _accept(self, client: Client, stream: int) -> None:
-        self._active[client] = tuple(worker.attempts for worker in self._workers)
-        endpoints = [worker.endpoint for worker in self._workers]
-        reply = {"stream": stream, "workers": endpoints, "key": client.hide(self._key), "paired": self._paired}
-        client.send({"accepted": True, **reply})
+        """Send the addresses of the workers to all streams if one has changed; without one a worker has died."""
+        before, self._urls = self._urls, [worker.url for worker in self._workers]
+        if self._urls != before:
+            for client in self._active:
+                client.send({"workers": self._urls})
 
 
 class ExternalSenders:
@@ -100,8 +70,6 @@ class ExternalSenders:
             return
         elif header is None:
             self._fail(client, "it disconnected without an error")
-        elif "lost" in header:
-            self._router.request_replacement(client, header)
         elif "finished" in header:
             self._completed[self._active.pop(client)] = int(header["finished"])
             self._router.unregister(client)

@@ -6,13 +6,13 @@ It holds a control connection to the coordinator as long as it runs.
 import os
 import queue
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import torch
 
@@ -21,11 +21,11 @@ from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.block import Block
 from compss_train.data.block_passes import Place
 from compss_train.data.order import buffer_seed
+from compss_train.engines.nodes import LOOPBACK
 from compss_train.model.devices import is_gpu
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.online.authentication import ConnectionLostError
-from compss_train.online.connection import Address, Header
+from compss_train.net.connection import Address, ConnectionLostError, Header
 from compss_train.online.learner import OnlineLearner, ServerShare
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets, Receiver
@@ -36,6 +36,8 @@ from compss_train.worker.group import GroupState
 from compss_train.worker.train import WorkerState
 
 _ALL_ADDRESSES = "0.0.0.0"
+_MAX_TRACEBACK = 2**17
+"""Characters of a traceback that are sent, the last ones."""
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
 
@@ -61,41 +63,46 @@ class WorkerCheckpoint:
 
 
 class CoordinatorConnection(Closable):
-    """The control connection of a worker, with a thread that handles the coordinator's messages.
+    """The connection of a worker to the coordinator, for one thread.
 
     Raises ``OSError`` if the coordinator is gone.
     """
 
     def __init__(self, coordinator: Address, worker: int) -> None:
-        self._connection, (reply, arrays) = coordinator.greet({"role": "worker", "number": worker})
+        self._connection = coordinator.connect({"role": "worker", "number": worker})
+        reply, arrays = self._connection.receive() or ({}, [])
         self.accepted = bool(reply.get("accepted"))
         """False if another task is connected as this worker."""
         self.is_done = bool(reply.get("done"))
         """Whether an earlier attempt has completed its training, so that this one only receives."""
         self.checkpoint: torch.Tensor | None = arrays[0] if arrays else None
         """The last checkpoint of an earlier attempt."""
-        self.local_host = self._connection.local_host
-        self.ended = threading.Event()
-        """Set when this worker is to return."""
-        self._handlers: dict[str, Callable[[Any], None]] = {}
-        self._thread = threading.Thread(target=self._listen, name="worker-control", daemon=True)
+        self.stopped = False
+        """Whether training is to end now."""
 
-    def start(self, host: str, port: int, handlers: dict[str, Callable[[Any], None]]) -> None:
-        """Report where samples are received, and pass later messages to ``handlers`` by their name."""
-        self._handlers = handlers
-        heard_at = self.local_host if host == _ALL_ADDRESSES else host
-        self.send({"endpoint": [heard_at, port], "process": f"{os.getpid()} on {socket.gethostname()}"})
-        self._thread.start()
+    def listen(self, receiver: Receiver, local_host: str) -> None:
+        """Start to receive samples, and report where."""
+        self._receiver = receiver
+        receiver.start()
+        url = receiver.url.replace(_ALL_ADDRESSES, local_host)
+        self.send({"url": url, "process": f"{os.getpid()} on {socket.gethostname()}"})
 
-    def _listen(self) -> None:
-        try:
-            while "shutdown" not in (message := self._connection.receive()[0]):
-                for name in message.keys() & self._handlers.keys():
-                    self._handlers[name](message[name])
-        except OSError:
-            pass  # the coordinator is gone, so that further training is useless
-        finally:
-            self.ended.set()
+    def update(self, timeout: float | None = 0.0) -> None:
+        """Do what the coordinator has asked for; raise ``ConnectionLostError`` if it has ended this fit."""
+        while (message := self._connection.receive(timeout)) is not None:
+            header, timeout = message[0], 0.0
+            self.stopped = self.stopped or "stop" in header
+            self._receiver.forget(header.get("forget", ()))
+            if "end_reception" in header:
+                self._receiver.end_reception()
+            if "shutdown" in header:
+                raise ConnectionLostError("the coordinator has ended this fit")
+
+    def await_end(self) -> None:
+        """Stay connected until the coordinator ends the fit."""
+        with suppress(ConnectionLostError):
+            while True:
+                self.update(None)
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
         """Send a message to the coordinator."""
@@ -103,11 +110,22 @@ class CoordinatorConnection(Closable):
 
     def report_failure(self, error: BaseException) -> None:
         """Report an exception, which ends the fit; the engine has the exception itself when the task has ended."""
-        self.send({"failed": f"{type(error).__name__}: {error}", "traceback": "".join(format_exception(error))})
+        text = "".join(format_exception(error))[-_MAX_TRACEBACK:]
+        self.send({"failed": f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK], "traceback": text})
 
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
+
+
+def _local_host(coordinator: Address) -> str:
+    """Return the address of this machine as the coordinator's machine sees it."""
+    parts = urlsplit(coordinator.url)
+    if parts.hostname is None:  # a socket file
+        return LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:  # sends nothing
+        datagrams.connect((parts.hostname, parts.port or 1))
+        return str(datagrams.getsockname()[0])
 
 
 def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob, number: int, device: str) -> None:
@@ -145,13 +163,12 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
 
 def _only_receive(job: OnlineJob, coordinator: CoordinatorConnection, stack: ExitStack) -> None:
     """Receive and discard samples in place of a worker that had completed its training, so that none blocks."""
-    buffer = job.buffer.make(job.batch_size, 0)
-    host = job.listening_host(coordinator.local_host)
-    receiver = stack.enter_context(Receiver(buffer, host, token=job.key, paired=job.paired))
+    buffer, local_host = job.buffer.make(job.batch_size, 0), _local_host(job.coordinator)
+    address = job.listening_address(local_host)
+    receiver = stack.enter_context(Receiver(buffer, address, token=job.key, paired=job.paired))
     receiver.discard()
-    receiver.start()
-    coordinator.start(host, receiver.port, {})
-    coordinator.ended.wait()
+    coordinator.listen(receiver, local_host)
+    coordinator.await_end()
 
 
 class OnlineWorker:
@@ -177,12 +194,12 @@ class OnlineWorker:
         self._learner = OnlineLearner(training_spec, server_share, initial, device, job.seed)
         self._buffer = self._make_buffer(number, checkpoint)
         self._batches = 0 if checkpoint is None else checkpoint.batches
-        self._host = job.listening_host(coordinator.local_host)
+        self._local_host = _local_host(job.coordinator)
         self._failed: Exception | None = None  # in a thread of the receiver
         self._receiver = stack.enter_context(
             Receiver(
                 self._buffer,
-                self._host,
+                job.listening_address(self._local_host),
                 token=job.key,
                 paired=job.paired,
                 offsets={} if checkpoint is None else checkpoint.offsets,
@@ -191,15 +208,13 @@ class OnlineWorker:
             )
         )
         self._drained = False  # nothing is left in the buffer, and nothing more comes
-        self._stopped = threading.Event()
         self._reported = time.monotonic()
         # Staggered, so that workers do not checkpoint at the same time.
         self._checkpointed = self._reported - (job.checkpoint_every or 0) * number / job.num_workers
 
     def _fail(self, error: Exception) -> None:
-        """Report an error of the receiver before simulations fail because of it, and end the task with it."""
+        """End the task with an error of the receiver."""
         self._failed = error
-        self._coordinator.report_failure(error)
 
     def _make_buffer(self, number: int, checkpoint: WorkerCheckpoint | None) -> Buffer:
         seed = buffer_seed(self._job.seed, 0, number)
@@ -210,25 +225,18 @@ class OnlineWorker:
 
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
-        receiver = self._receiver
-        receiver.start()
-        handlers = {
-            "end_reception": lambda _: receiver.end_reception(),
-            "forget": receiver.forget,
-            "stop": lambda _: self._stopped.set(),
-        }
-        self._coordinator.start(self._host, receiver.port, handlers)
+        self._coordinator.listen(self._receiver, self._local_host)
         for batch in self._prepared_batches():
             self._learner.learn(batch)
             self._batches += 1
             self._after_batch()
-        receiver.discard()
+        self._receiver.discard()
         self._learner.merge()
         self._report()
         repetitions = self._buffer.repetitions().tolist()
         state = encode_value(worker_to_dict(self._learner.state()))
         self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
-        self._coordinator.ended.wait()
+        self._coordinator.await_end()
 
     def _prepared_batches(self) -> Iterator[Batch]:
         """Iterate over batches from the buffer, on the device and transformed."""
@@ -240,12 +248,11 @@ class OnlineWorker:
     def _is_complete(self) -> bool:
         """Return whether no more batches are to be drawn."""
         limit = self._job.max_batches
-        return self._stopped.is_set() or self._drained or (limit is not None and self._batches >= limit)
+        return self._coordinator.stopped or self._drained or (limit is not None and self._batches >= limit)
 
     def _draw(self) -> Any:
         """Return a batch from the buffer; ``None`` if there is none now, or none at all any more."""
-        if self._coordinator.ended.is_set():
-            raise ConnectionLostError("the coordinator has ended this fit")
+        self._coordinator.update()
         if self._failed is not None:
             raise self._failed
         if self._is_complete():
@@ -286,6 +293,6 @@ class OnlineWorker:
         self._learner.merge()  # moves all changes to the global parameters, which the checkpoint does not contain
         buffer, offsets = self._receiver.snapshot()
         checkpoint = WorkerCheckpoint(self._learner.state(), buffer, offsets, self._batches)
-        by_stream = [[stream, offset] for stream, offset in offsets.items()]
-        self._coordinator.send({"checkpoint": by_stream}, [checkpoint.encode()])
+        by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
+        self._coordinator.send({"checkpoint": True}, [checkpoint.encode(), by_stream])
         self._checkpointed = time.monotonic()

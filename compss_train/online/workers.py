@@ -20,14 +20,12 @@ from compss_train.engines.calls import MAX_RUNS
 from compss_train.engines.liveness import too_silent
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model.weighted_mean import aligned_ranges
-from compss_train.online.authentication import ConnectionLostError
-from compss_train.online.connection import Header
+from compss_train.net.connection import ConnectionLostError, Header
 from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets
 from compss_train.online.records import Progress, Report
 from compss_train.online.simulations import Simulation, Simulations
-from compss_train.online.stream import Endpoint
 from compss_train.online.values import decode_value
 from compss_train.online.worker_task import train_online
 from compss_train.training.checkpoints.snapshot import worker_from_dict
@@ -46,11 +44,12 @@ class Worker:
         self.number, self.task = number, task
         self._clock = clock
         self.liveness = TaskLiveness(clock)
-        self.endpoint: Endpoint | None = None
+        self.url: str | None = None
         """Where it receives samples, once it does."""
-        self.attempts = 0
+        self.deaths = 0
+        """How many attempts have ended."""
         self.losses = 0
-        """How many attempts have ended since its last checkpoint."""
+        """How many of them since its last checkpoint."""
         self.commands: set[str] = set()
         """The commands that were sent to the current attempt."""
         self.done = False
@@ -94,14 +93,14 @@ class Worker:
 
     def connect(self, client: Client) -> None:
         """Start an attempt: its task has connected."""
-        self.attempts += 1
         self.liveness.connect(client)
 
     def disconnect(self) -> None:
         """End an attempt: its process died. Raises ``WorkerLostError`` after the last one."""
         self.liveness.disconnect()
-        self.endpoint = None
+        self.url = None
         self.commands.clear()
+        self.deaths += 1
         self.losses += 1
         if self.losses >= MAX_RUNS and not self.done:
             raise WorkerLostError(
@@ -179,13 +178,12 @@ class Workers:
         try:
             self._session.engine.fetch([worker.task])
         except (ConnectionError, ConnectionLostError, TimeoutError):
-            worker.attempts += 1
             worker.disconnect()
 
     def broadcast(self, command: Literal["end_reception", "stop"]) -> None:
         """Send a command to each worker once: to expect no more samples, or to stop training."""
         for worker in self.all:
-            if worker.endpoint is not None and command not in worker.commands:
+            if worker.url is not None and command not in worker.commands:
                 worker.send({command: True})
                 worker.commands.add(command)
 
@@ -201,14 +199,12 @@ class Workers:
         elif header is None:
             worker.disconnect()
             return worker
-        elif "endpoint" in header:
-            worker.endpoint = header["endpoint"]
+        elif "url" in header:
+            worker.url = header["url"]
         elif "report" in header:
             self._progress.add(worker.number, Report(**decode_value(arrays[0])))
         elif "checkpoint" in header:
-            self._checkpointed(worker, header)
-        elif "not_stored" in header:
-            self._warn_not_stored(header["not_stored"])
+            self._checkpointed(worker, *arrays)
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]
             worker.state = self._session.engine.publish((worker_from_dict(decode_value(arrays[0])),))
@@ -229,25 +225,30 @@ class Workers:
         if worker.liveness.client is not None:
             client.send({"accepted": False})
             return
-        is_restart = worker.attempts > 0
+        is_restart = worker.deaths > 0
         worker.connect(client)
         if worker.done:
             client.send({"accepted": True, "done": True})
             return
-        client.send_in_background({"accepted": True}, lambda: self._checkpoints.load(worker.number))
+        client.send({"accepted": True}, self._checkpoints.load(worker.number))
         for simulation in self._simulations.done if is_restart else ():
             if worker.lacks_samples(self._job, simulation.number, simulation.samples):
                 self._simulations.requeue(simulation)
 
-    def _checkpointed(self, worker: Worker, header: Header) -> None:
+    def _checkpointed(self, worker: Worker, checkpoint: torch.Tensor, offsets: torch.Tensor) -> None:
         """Drop simulations whose samples are in the checkpoints of all workers, here and in the workers."""
+        try:
+            self._checkpoints.store(worker.number, checkpoint)
+        except OSError as error:
+            self._warn_not_stored(str(error))
+            return
         worker.losses = 0
-        worker.saved_offsets = {int(stream): int(offset) for stream, offset in header["checkpoint"]}
+        worker.saved_offsets = dict(offsets.reshape(-1, 2).tolist())
         safe = [each for each in self._simulations.done if not self._is_needed(each)]
         for simulation in safe:
             self._simulations.forget(simulation)
-        # A worker without endpoint is still connecting: its first message must be the reply to its handshake.
-        for other in [worker for worker in self.all if safe and worker.endpoint is not None]:
+        # A worker without address is still connecting: its first message must be the reply to its greeting.
+        for other in [worker for worker in self.all if safe and worker.url is not None]:
             other.send({"forget": [simulation.number for simulation in safe]})
 
     def _warn_not_stored(self, reason: str) -> None:

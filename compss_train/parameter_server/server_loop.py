@@ -143,11 +143,8 @@ class ServerLoop:
 
     def run(self) -> None:
         """Serve until stopped."""
-        strangers = self._server.strangers
         while self._execute() or not self._stopped.is_set():
             self._answer_pushes()
-            if strangers is not None:
-                strangers.update()
             if not len(self._queue):
                 self._socket.poll(_STOP_MILLISECONDS)
         self._server.close(1000)
@@ -173,8 +170,7 @@ class ServerLoop:
         """Receive all pending messages: the last may have the highest priority."""
         while self._queue.has_space and int(self._socket.EVENTS) & zmq.POLLIN:
             _, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            if self._server.strangers is not None:
-                self._server.strangers.heard(frames[0])
+            self._server.connections.heard(frames[0])
             try:
                 header, arrays = unpack_lazily(frames)
                 request = _request(header, arrays)

@@ -7,10 +7,10 @@ import pytest
 from compss_train.engines import Resources
 from compss_train.online import sender, simulation_task
 from tests.helpers.processes import wait_until
-from tests.online.bare_connections import no_threads_left
+from tests.net.plain_clients import no_threads_left
 from tests.online.stub_fits import StubWorker
 
-FIT_THREADS = ("listener", "connection", "parameter-server", "stream-control")
+FIT_THREADS = ("connections", "parameter-server", "watchdog")
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 import torch
 
+from compss_train._utils.closing import Closable
+from compss_train.net.connection import Address
 from compss_train.online.sender import SampleSender
 from compss_train.online.stream import Stream, route
-from tests.buffers.kinds import STEPS
-from tests.online.bare_connections import TOKEN
+from tests.buffers.kinds import DEADLINE, STEPS
+from tests.net.plain_clients import KEY, TOKEN
 
 
 def number_sample(number):
@@ -40,20 +42,42 @@ def simulation_stream(coordinator, number):
     return opened
 
 
-def send_messages(connection, stream, samples, *, paired=False):
-    for number in samples:
-        step = {"step": number} if paired else {}
-        connection.send({"sample": number, **step}, number_sample(100 * stream + number))
+class SampleConnection(Closable):
+    """A connection to a worker, message by message; a sample waits for credit."""
 
+    def __init__(self, url, stream, token=KEY):
+        self.connection = Address(url, token).connect({"stream": stream})
+        self.stream, self.credit = stream, 0
+        self.offset = self.read("next")["next"]
 
-def end_stream(connection):
-    connection.send({"end": True})
-    return connection.receive()[0]
+    def read(self, name):
+        """Return the next reply with this field, or an error."""
+        while True:
+            header, _ = self.connection.receive(DEADLINE)
+            self.credit += header.get("credit", 0)
+            if {name, "error"} & header.keys():
+                return header
+
+    def send(self, number, *arrays, **fields):
+        while not self.credit:
+            assert "error" not in self.read("credit")
+        self.credit -= 1
+        self.connection.send({"sample": number, **fields}, arrays or number_sample(100 * self.stream + number))
+
+    def send_all(self, samples, *, paired=False):
+        for number in samples:
+            self.send(number, **({"step": number} if paired else {}))
+
+    def end(self):
+        self.connection.send({"end": True})
+        return self.read("ended")
+
+    def close(self):
+        self.connection.close()
 
 
 def send_stream(stub, stream, samples, *, paired=False):
     """Send what a worker has not received of a stream, from its start."""
-    connection, offset = stub.connect(stream)
-    with connection:
-        send_messages(connection, stream, range(offset, samples), paired=paired)
-        assert "ended" in end_stream(connection)
+    with stub.connect(stream) as connection:
+        connection.send_all(range(connection.offset, samples), paired=paired)
+        assert "ended" in connection.end()

@@ -1,55 +1,58 @@
 """Online fits in this process: a coordinator without tasks, and workers that only receive."""
 
 import itertools
-import socket
+import queue
 import threading
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
-from compss_train.online.connection import Address
 from compss_train.online.event_server import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
 from tests.buffers.kinds import DEADLINE, Thread, make, numbers, until
-from tests.online.bare_connections import HERE, KEY, TOKEN, no_threads_left
+from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
+from tests.online.sample_streams import SampleConnection
 
 
 class StubCoordinator:
-    """Serves simulations and senders as an online fit does; its workers are only endpoints."""
+    """Serves simulations and senders as an online fit does; its workers are only addresses."""
 
     def __init__(self, workers=1, *, senders=1, paired=False):
-        self.server = EventServer(HERE, lambda worker, checkpoint: None)
+        self.server = EventServer(HERE)
         self.address = self.server.address
-        self.server.listen_for_senders(HERE, 0, TOKEN)
-        self.sender_address = self.server._listeners[-1].address
-        self.workers = [SimpleNamespace(number=number, endpoint=None, attempts=0) for number in range(workers)]
+        self.server.listen_for_senders(f"tcp://{HERE}:*", TOKEN)
+        self.url = self.server._servers[-1].address.url
+        self.workers = [SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)]
         self.router = StreamRouter(self.workers, KEY, paired=paired)
         self.senders = ExternalSenders(senders, self.router, itertools.count().__next__)
         self.events, self.warnings, self.clients = [], [], []
+        self._calls = queue.SimpleQueue()
+        self._closed = threading.Event()
         self._thread = Thread(self._run)
 
-    @property
-    def url(self):
-        return f"tcp://{HERE}:{self.sender_address.port}"
-
     def _run(self):
-        while (event := self.server.next(DEADLINE)) is not None:
-            if callable(event):
-                event()
-                continue
-            client, header = event.client, event.header
-            if client not in self.clients:
-                self.clients.append(client)
-            try:
-                if client.role == "sender":
-                    self.senders.handle(client, header)
-                elif header is not None and "role" in header:
-                    self.router.register(client, client.number)
-            except UserWarning as warning:
-                self.warnings.append(str(warning))
-            except (ValueError, TypeError, LookupError) as error:
-                client.send({"error": f"{type(error).__name__}: {error}"})
-            self.events.append((client, header))
+        with self.server:
+            while not self._closed.is_set():
+                while not self._calls.empty():
+                    self._calls.get()()
+                if (event := self.server.next(0.02)) is not None:
+                    self._handle(event.client, event.header)
+
+    def _handle(self, client, header):
+        if client not in self.clients:
+            self.clients.append(client)
+        try:
+            if client.role == "sender":
+                self.senders.handle(client, header)
+            elif header is not None and "role" in header:
+                self.router.register(client, client.number)
+            elif header is None or header.keys() & {"finished", "failed", "interrupted"}:
+                self.router._active.pop(client, None)
+        except UserWarning as warning:
+            self.warnings.append(str(warning))
+        except (ValueError, TypeError, LookupError) as error:
+            client.send({"error": f"{type(error).__name__}: {error}"})
+        self.events.append((client, header))
 
     def call(self, action):
         """Call a function in the coordinator's thread; return its result."""
@@ -59,19 +62,17 @@ class StubCoordinator:
             returned.append(action())
             done.set()
 
-        self.server._events.put(run)
+        self._calls.put(run)
         assert done.wait(DEADLINE)
         return returned[0]
 
-    def set_endpoint(self, worker, port):
-        """Set the port of a worker; ``None`` if it has died."""
+    def set_url(self, worker, url):
+        """Set the address of a worker; ``None`` if it has died."""
 
         def update():
             each = self.workers[worker]
-            each.endpoint = None if port is None else [HERE, port]
-            each.attempts += port is not None
-            if port is None:
-                self.router.announce_lost(each)
+            each.url = url
+            each.deaths += url is None
             self.router.update()
 
         self.call(update)
@@ -91,35 +92,30 @@ class StubCoordinator:
         self.call(lambda: [client.send(header) for client in self.clients])
 
     def close(self):
-        if self._thread.is_alive():
-            self.server.close()
-            self.server._events.put(lambda: (_ for _ in ()).throw(SystemExit))
-            self._thread.join(DEADLINE)
+        self._closed.set()
+        self._thread.join(DEADLINE)
 
 
 class StubWorker:
     """A worker that only receives."""
 
-    def __init__(self, buffer, *, paired=False, offsets=None, small=False, checkpointing=True):
+    def __init__(self, buffer, *, paired=False, offsets=None, checkpointing=True, address=None):
         self.buffer, self.failures = buffer, []
         self.receiver = Receiver(
             buffer,
-            HERE,
+            address,
             token=KEY,
             paired=paired,
             offsets=offsets,
             checkpointing=checkpointing,
             on_failure=self.failures.append,
         )
-        if small:
-            self.receiver._listener._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
         self.receiver.start()
-        self.port = self.receiver.port
+        self.url = self.receiver.url
 
     def connect(self, stream):
-        """Connect to it as a stream; return the connection and the worker's offset."""
-        connection = Address(HERE, self.port, KEY).connect({"role": "samples", "stream": stream})
-        return connection, connection.receive()[0]["next"]
+        """Connect to it as a stream."""
+        return SampleConnection(self.url, stream)
 
     def close(self):
         self.receiver.close()
@@ -138,34 +134,34 @@ class StubFit:
 
     def kill(self, worker):
         """Close a worker after the coordinator has noticed its death."""
-        self.coordinator.set_endpoint(worker, None)
+        self.coordinator.set_url(worker, None)
         self.workers[worker].close()
 
     def replace(self, worker, offsets=None, capacity=200):
         """Start a replacement of a worker, which has some samples of some streams."""
         kind = "SimPairedReservoir" if self._paired else "FIFO"
         self.workers[worker] = StubWorker(make(kind, capacity), paired=self._paired, offsets=offsets)
-        self.coordinator.set_endpoint(worker, self.workers[worker].port)
+        self.coordinator.set_url(worker, self.workers[worker].url)
 
 
 @contextmanager
-def stub_fit(workers=1, *, senders=1, paired=False, capacity=200, small=False):
+def stub_fit(workers=1, *, senders=1, paired=False, capacity=200, address=None):
     """Give a fit whose workers are all connected."""
     kind = "SimPairedReservoir" if paired else "FIFO"
     with no_threads_left(), ExitStack() as stack:
         coordinator = StubCoordinator(workers, senders=senders, paired=paired)
         stack.callback(coordinator.close)
-        stubs = [StubWorker(make(kind, capacity), paired=paired, small=small) for _ in range(workers)]
+        stubs = [StubWorker(make(kind, capacity), paired=paired, address=address) for _ in range(workers)]
         stack.callback(lambda: [stub.close() for stub in stubs])
         for worker, stub in enumerate(stubs):
-            coordinator.set_endpoint(worker, stub.port)
+            coordinator.set_url(worker, stub.url)
         yield StubFit(coordinator, stubs, paired)
 
 
 END_TRAINING = {
     "stop": lambda running: running.coordinator.broadcast({"stop": True}),
     "senders' stop": lambda running: running.coordinator.call(running.coordinator.senders.stop),
-    "close": lambda running: running.coordinator.server.close(),
-    "all": lambda running: [running.coordinator.server.close(), *(stub.close() for stub in running.workers)],
+    "close": lambda running: running.coordinator.close(),
+    "all": lambda running: [running.coordinator.close(), *(stub.close() for stub in running.workers)],
 }
 """Ways in which training ends, by name."""

@@ -1,97 +1,61 @@
-"""The event server: which clients it accepts, and the order of their events."""
+"""The event server: which clients it accepts, and the order of their events; what streams get to know."""
 
-import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from compss_train.online.authentication import ConnectionLostError
-from compss_train.online.connection import Address
+from compss_train.net.connection import Address
 from compss_train.online.event_server import RECONNECT_SECONDS, EventServer, TaskLiveness
+from compss_train.online.stream_router import StreamRouter
 from tests.buffers.kinds import DEADLINE
-from tests.online.bare_connections import HERE, TOKEN, encode_for, no_threads_left
+from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 
 
 @pytest.fixture
-def stored():
-    return []
-
-
-@pytest.fixture
-def server(stored):
-    with (
-        no_threads_left(),
-        EventServer(HERE, lambda worker, data: stored.append((worker, data.tolist()))) as server,
-    ):
+def server():
+    with no_threads_left(), EventServer(HERE) as server:
         yield server
 
 
-def test_every_server_has_its_own_secret_which_repr_hides(server):
-    with EventServer(HERE, lambda *_: None) as other:
-        secrets = {server.address.token, other.address.token}
-    assert len(secrets) == 2
-    assert all(len(secret) >= 16 and secret not in repr([server.address, other.address]) for secret in secrets)
+def test_every_server_has_its_own_token_which_repr_hides(server):
+    with EventServer(HERE) as other:
+        tokens = {server.address.token, other.address.token}
+    assert len(tokens) == 2
+    assert all(len(token) >= 16 and token not in repr([server.address, other.address]) for token in tokens)
+    assert server.address.url.startswith("ipc://")  # nobody else can connect
 
 
-def test_the_address_for_senders_has_its_own_token_and_accepts_only_senders(server):
-    server.listen_for_senders(HERE, 0, TOKEN)
-    sender_address, own = server._listeners[-1].address, server.address
-    for port, token in [(sender_address.port, own.token), (own.port, TOKEN)]:
-        with pytest.raises(PermissionError, match="wrong token; use the token= given to fit_online"):
-            Address(HERE, port, token).connect({"role": "sender", "number": 0})
-    for role in ("worker", "simulation", "evaluation"):
-        with sender_address.connect({"role": role, "number": 0}) as rejected:
-            assert f"role {role!r}; this address accepts 'sender'" in rejected.receive()[0]["error"]
-            with pytest.raises(ConnectionLostError):
-                rejected.receive()
-    assert server.next(0) is None
-    with sender_address.connect({"role": "sender", "name": "a"}):
+def test_tokens_of_senders_never_act_as_those_of_tasks(server):
+    server.listen_for_senders(f"tcp://{HERE}:*", TOKEN)
+    senders, own = server._servers[-1].address, server.address
+    with pytest.raises(PermissionError, match="the token is not the server's"):
+        Address(senders.url, own.token).connect({"role": "worker", "number": 0})
+    with Address(own.url, TOKEN).connect({"role": "worker", "number": 0}) as refused:
+        assert server.next(0.3) is None
+        with pytest.raises(PermissionError, match="the token is not the server's"):
+            refused.receive(DEADLINE)
+    for address, role in [(senders, role) for role in ("worker", "simulation", "evaluation")] + [(own, "sender")]:
+        with address.connect({"role": role, "number": 0}) as rejected:
+            assert server.next(0.1) is None
+            assert f"role {role!r}; this address is for others" in rejected.receive(DEADLINE)[0]["error"]
+            rejected.send({"checkpoint": True}, [torch.zeros(2)])  # it gets no role by insisting
+            assert server.next(0.1) is None
+    with senders.connect({"role": "sender", "name": "a"}):
         assert server.next(DEADLINE).client.name == "a"
-    assert server.next(DEADLINE).header is None
-
-
-@pytest.mark.parametrize("role", ["worker", "sender", "simulation"])
-def test_only_checkpoints_of_workers_are_stored_before_their_event(server, stored, role):
-    with server.address.connect({"role": role, "number": 3}) as client:
-        server.next(DEADLINE)
-        client.send({"checkpoint": [[0, 5]]}, [torch.arange(3)])
-        event = server.next(DEADLINE)
-    assert event.header == {"checkpoint": [[0, 5]]}
-    assert (stored, len(event.arrays)) == (([(3, [0, 1, 2])], 0) if role == "worker" else ([], 1))
-
-
-def test_a_checkpoint_that_cannot_be_stored_does_not_disconnect_its_worker():
-    def store(worker, data):
-        raise OSError("no space left on device")
-
-    with EventServer(HERE, store) as server, server.address.connect({"role": "worker", "number": 3}) as client:
-        server.next(DEADLINE)
-        client.send({"checkpoint": [[0, 5]]}, [torch.arange(3)])
-        client.send({"n": 1})
-        events = [server.next(DEADLINE) for _ in range(2)]
-    assert [event.header for event in events] == [{"not_stored": "no space left on device"}, {"n": 1}]
-
-
-def test_large_messages_are_sent_in_the_background(server):
-    large = torch.zeros(2**23, dtype=torch.uint8)
-    with server.address.connect({"role": "worker", "number": 0}) as client:
-        event = server.next(DEADLINE)
-        event.client.send_in_background({"accepted": True}, lambda: [large])  # more than TCP buffers
-        client.send({"n": 1})
-        assert server.next(DEADLINE).header == {"n": 1}
-        header, [came] = client.receive()
-        assert (header, len(came)) == ({"accepted": True}, len(large))
+    assert next_event(server).header is None
 
 
 def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
-    with server.address.connect({"role": "sender", "name": "a"}) as one:
+    with server.address.connect({"role": "worker", "number": 3}) as one:
         first = server.next(DEADLINE)
-        assert (first.client.role, first.client.name, first.client.number) == ("sender", "a", None)
+        assert (first.client.role, first.client.name, first.client.number) == ("worker", None, 3)
         for number in range(5):
             one.send({"n": number}, [torch.tensor(number)])
-        first.client.send({"hi": 1})
-        assert one.receive()[0] == {"hi": 1}
-    events = [server.next(DEADLINE) for _ in range(6)]
+        first.client.send({"hi": 1}, [torch.zeros(2**22)])
+        header, [came] = one.receive()
+        assert (header, len(came)) == ({"hi": 1}, 2**22)
+    events = [next_event(server) for _ in range(6)]
     assert [each.header for each in events] == [*({"n": number} for number in range(5)), None]
     assert [int(each.arrays[0]) for each in events[:-1]] == list(range(5))
     assert {each.client for each in events} == {first.client}
@@ -99,25 +63,15 @@ def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
     assert server.next(0) is None
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"\xff" * 9, {"arrays": [["uint8", [2**60]]]}, {"arrays": [["uint8", [-1]]]}, b"\1"],
-    ids=["garbage", "an array too large", "an invalid shape", "a truncated length"],
-)
-def test_a_malformed_message_disconnects_the_client(server, data):
-    with server.address.connect({"role": "sender"}) as client:
-        assert server.next(DEADLINE).header["role"] == "sender"
-        client._socket.sendall(encode_for(client, data) if isinstance(data, dict) else data)
-        client._socket.shutdown(socket.SHUT_WR)
-        assert server.next(DEADLINE).header is None
-        with pytest.raises(ConnectionLostError):
-            client.receive()
+def next_event(server):
+    return next(event for _ in range(100) if (event := server.next(0.1)) is not None)
 
 
-def test_a_handshake_without_role_is_rejected(server):
-    with server.address.connect({}) as client, pytest.raises(ConnectionLostError):
-        client.receive()
-    assert server.next(0) is None
+@pytest.mark.parametrize("greeting", [{}, {"role": 3}, {"role": None}, {"role": ["worker"]}])
+def test_a_greeting_without_role_is_rejected(server, greeting):
+    with server.address.connect(greeting) as client:
+        assert server.next(0.1) is None
+        assert "role" in client.receive(DEADLINE)[0]["error"]
 
 
 def test_a_task_that_does_not_reconnect_in_time_is_lost():
@@ -135,3 +89,26 @@ def test_a_task_that_does_not_reconnect_in_time_is_lost():
     assert liveness.is_lost
     liveness.connect("client")
     assert not liveness.is_lost
+
+
+def test_streams_get_the_addresses_of_the_workers_whenever_one_changes():
+    workers = [SimpleNamespace(number=number, url=f"tcp://a:{number}", deaths=0) for number in range(2)]
+    router, sent = StreamRouter(workers, KEY, paired=True), [[], []]
+    one, other = (type("Client", (), {"send": staticmethod(messages.append)})() for messages in sent)
+    router.register(one, 7)
+    reply = {"accepted": True, "stream": 7, "workers": ["tcp://a:0", "tcp://a:1"], "key": KEY, "paired": True}
+    assert sent[0] == [reply]
+    workers[1].url, workers[1].deaths = None, 1
+    router.update()
+    router.register(other, 8)
+    assert sent[0][1:] == [{"workers": ["tcp://a:0", None]}]
+    assert sent[1] == [reply | {"stream": 8, "workers": ["tcp://a:0", None]}]
+    workers[1].url = "tcp://a:9"
+    for _ in range(2):  # once each
+        router.update()
+    assert sent[0][2:] == sent[1][1:] == [{"workers": ["tcp://a:0", "tcp://a:9"]}]
+    assert router.unregister(one) == workers[1:]  # died since it was accepted
+    assert router.unregister(other) == []
+    workers[0].url = None
+    router.update()
+    assert (len(sent[0]), len(sent[1])) == (3, 2)

@@ -137,7 +137,7 @@ def test_a_port_in_use_raises(local):
             local, CountingNet(20), None, (), num_simulators=0, senders=1, address=address, token="secret"
         )
     assert isinstance(error, OSError)
-    assert "cannot listen at 127.0.0.1" in str(error)
+    assert "cannot listen at tcp://127.0.0.1" in str(error)
 
 
 def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):

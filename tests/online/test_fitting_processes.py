@@ -81,7 +81,7 @@ def test_only_senders(local):
 
     def send():
         try:
-            with pytest.raises(PermissionError, match="wrong token"):
+            with pytest.raises(PermissionError, match="the token is not"):
                 open_sender("wrong")
             with open_sender("secret") as sender:
                 for number in range(12):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compss_train import BufferSpec
+from compss_train.net.connection import Address
 from compss_train.online.options import OnlineJob, OnlineOptions, check_seconds
 from tests.helpers.models import named
 
@@ -133,16 +134,18 @@ def test_invalid_options_raise(given, error, message):
 
 
 @pytest.mark.parametrize(
-    ("address", "local", "expected"),
+    ("coordinator", "address", "local", "expected"),
     [
-        (None, "127.0.0.1", "127.0.0.1"),
-        (None, "10.0.0.5", "10.0.0.5"),
-        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),  # nobody else can connect
-        ("localhost", "10.0.0.5", "10.0.0.5"),
-        ("10.0.0.4", "127.0.0.1", "10.0.0.4"),
-        ("0.0.0.0", "127.0.0.1", "0.0.0.0"),
-        ("0.0.0.0", "10.0.0.5", "10.0.0.5"),
+        ("ipc://file", None, "127.0.0.1", None),  # nobody else can connect
+        ("tcp://10.0.0.1:5", None, "127.0.0.1", "tcp://127.0.0.1:*"),
+        ("tcp://10.0.0.1:5", None, "10.0.0.5", "tcp://10.0.0.5:*"),
+        ("ipc://file", "127.0.0.1", "127.0.0.1", "tcp://127.0.0.1:*"),
+        ("tcp://10.0.0.1:5", "localhost", "10.0.0.5", "tcp://10.0.0.5:*"),
+        ("ipc://file", "10.0.0.4", "127.0.0.1", "tcp://10.0.0.4:*"),
+        ("ipc://file", "0.0.0.0", "127.0.0.1", "tcp://0.0.0.0:*"),
+        ("tcp://10.0.0.1:5", "0.0.0.0", "10.0.0.5", "tcp://10.0.0.5:*"),
     ],
 )
-def test_workers_listen_where_senders_need_it_and_nowhere_else(address, local, expected):
-    assert OnlineJob.listening_host(SimpleNamespace(host=address), local) == expected
+def test_workers_listen_where_senders_need_it_and_nowhere_else(coordinator, address, local, expected):
+    job = SimpleNamespace(host=address, coordinator=Address(coordinator, "token"))
+    assert OnlineJob.listening_address(job, local) == expected

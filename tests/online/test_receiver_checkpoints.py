@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.buffers.kinds import STEPS, Hold, Thread, make, numbers, until
-from tests.online.sample_streams import send_messages, send_stream
+from tests.online.sample_streams import send_stream
 
 
 def test_puts_are_not_recorded_without_checkpoints(make_stub):
@@ -26,8 +26,8 @@ def test_streams_can_be_forgotten_at_any_time(make_stub, waits):
         send_stream(stub, number, 2)
     assert stub.receiver.snapshot()[1] == {0: 2, 1: 2, 2: 2}
     if waits:
-        connection, _ = stub.connect(3)
-        send_messages(connection, 3, [0])
+        connection = stub.connect(3)
+        connection.send(0)
         until(lambda: stub.buffer._not_full.number)
     stub.receiver.forget([0, 2, 77])
     assert stub.receiver.snapshot()[1] == {1: 2}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from compss_train.buffers import BufferDrainedError
-from compss_train.online.authentication import ConnectionLostError
+from compss_train.net.connection import ConnectionLostError
 from tests.buffers.kinds import Thread, make, until
-from tests.online.bare_connections import BareClient, no_threads_left, raw_socket
-from tests.online.sample_streams import end_stream, send_messages, send_stream
+from tests.net.plain_clients import PlainClient, no_threads_left, raw_socket
+from tests.online.sample_streams import send_stream
 from tests.online.stub_fits import StubWorker
 
 
@@ -17,23 +17,22 @@ from tests.online.stub_fits import StubWorker
 def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
     """The fit does not wait for a failed sender: its samples may still arrive after the end of reception."""
     stub = make_stub(make("FIFO", 2))
-    connection, _ = stub.connect(0)
-    with connection:
-        send_messages(connection, 0, range(2 if when == "later" else 4))
+    with stub.connect(0) as connection:
+        connection.send_all(range(2 if when == "later" else 4))
         until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer._not_full.number))
         stub.buffer.signal_reception_over()  # as on the coordinator's command
         if when == "later":
-            send_messages(connection, 0, range(2, 4))
+            connection.send_all(range(2, 4))
         with suppress(ConnectionLostError):
-            connection.receive()  # possibly an error
+            connection.read("ended")  # or an error
     assert stub.failures == []
     assert stub.receiver.snapshot()[1] == {0: 2}
 
 
 def test_reception_ends_at_once_without_streams(make_stub):
-    stub = make_stub(make("FIFO", 9))
+    stub = make_stub(make("FIFO", 9), address="tcp://127.0.0.1:*")
     send_stream(stub, 0, 2)
-    with raw_socket(stub.port), BareClient(stub.port, "other"):
+    with raw_socket(stub.url), PlainClient(stub.url, "other"):
         stub.receiver.end_reception()
         until(lambda: stub.buffer._reception_over)  # it does not wait for unauthenticated clients
 
@@ -41,12 +40,11 @@ def test_reception_ends_at_once_without_streams(make_stub):
 @pytest.mark.parametrize("how", ["ends", "disconnects", "is rejected"])
 def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     stub = make_stub(make("FIFO", 2))
-    connection, _ = stub.connect(0)
-    other, _ = stub.connect(1)
-    send_messages(connection, 0, range(5))
+    connection, other = stub.connect(0), stub.connect(1)
+    connection.send_all(range(5))
     until(lambda: stub.buffer._not_full.number)
     if how == "is rejected":
-        connection.send({"sample": 5}, [torch.zeros(2)])
+        connection.send(5, torch.zeros(2))
     for _ in range(2):
         stub.receiver.end_reception()
     other.close()
@@ -55,9 +53,9 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
         connection.close()
     got = [int(stub.buffer.get()[0]) for _ in range(5)]
     if how == "ends":
-        send_messages(connection, 0, [5])
+        connection.send(5)
         got.append(int(stub.buffer.get()[0]))
-        assert "ended" in end_stream(connection)
+        assert "ended" in connection.end()
     connection.close()
     until(lambda: stub.buffer._reception_over)
     assert got == list(range(len(got)))
@@ -69,27 +67,22 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
 def test_reception_does_not_wait_for_idle_connections(make_stub):
     """The documented protocol does not require it to disconnect."""
     stub = make_stub(make("FIFO", 9))
-    connection, _ = stub.connect(0)
-    with connection:
-        send_messages(connection, 0, range(3))
-        assert "ended" in end_stream(connection)
+    with stub.connect(0) as connection:
+        connection.send_all(range(3))
+        assert "ended" in connection.end()
         stub.receiver.end_reception()
-        connection._socket.settimeout(1)
-        with suppress(ConnectionLostError):
-            assert "ended" in end_stream(connection)
-        assert stub.buffer._reception_over
+        until(lambda: stub.buffer._reception_over)
     assert stub.drain() == [0, 1, 2]
 
 
 def test_samples_after_the_end_of_training_are_discarded(make_stub):
     stub = make_stub(make("FIFO", 2))
-    connection, _ = stub.connect(0)
-    with connection:
-        sending = Thread(send_messages, connection, 0, range(1000))
+    with stub.connect(0) as connection:
+        sending = Thread(connection.send_all, range(1000))
         until(lambda: stub.buffer._not_full.number)
         stub.receiver.discard()
         sending.result()
-        assert "ended" in end_stream(connection)
+        assert "ended" in connection.end()
     assert stub.buffer.samples_put == 2
     assert stub.receiver.snapshot()[1] == {0: 2}
 
@@ -97,13 +90,12 @@ def test_samples_after_the_end_of_training_are_discarded(make_stub):
 def test_close_unblocks_a_pending_put_and_ends_all_threads():
     with no_threads_left():
         stub = StubWorker(make("FIFO", 1))
-        waiting, _ = stub.connect(0)
-        silent, _ = stub.connect(1)
-        send_messages(waiting, 0, range(3))
+        waiting, silent = stub.connect(0), stub.connect(1)
+        waiting.send_all(range(3))
         until(lambda: stub.buffer._not_full.number)
         stub.receiver.close()
         stub.receiver.close()
         with silent, waiting, pytest.raises(ConnectionLostError):
-            silent.receive()
+            silent.read("ended")
         with pytest.raises(OSError):
             stub.connect(2)

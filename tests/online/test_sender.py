@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.exceptions import TrainingEndedError
+from compss_train.net.connection import Address
 from compss_train.online import sender as sending
 from compss_train.online.sender import SampleSender, host_and_port, open_stream
 from compss_train.online.stream import NameInUseError
 from tests.buffers.kinds import Thread, until
-from tests.online.bare_connections import HERE, TOKEN, no_open_connections
+from tests.net.plain_clients import HERE, TOKEN, no_open_connections
 from tests.online.sample_streams import connect_sender, number_sample
 from tests.online.stub_fits import stub_fit
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 
 def open_sender_stream(running, name, sleep):
     """Open the stream of a sender, which calls ``sleep`` between attempts."""
-    return open_stream(running.coordinator.sender_address, {"role": "sender", "name": name}, 60, sleep=sleep)
+    return open_stream(Address(running.coordinator.url, TOKEN), {"role": "sender", "name": name}, 60, sleep=sleep)
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -33,7 +34,7 @@ def test_a_sender_retries_after_finding_a_dead_worker():
 
         def replace(seconds):
             if next(replacements, False):
-                running.coordinator.set_endpoint(0, None)
+                running.coordinator.set_url(0, None)
                 running.replace(0)
             else:  # the name is still in use
                 time.sleep(seconds)
@@ -79,12 +80,8 @@ def test_a_missing_fit_raises_after_the_timeout():
 
 def test_rejected_senders_get_the_reason():
     with no_open_connections(), stub_fit(senders=1) as running:
-        for port, token in (
-            (running.coordinator.sender_address.port, TOKEN + "x"),
-            (running.coordinator.address.port, TOKEN),
-        ):
-            with pytest.raises(PermissionError, match=f"{HERE}:.*wrong token"):  # without retries
-                SampleSender(f"tcp://{HERE}:{port}", token)
+        with pytest.raises(PermissionError, match=f"{HERE}:.*the token is not the server's"):
+            SampleSender(running.coordinator.url, TOKEN + "x")
         with connect_sender(running, "solver") as first:
             with pytest.raises(PermissionError, match="another program sends as 'solver'") as raised:
                 connect_sender(running, "solver", timeout=0)
@@ -121,11 +118,11 @@ def test_a_sender_waits_until_its_name_is_free(how):
 
 def test_a_fit_that_ends_while_a_stream_opens_leaves_nothing_open():
     with no_open_connections(), stub_fit() as running:
-        running.coordinator.set_endpoint(0, None)
+        running.coordinator.set_url(0, None)
         opening = Thread(connect_sender, running)
         running.coordinator.wait_for("role")
-        running.coordinator.server.close()
-        with pytest.raises(OSError):
+        running.coordinator.close()
+        with pytest.raises(TrainingEndedError):
             opening.result()
 
 

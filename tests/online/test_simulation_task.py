@@ -9,11 +9,11 @@ import cloudpickle
 import pytest
 import torch
 
+from compss_train.net.connection import Connection
 from compss_train.online import sender as sending
-from compss_train.online.connection import Connection
 from compss_train.online.simulation_task import simulate_and_send
 from tests.buffers.kinds import DEADLINE, Thread
-from tests.online.bare_connections import no_open_connections, no_threads_left
+from tests.net.plain_clients import no_open_connections, no_threads_left
 from tests.online.stub_fits import END_TRAINING, stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")

@@ -14,7 +14,7 @@ import pytest
 from compss_train.online import simulation_task as watchdog
 from compss_train.online.simulation_task import Watchdog
 from tests.buffers.kinds import until
-from tests.online.bare_connections import no_threads_left
+from tests.net.plain_clients import no_threads_left
 
 CHILD = """
 import ctypes, json, os, subprocess, sys, threading, time
@@ -28,6 +28,9 @@ class Stream:
     def __init__(self):
         self.ended = threading.Event()
         self.disconnected = False
+
+    def update(self):
+        pass
 
     def notify(self, header):
         if self.disconnected:
@@ -184,6 +187,9 @@ def test_a_solver_that_holds_the_interpreter_lock_is_shown_on_standard_error(chi
 
 class SilentStream:
     ended = threading.Event()
+
+    def update(self):
+        pass
 
     def notify(self, header):
         raise AssertionError(header)

@@ -104,12 +104,12 @@ def test_y_is_optional():
 
 def test_a_stream_opens_when_all_workers_are_connected():
     with stub_fit(2) as running:
-        running.coordinator.set_endpoint(1, None)
+        running.coordinator.set_url(1, None)
         opening = Thread(simulation_stream, running.coordinator, 0)
         running.coordinator.wait_for("role")
-        assert running.coordinator.call(lambda: len(running.coordinator.router._waiting)) == 1
+        until(lambda: running.workers[0].receiver._senders)
         assert opening.is_alive()
-        running.coordinator.set_endpoint(1, running.workers[1].port)
+        running.coordinator.set_url(1, running.workers[1].url)
         with opening.result() as opened:
             assert opened.accepted
 

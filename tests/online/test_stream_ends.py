@@ -7,9 +7,9 @@ import torch
 
 from compss_train.buffers import BufferFullError
 from compss_train.exceptions import TrainingEndedError
-from tests.buffers.kinds import DEADLINE, STEPS, Hold, Thread, until
-from tests.online.bare_connections import no_open_connections
-from tests.online.sample_streams import connect_sender, number_sample, send_all, send_repeatedly, simulation_stream
+from tests.buffers.kinds import STEPS, Thread, until
+from tests.net.plain_clients import no_open_connections
+from tests.online.sample_streams import connect_sender, send_all, send_repeatedly
 from tests.online.stub_fits import END_TRAINING, stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -73,7 +73,7 @@ def test_the_end_of_training_raises_in_the_sender(end, workers):
         sender = connect_sender(running)
         sender.send(1.0)
         END_TRAINING[end](running)
-        assert sender._stream.ended.wait(DEADLINE)
+        until(lambda: sender._stream.update() or sender._stream.ended.is_set())
         for _ in range(2):
             with pytest.raises(TrainingEndedError, match="no more samples are accepted"):
                 sender.send(2.0)
@@ -85,15 +85,15 @@ def test_the_end_of_training_raises_in_the_sender(end, workers):
 def test_a_sender_that_cannot_complete_leaves_nothing_open():
     with no_open_connections(), stub_fit() as running:
         sender = connect_sender(running)
-        running.coordinator.server.close()
-        assert sender._stream.ended.wait(DEADLINE)
+        running.coordinator.close()
+        until(lambda: sender._stream.update() or sender._stream.ended.is_set())
         with pytest.raises(TrainingEndedError):
             sender.close()
 
 
 @pytest.mark.parametrize("end", END_TRAINING)
 def test_the_end_of_training_unblocks_a_send(end):
-    with stub_fit(capacity=2, small=True) as running:
+    with stub_fit(capacity=2) as running:
         sender = connect_sender(running)
         blocked = Thread(lambda: [sender.send(torch.zeros(2**18)) for _ in range(20)])
         until(lambda: running.workers[0].buffer._not_full.number)
@@ -117,23 +117,11 @@ def test_the_end_of_training_unblocks_a_flush(end):
         sender._stream.close()
 
 
-def test_training_may_end_between_a_send_and_its_reply():
-    with stub_fit() as running, simulation_stream(running.coordinator, 0) as opened:
-        hold = Hold(opened._workers[0], "has_message")
-        sent = Thread(opened.send, number_sample(1), None)
-        hold.entered()
-        running.coordinator.server.close()
-        opened._watcher.join(DEADLINE)
-        hold.release()
-        with suppress(TrainingEndedError):
-            sent.result()
-
-
 def test_the_end_of_training_is_not_reported_as_a_failure():
     with stub_fit() as running:
         sender = connect_sender(running)
-        running.coordinator.server.close()
-        assert sender._stream.ended.wait(DEADLINE)
+        running.coordinator.close()
+        until(lambda: sender._stream.update() or sender._stream.ended.is_set())
         with pytest.raises(TrainingEndedError), sender:
             sender.send(1.0)
         assert running.coordinator.received("failed") == []
@@ -196,5 +184,5 @@ def test_a_buffer_that_stays_full_raises_in_the_sender():
             [failure] = running.workers[0].failures  # not the sample's failure: reported to the fit, too
             assert isinstance(failure, BufferFullError)
         finally:
-            running.coordinator.server.close()
+            running.coordinator.close()
             senders[2]._stream.close()

@@ -3,12 +3,11 @@
 import warnings
 
 import pytest
-import torch
 
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.stream import Stream, WorkerDisconnectedError
 from tests.buffers.kinds import Thread, until
-from tests.online.bare_connections import no_open_connections
+from tests.net.plain_clients import no_open_connections
 from tests.online.sample_streams import (
     connect_sender,
     expected_samples,
@@ -70,7 +69,7 @@ def test_samples_wait_for_the_replacement_of_a_worker():
         until(lambda: running.workers[1].buffer.samples_put == 1)
         running.kill(1)
         going_on = Thread(send_all, sender, range(2, 400))
-        running.coordinator.wait_for("lost")
+        until(lambda: sender._stream._urls[1] is None)
         assert going_on.is_alive()
         running.replace(1, {0: 2}, capacity=400)
         lost = ""
@@ -89,38 +88,35 @@ def test_samples_wait_for_the_replacement_of_a_worker():
 @pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("waiting", ["for room", "for its samples to arrive", "not at all"])
 def test_the_coordinator_announces_a_silently_lost_worker(waiting):
-    capacity, size, samples = (200, 1, 3) if waiting == "not at all" else (1, 2**18, 3)
-    with stub_fit(capacity=capacity, small=True) as running, warnings.catch_warnings(record=True) as caught:
+    capacity = 200 if waiting == "not at all" else 1
+    with stub_fit(capacity=capacity) as running, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         sender, silent = connect_sender(running), running.workers[0]
-        act = Thread(
-            lambda: [sender.send(torch.zeros(size)) for _ in range(30 if waiting == "for room" else samples)]
-        )
+        sending = Thread(send_all, sender, range(300 if waiting == "for room" else 3))
         try:
             if waiting != "for room":
-                act.result()
+                sending.result()
             if waiting == "for its samples to arrive":
-                act = Thread(sender.close)
-            until(lambda: silent.buffer.samples_put == samples or silent.buffer._not_full.number)
-            running.coordinator.set_endpoint(0, None)
+                sending = Thread(sender.close)
+            until(lambda: silent.buffer.samples_put == 3 or silent.buffer._not_full.number)
+            running.coordinator.set_url(0, None)
             if waiting == "not at all":
-                until(lambda: sender._stream._workers[0]._socket.fileno() == -1)
-                act = Thread(sender.send, torch.zeros(size))
-            running.coordinator.wait_for("lost")
-            running.replace(0, {}, capacity=40)
-            act.result()
+                sender._stream.update(10)
+                sending = Thread(sender.send, number_sample(3)[0])
+            until(lambda: sender._stream._urls == [None])
+            running.replace(0, {}, capacity=400)
+            sending.result()
             sender.close()
         finally:
             silent.close()
         assert ["worker 0 disconnected" in str(each.message) for each in caught] == [True]
-        assert running.workers[0].buffer.samples_put < 30
 
 
 @pytest.mark.usefixtures("short_pauses")
 def test_a_lost_worker_does_not_affect_other_connections():
     with stub_fit(2) as running, simulation_stream(running.coordinator, 0) as opened:
-        running.coordinator.set_endpoint(1, None)
-        until(lambda: opened._workers[1]._socket.fileno() == -1)
+        running.coordinator.set_url(1, None)
+        opened.update(10)
         opened.send(number_sample(0), None)
         for act in (lambda: opened.send(number_sample(1), None), opened.finish):
             with pytest.raises(WorkerDisconnectedError, match="worker 1 disconnected"):
@@ -129,14 +125,14 @@ def test_a_lost_worker_does_not_affect_other_connections():
 
 
 @pytest.mark.usefixtures("short_pauses")
-def test_a_dead_endpoint_is_not_accepted_as_replacement():
+def test_a_dead_address_is_not_accepted_as_replacement():
     with stub_fit() as running, connect_sender(running) as sender:
         send_all(sender, range(2))
         until(lambda: running.workers[0].buffer.samples_put == 2)
-        running.workers[0].close()  # unknown to the coordinator, which still has the old endpoint
+        running.workers[0].close()  # unknown to the coordinator, which still has the old address
         closing = Thread(sender.close)
-        running.coordinator.wait_for("lost")
-        running.coordinator.set_endpoint(0, None)
+        closing.join(0.3)
+        running.coordinator.set_url(0, None)
         running.replace(0, {0: 2})
         closing.result()
         assert running.coordinator.wait_for("finished") == [2]
@@ -148,8 +144,8 @@ def test_training_may_end_while_waiting_for_a_replacement():
         send_all(sender, range(2))
         running.kill(0)
         closing = Thread(sender.close)
-        running.coordinator.wait_for("lost")
-        running.coordinator.server.close()
+        until(lambda: sender._stream._urls == [None])
+        running.coordinator.close()
         with pytest.raises(TrainingEndedError):
             closing.result()
         sender._stream.close()

@@ -8,13 +8,12 @@ import torch
 from safetensors.torch import save
 
 from compss_train.model.random_state import RandomState
-from compss_train.net.messages import MessageError
+from compss_train.net.messages import MessageError, pack, unpack
 from compss_train.online.values import decode_value, encode_value
 from compss_train.online.worker_task import WorkerCheckpoint
 from compss_train.online.workers import CheckpointStore
 from compss_train.worker.train import WorkerState
-from tests.buffers.kinds import ALL, Thread, make, put_some
-from tests.online.bare_connections import connection_pair
+from tests.buffers.kinds import ALL, make, put_some
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -65,10 +64,7 @@ def test_a_checkpoint_without_optimizer_round_trips():
 def test_values_round_trip(value):
     data = encode_value(value)
     assert (data.dtype, data.dim(), data.is_contiguous()) == (torch.uint8, 1, True)
-    with connection_pair() as (one, other):
-        sending = Thread(one.send, {}, [data])
-        back = decode_value(other.receive()[1][0])
-        sending.result()
+    back = decode_value(unpack([bytearray(frame) for frame in pack({}, [data])])[1][0])
     assert repr(back) == repr(value)
     encode_value(value)[:] = 0  # does not share memory with the value
     assert repr(decode_value(data)) == repr(back)

@@ -65,7 +65,7 @@ def test_close_removes_the_files_and_is_idempotent():
     assert not folder.exists()
 
 
-def workers_of(submitted, simulations=None):
+def workers_of(submitted, simulations=None, store=lambda worker, data: None):
     """Return two workers on an engine that runs nothing."""
     engine = SimpleNamespace(
         traits=Traits(interruptible=False),
@@ -82,7 +82,9 @@ def workers_of(submitted, simulations=None):
         resources=Resources(cpus=3, gpus=1, gpu_tasks=2),
     )
     job = SimpleNamespace(num_workers=2)
-    return Workers(session=session, job=job, simulations=simulations, progress=None, checkpoints=None)
+    return Workers(
+        session=session, job=job, simulations=simulations, progress=None, checkpoints=SimpleNamespace(store=store)
+    )
 
 
 def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
@@ -106,10 +108,22 @@ def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_t
     for _ in range(3):
         attempts(MAX_RUNS - 1)
         worker.connect(client)
-        workers.handle(client, {"checkpoint": []}, ())
+        workers.handle(client, {"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])])
         worker.liveness.disconnect()
     with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next checkpoint"):
         attempts(MAX_RUNS)
+
+
+def test_a_checkpoint_that_cannot_be_stored_is_a_warning_and_does_not_count():
+    def full(worker, data):
+        raise OSError("no space left on device")
+
+    workers, client = workers_of([], SimpleNamespace(done=[]), full), SimpleNamespace(number=1)
+    workers.all[1].connect(client)
+    with pytest.warns(UserWarning, match="no space left on device; training goes on"):
+        workers.handle(client, {"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])])
+    workers.handle(client, {"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])])  # warned once
+    assert workers.all[1].saved_offsets == {}
 
 
 def test_a_worker_that_sends_nothing_for_long_is_warned_of_once():

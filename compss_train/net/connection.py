@@ -1,0 +1,153 @@
+"""A client's connection: messages arrive in order, or the connection is lost. It is never made again by itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from compss_train._utils.closing import Closable
+from compss_train.data.block import Block
+from compss_train.net.messages import PIECE, MessageError, pack, unpack
+from compss_train.net.sockets import HANDSHAKE_FAILED, HANDSHAKE_MILLISECONDS, PRIVATE, Socket, client_socket
+from compss_train.net.tokens import WRONG_TOKEN, proof_of
+
+Header: TypeAlias = dict[str, Any]
+Message: TypeAlias = tuple[Header, list[torch.Tensor]]
+
+_MAX_REFUSALS = 5
+"""How often a handshake may fail before the token is wrong: a server that has many strangers closes connections."""
+_RETRY_SECONDS = 0.05
+_POLL_MILLISECONDS = 100
+_CONNECT_MILLISECONDS = 30_000
+LINGER_MILLISECONDS = 2000
+
+
+class ConnectionLostError(OSError):
+    """The peer has closed the connection, or it broke."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, such as ``tcp://10.0.0.5:5555``, and the token that it requires."""
+
+    url: str
+    token: str = field(repr=False)
+
+    def connect(self, greeting: Header, context: zmq.Context[Socket] | None = None) -> Connection:
+        """Connect and send the first message, which says what this client is.
+
+        Raises ``ConnectionRefusedError`` if nobody listens, and ``PermissionError`` for a wrong token.
+        """
+        connection = Connection(self, context)
+        try:
+            proof = {"proof": proof_of(self.token)} if self.url.startswith(PRIVATE) else {}
+            connection.send(greeting | proof)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class Connection(Closable):
+    """Sends and receives messages; for one thread at a time."""
+
+    def __init__(self, address: Address, context: zmq.Context[Socket] | None = None) -> None:
+        self._url, self._context, self._owns_context = address.url, context or zmq.Context(), context is None
+        self._lost = True
+        for _ in range(_MAX_REFUSALS):
+            if self._open(address):
+                self._lost = False
+                return
+            self._close_socket()
+            time.sleep(_RETRY_SECONDS)
+        self.close()
+        raise PermissionError(f"{self._url}: {WRONG_TOKEN}, or another program listens there")
+
+    def _open(self, address: Address) -> bool:
+        """Connect; return False if the handshake has failed."""
+        self._socket = client_socket(self._context, address.url, address.token)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        self._monitor = self._socket.get_monitor_socket(events)
+        self._poller = zmq.Poller()
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._socket.connect(address.url)
+        if not self._poller.poll(_CONNECT_MILLISECONDS):
+            self.close()
+            raise TimeoutError(f"{self._url} does not answer")
+        event = recv_monitor_message(self._monitor)["event"]
+        if event == zmq.EVENT_CLOSED:
+            self.close()
+            raise ConnectionRefusedError(f"nobody listens at {self._url}")
+        self._poller.register(self._socket, zmq.POLLIN)
+        return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
+        """Send a message, of which a copy is made.
+
+        Raises ``ConnectionLostError``, and ``MessageError`` for a header that is too large.
+        """
+        frames = pack(header, arrays)
+        if len(frames[0]) > PIECE:
+            raise MessageError(
+                f"a message whose header has {len(frames[0])} bytes; the maximum is {PIECE}: give it fewer arrays, "
+                "and shorter texts"
+            )
+        while True:
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                return
+            except zmq.Again:  # the peer does not read, or is gone
+                self._check()
+                self._wait(_POLL_MILLISECONDS)
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """Wait for the next message; return ``None`` if there is none after ``timeout`` seconds.
+
+        Raises ``ConnectionLostError``, ``MessageError`` for malformed data, and ``PermissionError`` if the server
+        has refused the token.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                header, arrays = unpack(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            except zmq.Again:
+                self._check()
+                left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._wait(min(_POLL_MILLISECONDS, 1000 * left)) and not left:
+                    return None
+                continue
+            if header.get("error") == WRONG_TOKEN:
+                raise PermissionError(f"{self._url}: {WRONG_TOKEN}")
+            if header:  # otherwise the server asked whether this client is still there
+                return header, arrays
+
+    def _wait(self, milliseconds: float) -> bool:
+        """Wait for a message, or the loss of the connection; what has arrived before can still be received."""
+        ready = dict(self._poller.poll(math.ceil(milliseconds)))
+        self._lost = self._lost or self._monitor in ready
+        return bool(ready)
+
+    def _check(self) -> None:
+        if self._lost:
+            raise ConnectionLostError(f"the connection to {self._url} is lost")
+
+    def close(self) -> None:
+        """Disconnect when all that was sent has left; may be called again."""
+        self._close_socket()
+        if self._owns_context:
+            self._context.term()
+
+    def _close_socket(self) -> None:
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close()
+            self._socket.close(0 if self._lost else LINGER_MILLISECONDS)
