@@ -8,14 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from compss_train._utils.imports import import_optional
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, Profile
 from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
-from compss_train.online.options import OnlineOptions, Pairing
-from compss_train.online.training import train_online
 from compss_train.training.callback import AnyCallback
 from compss_train.training.checkpoints.snapshot import Snapshot
 from compss_train.training.data_source import as_data_source
@@ -234,7 +233,7 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
         max_time: float | timedelta | None = None,
-        pairing: Pairing | None = None,
+        pairing: Callable[[Any, Any], Any] | None = None,
         record_every: float = 1.0,
         checkpoint_every: float | None = 60.0,
         simulation_retries: int = 2,
@@ -292,6 +291,10 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         Raises as ``fit`` does, and ``SimulationError`` if simulations fail before the first sample. After an
         exception or Ctrl-C the parameters are those that workers have merged until then.
         """
+        import_optional("zmq", extra="online", needed_by="fit_online", package="ZeroMQ")
+        from compss_train.online.options import OnlineOptions
+        from compss_train.online.training import train_online
+
         options = OnlineOptions(
             simulate=simulate,
             inputs=inputs,

@@ -1,8 +1,9 @@
 """Stands in for ZeroMQ: sockets in one process, whose messages are late, doubled, lost with a connection, or kill.
 
-Only what the parameter server uses. A connection delivers messages in order. It may break at any message: what was
-on its way is lost, in part or all of it, or arrives after messages of the next connection (``stale``), and the
-client connects again. The names are those of ``zmq``.
+Only what the package uses. A connection delivers messages in order. It may break at any message: what was on its
+way is lost, in part or all of it, or arrives after messages of the next connection (``stale``). Clients of the
+parameter server connect again; those with ``RECONNECT_IVL`` of -1 learn that they are disconnected. The names are
+those of ``zmq``.
 """
 
 # ruff: noqa: N802
@@ -37,15 +38,19 @@ class ZMQError(OSError):
 
 
 class Frame:
-    def __init__(self, data: Any, copy: bool = True) -> None:
-        self.bytes = bytearray(data)
-        self.buffer = memoryview(self.bytes)
+    def __init__(self, data: Any, copy: bool = True, descriptor: int = 0) -> None:
+        self.buffer = memoryview(bytearray(data))
+        self._descriptor = descriptor
+
+    @property
+    def bytes(self) -> bytes:
+        return bytes(self.buffer)
 
     def __len__(self) -> int:
-        return len(self.bytes)
+        return len(self.buffer)
 
     def get(self, name: str) -> str:
-        return "0"
+        return str(self._descriptor)
 
 
 class Link:
@@ -53,6 +58,8 @@ class Link:
 
     def __init__(self, zmq: FakeZmq, client: Socket, server: Socket) -> None:
         self._zmq, self.client, self.server = zmq, client, server
+        self.descriptor = 0
+        self.ended = False
         self._generation = 0
         self._late: set[int] = set()
         """Generations whose messages arrive after those of later ones."""
@@ -65,12 +72,17 @@ class Link:
         self._arrives = dict.fromkeys((self.client, self.server), self._zmq.events.now + 2 * CONNECTING)
 
     def _connected(self) -> None:
-        if not self.client.closed and not self.server.closed:
+        if self.server.closed:
+            self.client.notice(FakeZmq.EVENT_CLOSED)
+        elif not self.client.closed and not self.ended:
+            self._zmq.descriptors += 1
+            self.descriptor = self._zmq.descriptors
             self.server.links[self.client.identity] = self
-            self.client.handshakes.append({"event": FakeZmq.EVENT_HANDSHAKE_SUCCEEDED})
+            self.server.notice(FakeZmq.EVENT_ACCEPTED, self.descriptor)
+            self.client.notice(FakeZmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, to: Socket, frames: list[bytes]) -> None:
-        zmq, generation = self._zmq, self._generation
+        zmq, generation, descriptor = self._zmq, self._generation, self.descriptor
         seconds, times = zmq.message(self)
         arrives = max(zmq.events.now + seconds, self._arrives[to] + 1e-6)
         self._arrives[to] = arrives
@@ -79,7 +91,7 @@ class Link:
             if to.closed:
                 return
             if late or generation == self._generation:
-                to.received.append(frames)
+                to.received.append((descriptor, frames))
             elif generation in self._late:
                 zmq.after(zmq.events.draw.choice(SECONDS), lambda: arrive(late=True))
 
@@ -91,23 +103,53 @@ class Link:
         if late:
             self._late.add(self._generation)
         self._generation += 1
+        if self.client.reconnects:
+            self.server.links.pop(self.client.identity, None)
+            self.server.notice(FakeZmq.EVENT_DISCONNECTED, self.descriptor)
+            self.connect()
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Disconnect both ends, each after what is on its way to it."""
+        if self.ended:
+            return
+        self.ended = True
+        for to, event in ((self.server, self._server_disconnected), (self.client, self._client_disconnected)):
+            self._zmq.after(max(0.0, self._arrives[to] - self._zmq.events.now) + 2 * max(SECONDS), event)
+
+    def _server_disconnected(self) -> None:
         self.server.links.pop(self.client.identity, None)
-        self.connect()
+        self.server.notice(FakeZmq.EVENT_DISCONNECTED, self.descriptor)
+
+    def _client_disconnected(self) -> None:
+        self.client.notice(FakeZmq.EVENT_DISCONNECTED)
 
 
 class Socket:
     def __init__(self, zmq: FakeZmq, kind: str) -> None:
         self._zmq, self._kind = zmq, kind
         self.process = zmq.events.current.process
-        self.identity = b""
+        self.identity = b"%d" % len(zmq.sockets)
         self.address = ""
-        self.received: deque[list[bytes]] = deque()
+        self.received: deque[tuple[int, list[bytes]]] = deque()
         self.links: dict[bytes, Link] = {}
-        self.handshakes: deque[dict[str, Any]] = deque()
+        self.monitor_events = Monitor(self)
+        self.reconnects, self.mandatory = True, False
+        self._noticed = 0
         self._link: Link | None = None
-        self._unsent: list[list[bytes]] = []
         self.closed = False
         zmq.sockets.append(self)
+
+    @property
+    def patient(self) -> bool:
+        """Whether polls wait longer than they are told."""
+        return self.reconnects and not self.mandatory
+
+    def notice(self, event: int, value: int = 0) -> None:
+        """Tell the monitor of an event, if it watches for it."""
+        if event & self._noticed:
+            self.monitor_events.handshakes.append({"event": event, "value": value})
 
     @property
     def EVENTS(self) -> int:
@@ -116,6 +158,10 @@ class Socket:
     def setsockopt(self, option: str, value: Any) -> None:
         if option == FakeZmq.IDENTITY:
             self.identity = value
+        if option == FakeZmq.RECONNECT_IVL:
+            self.reconnects = value >= 0
+        if option == FakeZmq.ROUTER_MANDATORY:
+            self.mandatory = bool(value)
 
     def setsockopt_string(self, option: str, value: str) -> None:
         self.setsockopt(option, value.encode())
@@ -124,13 +170,16 @@ class Socket:
         return self.address
 
     def get_monitor_socket(self, events: int) -> Monitor:
-        return Monitor(self.handshakes)
+        self._noticed = events
+        return self.monitor_events
 
     def monitor(self, address: str, events: int) -> None:
-        pass
+        self._noticed = events
+        self._zmq.monitored[address] = self.monitor_events
 
     def disable_monitor(self) -> None:
-        pass
+        self.notice(FakeZmq.EVENT_MONITOR_STOPPED)
+        self._noticed = 0
 
     def bind(self, address: str) -> None:
         self._zmq.ports += 1
@@ -138,9 +187,14 @@ class Socket:
         self._zmq.bound[self.address] = self
 
     def connect(self, address: str) -> None:
+        if self._kind == FakeZmq.PAIR:
+            self.monitor_events = self._zmq.monitored[address]
+            return
         server = self._zmq.bound.get(address)
         if server is not None and not server.closed:
             self._link = Link(self._zmq, self, server)
+        else:
+            self._zmq.after(CONNECTING, lambda: self.notice(FakeZmq.EVENT_CLOSED))
 
     def send_multipart(self, frames: Sequence[Any], flags: int = 0) -> None:
         sent = [bytes(frame.buffer if isinstance(frame, Frame) else frame) for frame in frames]
@@ -148,29 +202,50 @@ class Socket:
             identity, *sent = sent
             if (link := self.links.get(identity)) is not None:
                 link.send(link.client, sent)
-        elif self._link is not None:
+            elif self.mandatory:
+                raise ZMQError("no route to host")
+        elif self._link is not None and not self._link.ended:
             self._link.send(self._link.server, [self.identity, *sent])
+        elif not self.reconnects:
+            raise Again
 
     def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Frame]:
         if not self.received:
             raise Again
-        return [Frame(frame) for frame in self.received.popleft()]
+        descriptor, frames = self.received.popleft()
+        return [Frame(frame, descriptor=descriptor) for frame in frames]
 
     def poll(self, milliseconds: float) -> int:
-        self._zmq.poll(lambda: bool(self.received), 120 * PATIENCE)
+        if self.patient:
+            self._zmq.poll(lambda: bool(self.received), 120 * PATIENCE)
+        else:
+            self._zmq.wait(lambda: bool(self.received), milliseconds)
         return self.EVENTS
 
-    def close(self) -> None:
+    def close(self, linger: int | None = None) -> None:
+        if self.closed:
+            return
         self.closed = True
+        for link in [*self.links.values(), *([self._link] if self._link is not None else [])]:
+            if not link.client.reconnects:
+                link.break_off() if linger == 0 else link.end()
 
 
 class Monitor:
-    def __init__(self, handshakes: deque[dict[str, Any]]) -> None:
-        self.handshakes = handshakes
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self.handshakes: deque[dict[str, Any]] = deque()
+
+    @property
+    def patient(self) -> bool:
+        return self._socket.patient
 
     @property
     def EVENTS(self) -> int:
         return FakeZmq.POLLIN if self.handshakes else 0
+
+    def close(self) -> None:
+        pass
 
 
 class Poller:
@@ -182,7 +257,13 @@ class Poller:
         self._sources.append(source)
 
     def poll(self, milliseconds: float) -> list[tuple[Any, int]]:
-        self._zmq.poll(lambda: any(map(_readable, self._sources)), PATIENCE)
+        def ready() -> bool:
+            return any(map(_readable, self._sources))
+
+        if all(isinstance(source, int) or source.patient for source in self._sources):
+            self._zmq.poll(ready, PATIENCE)
+        else:
+            self._zmq.wait(ready, milliseconds)
         return [(source, FakeZmq.POLLIN) for source in self._sources if _readable(source)]
 
 
@@ -204,7 +285,10 @@ class Context:
 
     def destroy(self, milliseconds: int = 0) -> None:
         for socket in self._sockets:
-            socket.close()
+            socket.close(milliseconds)
+
+    def term(self) -> None:
+        pass
 
 
 class FakeZmq:
@@ -212,17 +296,21 @@ class FakeZmq:
 
     ROUTER, DEALER, PAIR = "ROUTER", "DEALER", "PAIR"
     IDENTITY, LAST_ENDPOINT = "IDENTITY", "LAST_ENDPOINT"
+    RECONNECT_IVL, ROUTER_MANDATORY = "RECONNECT_IVL", "ROUTER_MANDATORY"
     ROUTER_HANDOVER = RCVHWM = LINGER = HANDSHAKE_IVL = MAXMSGSIZE = "ignored"
-    POLLIN = NOBLOCK = EVENT_HANDSHAKE_SUCCEEDED = 1
-    EVENT_ACCEPTED = EVENT_DISCONNECTED = 2
-    EVENT_HANDSHAKE_FAILED_NO_DETAIL = EVENT_HANDSHAKE_FAILED_PROTOCOL = EVENT_HANDSHAKE_FAILED_AUTH = 4
+    TCP_KEEPALIVE = TCP_KEEPALIVE_IDLE = TCP_KEEPALIVE_INTVL = TCP_KEEPALIVE_CNT = "ignored"
+    POLLIN = NOBLOCK = 1
+    EVENT_HANDSHAKE_SUCCEEDED, EVENT_ACCEPTED, EVENT_DISCONNECTED = 1, 2, 4
+    EVENT_CLOSED, EVENT_MONITOR_STOPPED = 8, 16
+    EVENT_HANDSHAKE_FAILED_NO_DETAIL = EVENT_HANDSHAKE_FAILED_PROTOCOL = EVENT_HANDSHAKE_FAILED_AUTH = 32
     ZMQError, Again, Frame = ZMQError, Again, Frame
 
     def __init__(self, events: FiberEvents, plan: FaultPlan) -> None:
         self.events, self._plan = events, plan
         self.bound: dict[str, Socket] = {}
         self.sockets: list[Socket] = []
-        self.ports = 0
+        self.monitored: dict[str, Monitor] = {}
+        self.ports = self.descriptors = 0
         events.at_end.append(self.close_sockets)
 
     def Context(self) -> Context:
@@ -237,8 +325,10 @@ class FakeZmq:
     def curve_keypair(self) -> tuple[bytes, bytes]:
         return b"public", b"secret"
 
-    def recv_monitor_message(self, monitor: Monitor, flags: int = 0) -> dict[str, Any]:
-        return monitor.handshakes.popleft()
+    def recv_monitor_message(self, monitor: Monitor | Socket, flags: int = 0) -> dict[str, Any]:
+        noticed = (monitor.monitor_events if isinstance(monitor, Socket) else monitor).handshakes
+        self.events.wait(lambda: bool(noticed))
+        return noticed.popleft()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.events.after(seconds, action)
@@ -246,6 +336,10 @@ class FakeZmq:
     def poll(self, condition: Callable[[], bool], seconds: float) -> None:
         changes = self.events.changes
         self.events.wait(lambda: condition() or self.events.changes != changes, seconds)
+
+    def wait(self, condition: Callable[[], bool], milliseconds: float) -> None:
+        """Wait as long as told; longer in what outlives the coordinator, which may wait for hours."""
+        self.events.wait(condition, PATIENCE if milliseconds and self._plan.killed else milliseconds / 1000)
 
     def message(self, link: Link) -> tuple[float, int]:
         """Return how long a message takes, and how often it arrives.
@@ -258,8 +352,10 @@ class FakeZmq:
                 seconds += fault.seconds
             if fault.kind in ("cut", "stale"):
                 self.after(seconds / 2, partial(link.break_off, late=fault.kind == "stale"))
-            if fault.kind == "double":
-                times = 2
+            if fault.kind == "double" and link.client.reconnects:
+                times = 2  # as they are sent again; what comes twice on one connection breaks it
+            elif fault.kind == "double":
+                self.after(seconds / 2, link.break_off)
             if fault.kind == "die" and link.client.process is not COORDINATOR:
                 self.after(seconds / 2, lambda: self.events.kill(link.client.process))
         return seconds, times
@@ -267,5 +363,5 @@ class FakeZmq:
     def close_sockets(self, process: object) -> None:
         """Do what the system does when a process ends."""
         for each in self.sockets:
-            if each.process is process:
-                each.close()
+            if each.process is process and not each.closed:
+                each.close(None if each.patient else self.events.draw.choice([0, None]))

@@ -1,8 +1,5 @@
 """What stands in for the clock, threads and network of the system while a simulation runs."""
 
-import queue
-import select
-import socket
 import sys
 import threading
 import time
@@ -19,7 +16,6 @@ from zmq.utils.monitor import recv_monitor_message
 from compss_train.online import setup, simulation_task, worker_task  # noqa: F401  # so that they are patched
 from compss_train.parameter_server import connect, serve  # noqa: F401
 from tests.simulation.engine import Events, FaultPlan
-from tests.simulation.fake_socket import Network, QueueModule, SelectModule, SocketModule
 from tests.simulation.fake_zmq import FakeZmq
 from tests.simulation.fibers import FakeThreading, FiberEvents
 
@@ -41,11 +37,8 @@ def virtual_time(events: Events) -> Iterator[None]:
 @contextmanager
 def simulated_modules(events: FiberEvents, plan: FaultPlan) -> Iterator[None]:
     """Have the package use simulated threads and a simulated network."""
-    network, sockets = FakeZmq(events, plan), Network(events, plan)
+    network = FakeZmq(events, plan)
     replaced: list[tuple[Any, Any]] = [
-        (socket, SocketModule(sockets)),
-        (select, SelectModule(events)),
-        (queue, QueueModule(events)),
         (threading, FakeThreading(events)),
         (zmq, network),
         (recv_monitor_message, network.recv_monitor_message),
