@@ -9,7 +9,7 @@ import heat
 from heat_experiment import TRAINING, Experiment, Recorder, Run, simulator
 from heat_offline import OFFLINE, offline
 
-from compss_train import BufferSpec
+from compss_train import BufferSpec, Merge, Simulations
 
 RESERVOIR = "Reservoir"
 ONLINE = ("FIFO", "FIRO", RESERVOIR)
@@ -42,12 +42,10 @@ def online(method: str, experiment: Experiment) -> Run:
     recorder = Recorder(experiment.history_file(method), lambda record: int(record["batches"]))
     with experiment.trainer() as trainer:
         trainer.fit_online(
-            simulator(options),
-            heat.random_parameters(experiment.seed, TRAINING),
+            Simulations(simulator(options), heat.random_parameters(experiment.seed, TRAINING), options.simulators),
             buffer=buffer(method, options),
             batch_size=options.batch_size,
-            num_simulators=options.simulators,
-            merge_every_batches=options.merge_every,
+            merge=Merge(every=options.merge_every),
             max_batches=options.batches,
             validation_data=experiment.validation,
             record_every=options.record_every,

@@ -14,7 +14,7 @@ import torch
 from _common import parser, print_table, ratios, spread
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 from compss_train.buffers import FIFO
 from compss_train.online.event_server import EventServer
 from compss_train.online.receiver import Receiver
@@ -138,12 +138,10 @@ def plain(size: int, batches: int) -> float:
 def online(trainer: DistributedTrainer, size: int, batches: int) -> float:
     trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, "mse")
     trainer.fit_online(
-        simulate,
-        itertools.repeat(size),
+        Simulations(simulate, itertools.repeat(size)),
         buffer=BufferSpec("Reservoir", 1024, 100),
         batch_size=BATCH,
-        num_simulators=1,
-        merge_every_batches=100,
+        merge=Merge(every=100),
         max_batches=batches,
         record_every=0.5,
         progress=False,

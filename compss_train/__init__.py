@@ -28,11 +28,11 @@ __all__ = [
     "PartialShuffle",
     "PartialShuffleSampler",
     "Ragged",
-    "SampleSender",
     "Samples",
     "Schedule",
     "SerialEngine",
     "SimulationError",
+    "Simulations",
     "StepContext",
     "TrainTransform",
     "TrainingEndedError",
@@ -56,6 +56,7 @@ _HOMES = {
     "model.train_transform": ("TrainTransform",),
     "model.training_step": ("StepContext",),
     "online": ("SampleSender",),
+    "online.simulations": ("Simulations",),
     "samplers": ("PartialShuffle", "PartialShuffleSampler"),
     "training.merge": ("Merge",),
     "trainer": ("DistributedTrainer",),
@@ -89,7 +90,8 @@ if TYPE_CHECKING:
     from compss_train.model.schedule import Schedule
     from compss_train.model.train_transform import TrainTransform
     from compss_train.model.training_step import StepContext
-    from compss_train.online import SampleSender
+    from compss_train.online import SampleSender as SampleSender
+    from compss_train.online.simulations import Simulations
     from compss_train.samplers import PartialShuffle, PartialShuffleSampler
     from compss_train.trainer import DistributedTrainer
     from compss_train.training.merge import Merge

@@ -3,18 +3,18 @@
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from compss_train._utils.imports import import_optional
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, Profile
 from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
-from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
+from compss_train.online.simulations import Simulations
 from compss_train.training.callback import AnyCallback
 from compss_train.training.checkpoints.snapshot import Snapshot
 from compss_train.training.data_source import as_data_source
@@ -221,28 +221,18 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
 
     def fit_online(
         self,
-        simulate: Callable[[Any], Iterable[Any]] | None,
-        inputs: Iterable[Any] = (),
+        simulations: Simulations,
         *,
         buffer: BufferSpec,
         batch_size: int,
-        num_simulators: int,
-        merge_every_batches: int,
+        merge: MergeLike = "parameter_server",
         max_batches: int | None = None,
         validation_data: tuple[Any, Any] | FileDataset | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
         max_time: float | timedelta | None = None,
-        pairing: Callable[[Any, Any], Any] | None = None,
         record_every: float = 1.0,
         checkpoint_every: float | None = 60.0,
-        simulation_retries: int = 2,
-        simulation_timeout: float | None = None,
-        senders: int = 0,
-        address: str | None = None,
-        token: str | None = None,
-        optimizer_state: Literal["keep", "reset"] = "keep",
-        outer_optimizer: OptimizerSpec | None = None,
     ) -> Parameters:
         """Train while simulations run, and return the final global parameters, arrays in state_dict order.
 
@@ -252,67 +242,42 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
 
         Parameters
         ----------
-        simulate:
-            A generator function of one input that yields samples: (x, y), or (step, x, y) where the buffer pairs
-            time steps, or x alone for autoencoders. Runs in another process, and may be run again.
-        inputs:
-            Its arguments, one a simulation: a list, or an iterator, which may be endless. The next one is requested
-            in this process when a simulation has ended; the fit waits meanwhile.
+        simulations:
+            What sends samples: ``Simulations(simulate, inputs, count=4)``, or programs outside the fit.
         buffer:
             Description of the buffer of each worker; simulations wait while it is full. FIFO and FIRO return each
             sample once, reservoirs at least once.
         batch_size:
             Samples in a batch; the last batches may have fewer.
-        num_simulators:
-            Number of simulations that run at the same time.
-        merge_every_batches:
-            Batches after which a worker merges with the others, through a parameter server in this process.
+        merge:
+            ``Merge(every=...)``: batches after which a worker merges with the others, through a parameter server in
+            this process; 1 by default. It takes ``outer_optimizer`` and ``optimizer_state`` (``"keep"`` or
+            ``"reset"``), too.
         max_batches:
             Maximum number of batches that each worker trains on; ``None`` for no limit.
-        validation_data, callbacks, progress, max_time, optimizer_state, outer_optimizer:
-            As in ``fit`` with ``merge="parameter_server"``. Validation runs beside the training, for one record of
-            the history at a time.
-        pairing:
-            For a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
+        validation_data, callbacks, progress, max_time:
+            As in ``fit``. Validation runs beside the training, for one record of the history at a time.
         record_every:
             Seconds between records of the history; docs/online.md explains their fields.
         checkpoint_every:
             Seconds after which each worker saves itself and its buffer; its replacement resumes from there if it
             dies. ``None`` for never.
-        simulation_retries:
-            Maximum number of retries of a simulation that raised, hung, or whose process died. Samples that have
-            arrived are not sent again. After that it is skipped, with a warning.
-        simulation_timeout:
-            Maximum seconds between two samples of a simulation; ``None`` for no limit.
-        senders, address, token:
-            Number of other programs that will send samples with ``SampleSender``, to this address
-            (``tcp://HOST:PORT``) and with this token.
 
         Raises as ``fit`` does, and ``SimulationError`` if simulations fail before the first sample. After an
         exception or Ctrl-C the parameters are those that workers have merged until then.
         """
         import_optional("zmq", extra="online", needed_by="fit_online", package="ZeroMQ")
-        from compss_train.online.options import OnlineOptions
+        from compss_train.online.options import OnlineOptions, online_merge
         from compss_train.online.training import train_online
 
         options = OnlineOptions(
-            simulate=simulate,
-            inputs=inputs,
+            simulations=simulations,
             buffer=buffer,
             batch_size=batch_size,
-            num_simulators=num_simulators,
-            merge_every_batches=merge_every_batches,
+            merge=online_merge(merge),
             max_batches=max_batches,
-            pairing=pairing,
             record_every=record_every,
             checkpoint_every=checkpoint_every,
-            simulation_retries=simulation_retries,
-            simulation_timeout=simulation_timeout,
-            senders=senders,
-            address=address,
-            optimizer_state=optimizer_state,
-            outer_optimizer=outer_optimizer,
-            token=token,
         )
         self._model.ready("fit_online")
         called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)

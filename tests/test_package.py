@@ -72,10 +72,9 @@ def test_every_public_name_can_be_had():
     assert all(getattr(compss_train, name) is not None for name in compss_train.__all__)
     assert {*compss_train.__all__, "__version__", "engines", "model"} <= set(dir(compss_train))
     homes = compss_train._HOMES
-    assert set(compss_train.__all__) == {n for names in homes.values() for n in names} - set(
-        homes["integrations.sklearn"]
-    )
-    assert all(getattr(compss_train, name).__name__ == name for name in homes["integrations.sklearn"])
+    extras = {*homes["integrations.sklearn"], *homes["online"]}
+    assert set(compss_train.__all__) == {name for names in homes.values() for name in names} - extras
+    assert all(getattr(compss_train, name).__name__ == name for name in extras)
 
 
 def test_other_names_are_no_attributes():

@@ -17,8 +17,8 @@ from compss_train.net.connection import Header
 from compss_train.online.event_server import Client, Event, EventServer
 from compss_train.online.options import OnlineJob, OnlineOptions
 from compss_train.online.records import Recorder
+from compss_train.online.simulation_queue import SimulationQueue
 from compss_train.online.simulation_runner import SimulationRunner
-from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
 from compss_train.online.workers import CheckpointStore, Workers
 from compss_train.training.rounds import MERGE_SECONDS
@@ -56,8 +56,9 @@ class OnlineFit:
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
         numbers = itertools.count()
-        inputs = None if options.simulate is None else options.inputs
-        self._simulations = Simulations(inputs, options.simulation_retries, numbers.__next__)
+        simulations = options.simulations
+        inputs = None if simulations.simulate is None else simulations.inputs
+        self._simulations = SimulationQueue(inputs, simulations.retries, numbers.__next__)
         self._workers = Workers(
             session=session,
             job=job,
@@ -68,12 +69,12 @@ class OnlineFit:
         self._router = StreamRouter(self._workers.all, job.key, paired=job.paired)
         self._runner = SimulationRunner(
             engine=session.engine,
-            simulations=self._simulations,
+            queue=self._simulations,
             router=self._router,
-            options=options,
+            simulations=simulations,
             job=job,
         )
-        self._senders = ExternalSenders(options.senders, self._router, numbers.__next__)
+        self._senders = ExternalSenders(simulations.senders, self._router, numbers.__next__)
 
     def current(self) -> Parameters:
         """Return the current global parameters."""

@@ -18,6 +18,7 @@ from compss_train._utils.closing import Closable
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address, Header
+from compss_train.online.simulations import host_and_port
 from compss_train.online.stream import NameInUseError, Sample, Stream, WorkerDisconnectedError
 
 _RETRY_SECONDS = 0.2
@@ -125,14 +126,6 @@ def _open_once(stream: Stream) -> Stream:
         stream.close()
         raise
     return stream
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of ``"tcp://host:port"``; raise ``ValueError`` for anything else."""
-    match = re.fullmatch(r"tcp://([^:/*]+):(\d+)", address) if isinstance(address, str) else None
-    if match is None or int(match[2]) >= 2**16:
-        raise ValueError(f"address={address!r}: give tcp://HOST:PORT")
-    return match[1], int(match[2])
 
 
 def as_sample(parts: Sequence[Any]) -> Sample:

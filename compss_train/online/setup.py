@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from compss_train.engines.base import ONE_CPU
 from compss_train.model.metrics import Measures
@@ -14,7 +14,6 @@ from compss_train.online.event_server import EventServer
 from compss_train.online.fitting import OnlineFit
 from compss_train.online.options import OnlineJob, OnlineOptions
 from compss_train.online.records import Evaluation, Progress, Recorder
-from compss_train.online.sender import host_and_port
 from compss_train.online.workers import CheckpointStore
 from compss_train.training.data_source import DataSource
 from compss_train.training.merging.server import GlobalParameters
@@ -60,13 +59,13 @@ def online_fit(
             start.parameters,
             workers,
             names=session.names,
-            optimizer=options.outer_optimizer,
+            optimizer=options.merge.outer_optimizer,
         )
         stack.enter_context(shared)
         checkpoints = stack.enter_context(CheckpointStore())
         server = stack.enter_context(EventServer(engine.host()))
-        if options.address is not None:
-            server.listen_for_senders(options.address, str(options.token))
+        if (address := options.simulations.address) is not None:
+            server.listen_for_senders(address, str(options.simulations.token))
         evaluation = None
         if validation is not None:
             evaluation = _evaluation(session, validation, server.address, start.parameters, stopping)
@@ -100,7 +99,7 @@ def _reserve(session: Session, options: OnlineOptions, validation: DataSource | 
 
     Without resources of its own an evaluation runs when a simulation has ended.
     """
-    tasks = [session.resources] * len(session.devices) + [ONE_CPU] * options.num_simulators
+    tasks = [session.resources] * len(session.devices) + [ONE_CPU] * options.simulations.places
     session.engine.reserve(tasks)
     if validation is not None:
         with suppress(ValueError):
@@ -113,17 +112,17 @@ def _job(
     return OnlineJob(
         coordinator=coordinator,
         key=new_token(),
-        host=None if options.address is None else host_and_port(options.address)[0],
+        host=options.simulations.host,
         server_address=server_address,
         num_workers=num_workers,
         buffer=options.buffer,
         batch_size=options.batch_size,
-        merge_every=options.merge_every_batches,
+        merge_every=cast("int", options.merge.every),
         max_batches=options.max_batches,
         report_every=min(1.0, options.record_every) / 2,
         checkpoint_every=options.checkpoint_every,
-        pairing=options.pairing,
-        new_optimizer=options.optimizer_state == "reset",
+        pairing=options.simulations.pairing,
+        new_optimizer=options.merge.optimizer_state == "reset",
         seed=start.seed + start.records,
     )
 

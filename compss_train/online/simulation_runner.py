@@ -9,9 +9,10 @@ import cloudpickle
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.net.connection import Header
 from compss_train.online.event_server import Client, TaskLiveness
-from compss_train.online.options import OnlineJob, OnlineOptions
+from compss_train.online.options import OnlineJob
+from compss_train.online.simulation_queue import Simulation, SimulationQueue, Status
 from compss_train.online.simulation_task import simulate_and_send
-from compss_train.online.simulations import Simulation, Simulations, Status
+from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Worker
 
@@ -20,22 +21,22 @@ UNREACHABLE_SECONDS = 60.0
 
 
 class SimulationRunner:
-    """Runs ``simulations`` as tasks; ``simulate`` is pickled once."""
+    """Runs the simulations of a queue as tasks; ``simulate`` is pickled once."""
 
     def __init__(
         self,
         *,
         engine: Engine,
-        simulations: Simulations,
+        queue: SimulationQueue,
         router: StreamRouter,
-        options: OnlineOptions,
+        simulations: Simulations,
         job: OnlineJob,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._simulations, self._router = engine, simulations, router
+        self._engine, self._simulations, self._router = engine, queue, router
         self._job, self._clock = job, clock
-        self._max_running, self._timeout = options.num_simulators, options.simulation_timeout
-        self._simulate: Ref = engine.publish(cloudpickle.dumps(options.simulate))
+        self._max_running, self._timeout = simulations.count, simulations.timeout
+        self._simulate: Ref = engine.publish(cloudpickle.dumps(simulations.simulate))
 
     def start(self) -> None:
         """Submit simulations up to the limit, and resubmit lost tasks."""

@@ -36,8 +36,8 @@ def train_online(
     validation = None
     if validation_data is not None:
         validation = validation_source(model, workplace.num_workers, validation_data)
-    if options.outer_optimizer is not None:
-        check_outer_factory(built.training_spec.net, options.outer_optimizer)
+    if options.merge.outer_optimizer is not None:
+        check_outer_factory(built.training_spec.net, options.merge.outer_optimizer)
     params.check_finite(model.parameters)
     model.resumed_from = None
     model.last_fit = described_fit("fit_online", options, callbacks.callbacks, validation_data=validation)

@@ -25,7 +25,7 @@ from compss_train.online.event_server import Client, TaskLiveness
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets
 from compss_train.online.records import Progress, Report
-from compss_train.online.simulations import Simulation, Simulations
+from compss_train.online.simulation_queue import Simulation, SimulationQueue
 from compss_train.online.values import decode_value
 from compss_train.online.worker_task import train_online
 from compss_train.training.checkpoints.snapshot import worker_from_dict
@@ -130,7 +130,7 @@ class Workers:
         *,
         session: Session,
         job: OnlineJob,
-        simulations: Simulations,
+        simulations: SimulationQueue,
         progress: Progress,
         checkpoints: CheckpointStore,
     ) -> None:

@@ -5,13 +5,22 @@ import copy
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 from compss_train.engines.machine import intra_op_threads
 from tests.helpers.models import SGD, state_arrays
 from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 
 FIFO = BufferSpec("FIFO", 16)
-DEFAULTS = {"buffer": FIFO, "batch_size": 5, "num_simulators": 1, "merge_every_batches": 1, "record_every": 0.02}
+DEFAULTS = {"buffer": FIFO, "batch_size": 5, "record_every": 0.02}
+MERGE = {"every", "outer_optimizer", "optimizer_state"}
+SIMULATIONS = {"count", "retries", "timeout", "pairing", "senders", "address", "token"}
+
+
+def online(trainer, simulate, inputs, **options):
+    """Fit with options of ``fit_online``, of its simulations and of its merge."""
+    simulations = Simulations(simulate, inputs, **{name: options.pop(name) for name in SIMULATIONS & {*options}})
+    merge = Merge(**{name: options.pop(name) for name in MERGE & {*options}})
+    return trainer.fit_online(simulations, merge=merge, **(DEFAULTS | options))
 
 
 def run_fit(
@@ -20,7 +29,7 @@ def run_fit(
     """Fit a network that counts samples; return the trainer and the exception or None."""
     trainer = build_trainer(engine, workers, net, optimizer, loss, seed=0, transform=transform)
     try:
-        trainer.fit_online(simulate, inputs, **(DEFAULTS | options))
+        online(trainer, simulate, inputs, **options)
     except BaseException as error:
         return trainer, error
     return trainer, None
@@ -46,7 +55,7 @@ def build_trainer(engine, workers, net, optimizer=SGD, loss="cross_entropy", met
 
 def fit_online(trainer, simulate, inputs, **options):
     """Fit with default options and batches of 7."""
-    return trainer.fit_online(simulate, inputs, **(DEFAULTS | {"batch_size": 7} | options))
+    return online(trainer, simulate, inputs, **({"batch_size": 7} | options))
 
 
 def plain_loop(net, optimizer, batches, loss=nn.functional.cross_entropy, seed=3):

@@ -41,7 +41,7 @@ def test_one_worker_and_one_simulator_equal_the_plain_loop(local, name, merge_ev
     spec, plain = PLAIN[name]
     trainer = build_trainer(local, 1, awkward_net(), spec)
     inputs = [(x[:20], y[:20]), (x[20:33], y[20:33]), (x[33:], y[33:])]
-    ours = fit_online(trainer, simulate_rows, inputs, merge_every_batches=merge_every)
+    ours = fit_online(trainer, simulate_rows, inputs, every=merge_every)
     assert_same_bits(ours, plain_loop(awkward_net(), plain, batches_of(7, x, y)))
     assert_same_bits(ours, trainer.get_parameters())
 
@@ -52,7 +52,7 @@ def test_double_precision_equals_the_plain_loop_up_to_rounding(local, merge_ever
     x, y = x.astype(np.float64), y[:, None].astype(np.float64)
     net = mlp(outputs=1).double()
     trainer = build_trainer(local, 1, net, ADAM, "mse")
-    ours = fit_online(trainer, simulate_rows, [(x, y)], merge_every_batches=merge_every)
+    ours = fit_online(trainer, simulate_rows, [(x, y)], every=merge_every)
     plain = plain_loop(net, PLAIN["adam"][1], batches_of(7, x, y), nn.functional.mse_loss)
     assert_close(ours, plain, adam_error(np.float64, 6, 0.01, samples=7))
 
@@ -62,7 +62,7 @@ def test_an_outer_learning_rate_of_1_without_momentum_has_the_bits_of_none(local
     spec, plain = PLAIN["momentum"]
     outer = {"optimizer": "sgd", "lr": 1.0}
     trainer = build_trainer(local, 1, awkward_net(), spec)
-    ours = fit_online(trainer, simulate_rows, [(x, y)], merge_every_batches=3, outer_optimizer=outer)
+    ours = fit_online(trainer, simulate_rows, [(x, y)], every=3, outer_optimizer=outer)
     assert_same_bits(ours, plain_loop(awkward_net(), plain, batches_of(7, x, y)))
 
 
@@ -170,9 +170,7 @@ KINDS = {"FIFO": FIFO, "FIRO": BufferSpec("FIRO", 24, threshold=9)}
 def test_queues_train_each_sample_once(local, buffer, workers, simulators, transform):
     numbers = [range(40), range(40, 41), (), range(41, 60), range(60, 101)]
     trainer = build_trainer(local, workers, CountingNet(101), COUNTING_SGD, sum_loss, transform=transform)
-    parameters = fit_online(
-        trainer, OneHotSimulation(101), numbers, buffer=buffer, num_simulators=simulators, merge_every_batches=2
-    )
+    parameters = fit_online(trainer, OneHotSimulation(101), numbers, buffer=buffer, count=simulators, every=2)
     assert sample_counts(parameters, workers) == [1] * 101
     assert sum(record["samples"] for record in trainer.history) == 101
     last = trainer.history[-1]
@@ -191,7 +189,7 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
         OneHotSimulation(101),
         numbers,
         buffer=BufferSpec(kind, 12, threshold=5),
-        num_simulators=2,
+        count=2,
         batch_size=4,
     )
     trained, last = sample_counts(parameters, 2), trainer.history[-1]
@@ -233,7 +231,7 @@ def test_simulations_without_samples_train_nothing(local):
 )
 def test_max_batches_ends_everything(local, tmp_path, kind, transform):
     trainer = build_trainer(local, 2, CountingNet(10), COUNTING_SGD, sum_loss, transform=transform)
-    options = {"buffer": BufferSpec(kind, 16), "num_simulators": 2, "batch_size": 4, "max_batches": 6}
+    options = {"buffer": BufferSpec(kind, 16), "count": 2, "batch_size": 4, "max_batches": 6}
     parameters = fit_online(trainer, EndlessSimulation(10, tmp_path), itertools.count(), **options)
     assert sum(sample_counts(parameters, 2)) == 2 * 6 * 4
     batches = [sum(record["workers"][worker]["batches"] for record in trainer.history) for worker in range(2)]
@@ -277,7 +275,7 @@ class PairNet(nn.Linear):
 def test_pairs_come_from_one_simulation(local):
     trainer = build_trainer(local, 2, PairNet(5, 1), SGD, lambda output, target: output.mean() * 0)
     buffer = BufferSpec("SimPairedReservoir", 20, threshold=3, sweep_size=6, nb_time_steps=8)
-    fit_online(trainer, trajectory, range(6), buffer=buffer, num_simulators=2, batch_size=4, pairing=pairing)
+    fit_online(trainer, trajectory, range(6), buffer=buffer, count=2, batch_size=4, pairing=pairing)
     last = trainer.history[-1]
     assert last["received"] == 48
     assert sum(last["repetitions"][1:]) == 48

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from compss_train import DivergedError
+from compss_train import DivergedError, Simulations
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from compss_train.online import SampleSender
@@ -78,7 +78,7 @@ def test_a_network_that_workers_cannot_unpickle_ends_the_fit_at_once(local):
 def test_a_nan_loss_raises(local, merge_every, record_every, bad):
     x, y = classification(samples=20)
     x[bad] = np.nan
-    options = {"record_every": record_every, "merge_every_batches": merge_every}
+    options = {"record_every": record_every, "every": merge_every}
     trainer, error = run_fit(local, mlp(), simulate_rows, [(x, y)], loss="cross_entropy", optimizer=SGD, **options)
     assert isinstance(error, DivergedError)
     assert "became NaN or infinite" in str(error)
@@ -124,18 +124,14 @@ def test_the_trainer_can_be_used_after_an_exception(local):
     )
     assert isinstance(error, LookupError)
     before = np.array(sample_counts(trainer.get_parameters(), 1))
-    trainer.fit_online(
-        OneHotSimulation(20), [range(20)], buffer=FIFO, batch_size=5, num_simulators=1, merge_every_batches=1
-    )
+    trainer.fit_online(Simulations(OneHotSimulation(20), [range(20)]), buffer=FIFO, batch_size=5)
     assert (np.array(sample_counts(trainer.get_parameters(), 1)) - before == 1).all()
 
 
 def test_a_port_in_use_raises(local):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        _, error = run_fit(
-            local, CountingNet(20), None, (), num_simulators=0, senders=1, address=address, token="secret"
-        )
+        _, error = run_fit(local, CountingNet(20), None, (), senders=1, address=address, token="secret")
     assert isinstance(error, OSError)
     assert "cannot listen at tcp://127.0.0.1" in str(error)
 
@@ -143,10 +139,10 @@ def test_a_port_in_use_raises(local):
 def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
     """It computes for long after the workers are done; its process is available to the next fit."""
     waiting = OneHotSimulation(20, TouchFile(10, until=tmp_path / "never"))
-    _, trained = fit_and_count(local, CountingNet(20), waiting, [range(20)], max_batches=2, num_simulators=3)
+    _, trained = fit_and_count(local, CountingNet(20), waiting, [range(20)], max_batches=2, count=3)
     assert trained == [1] * 10 + [0] * 10
     started = time.monotonic()
-    _, trained = fit_and_count(local, CountingNet(20), OneHotSimulation(20), split_range(20, 5), num_simulators=3)
+    _, trained = fit_and_count(local, CountingNet(20), OneHotSimulation(20), split_range(20, 5), count=3)
     assert trained == [1] * 20
     assert time.monotonic() - started < 10
 
@@ -172,7 +168,7 @@ def send_in_thread(address, numbers, samples, then=None, **options):
 
 def sender_options(port):
     address = f"tcp://127.0.0.1:{port}"
-    return address, {"num_simulators": 0, "senders": 1, "address": address, "token": "secret"}
+    return address, {"senders": 1, "address": address, "token": "secret"}
 
 
 def test_a_failed_sender_may_reconnect(local, tmp_path):
@@ -212,7 +208,7 @@ SCRIPT = textwrap.dedent(
     import pathlib, sys, time
     import numpy as np
     from torch import nn
-    from compss_train import BufferSpec, DistributedTrainer
+    from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 
     class Net(nn.Linear):
         def forward(self, x):
@@ -229,8 +225,8 @@ SCRIPT = textwrap.dedent(
     trainer = DistributedTrainer(1, engine="local", seed=0)
     trainer.build(Net(4, 1), {"optimizer": "adam", "lr": 0.01}, lambda output, target: output.mean())
     trainer.fit_online(
-        simulate, range(2), buffer=BufferSpec("Reservoir", 50, threshold=5), batch_size=4, num_simulators=1,
-        merge_every_batches=5, checkpoint_every=0.1,
+        Simulations(simulate, range(2)), buffer=BufferSpec("Reservoir", 50, threshold=5), batch_size=4,
+        merge=Merge(every=5), checkpoint_every=0.1,
     )
     """
 )

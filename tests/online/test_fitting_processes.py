@@ -95,7 +95,7 @@ def test_only_senders(local):
     thread = threading.Thread(target=send)
     thread.start()
     trainer = build_trainer(local, 1, CountingNet(12), COUNTING_SGD, sum_loss)
-    options = {"senders": 1, "address": address, "token": "secret", "num_simulators": 0}
+    options = {"senders": 1, "address": address, "token": "secret", "count": 0}
     parameters = fit_online(trainer, None, **options, inputs=())
     thread.join(20)
     assert errors == []
@@ -118,7 +118,7 @@ def test_max_batches_ends_senders(local, tmp_path):
     thread = threading.Thread(target=send)
     thread.start()
     trainer = build_trainer(local, 1, CountingNet(12), COUNTING_SGD, sum_loss)
-    options = {"senders": 1, "address": address, "token": "secret", "num_simulators": 0, "inputs": ()}
+    options = {"senders": 1, "address": address, "token": "secret", "inputs": ()}
     parameters = fit_online(trainer, None, **options, batch_size=6, max_batches=4)
     thread.join(20)
     assert len(ended) == 1

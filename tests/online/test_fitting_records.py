@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
 
-from compss_train import BufferSpec, DistributedTrainer, NotBuiltError
+from compss_train import DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.online.fits import build_trainer, fit_online
@@ -74,7 +74,7 @@ def test_validation_and_callbacks(local, tmp_path):
 def test_records_have_all_fields(local):
     x, y = classification(samples=60)
     trainer = build_trainer(local, 2, mlp(), metric="accuracy")
-    fit_online(trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, num_simulators=2)
+    fit_online(trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, count=2)
     json.dumps(trainer.history)
     for record in trainer.history:
         names = "round epoch loss accuracy samples batches seconds samples_per_second batches_per_second"
@@ -98,9 +98,7 @@ def test_accumulating_metrics_cover_all_samples(local):
     metrics = {"table": MulticlassConfusionMatrix(num_classes=3), "f1": MulticlassF1Score(num_classes=3)}
     trainer = build_trainer(local, 2, mlp(), metric=metrics)
     validation = {"validation_data": (x[:20], y[:20])}
-    fit_online(
-        trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, num_simulators=2, **validation
-    )
+    fit_online(trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, count=2, **validation)
     for record in trainer.history:
         of_workers = [np.array(worker["table"]) for worker in record["workers"] if worker["samples"]]
         np.testing.assert_array_equal(record["table"], sum(of_workers))
@@ -143,33 +141,11 @@ def assert_rejected(engine, error, match, simulate=simulate_rows, inputs=(0,), n
     assert trainer._model.fit is None
 
 
-PAIRS = BufferSpec("SimPairedReservoir", 20, sweep_size=6, nb_time_steps=8)
 INVALID = {
-    "buffer name": (TypeError, r"give a BufferSpec, such as", {"buffer": "FIFO"}),
     "batch too large": (ValueError, "17 samples cannot come from a FIFO of capacity 16", {"batch_size": 17}),
-    "pairing missing": (ValueError, "pairing=None with a SimPairedReservoir", {"buffer": PAIRS}),
-    "pairing too many": (ValueError, "a SimPairedReservoir requires pairing=", {"pairing": pairing}),
-    "simulate": (TypeError, "give a function of an input", {"simulate": 3}),
     "lock": (TypeError, "cannot be pickled", {"simulate": threading.Lock().acquire}),
-    "senders": (ValueError, "senders=1 need an address=", {"senders": 1}),
-    "address": (ValueError, r"give tcp://HOST:PORT", {"senders": 1, "address": "localhost:5555"}),
-    "star": (ValueError, r"give tcp://HOST:PORT", {"senders": 1, "address": "tcp://*:5555"}),
-    "port": (ValueError, r"give tcp://HOST:PORT", {"senders": 1, "address": "tcp://127.0.0.1:65536"}),
-    "no inputs": (ValueError, "inputs= is empty", {"inputs": []}),
-    "inputs": (TypeError, "inputs=5: give a list or an iterator", {"inputs": 5}),
-    "no source": (ValueError, "simulate=None with senders=0", {"simulate": None, "num_simulators": 0}),
-    "no simulators": (ValueError, "num_simulators=0", {"num_simulators": 0}),
-    "no simulate": (ValueError, "simulate=None with num_simulators=1", {"simulate": None}),
-    "batch size": (ValueError, "batch_size", {"batch_size": 0}),
-    "merge": (ValueError, "merge_every_batches", {"merge_every_batches": 0}),
-    "batches": (ValueError, "max_batches", {"max_batches": 0}),
-    "record": (ValueError, "record_every", {"record_every": 0}),
-    "checkpoint": (ValueError, "checkpoint_every", {"checkpoint_every": -1}),
-    "timeout": (ValueError, "simulation_timeout", {"simulation_timeout": float("nan")}),
-    "retries": (ValueError, "simulation_retries", {"simulation_retries": -1}),
+    "pairing too many": (ValueError, "a SimPairedReservoir requires pairing=", {"pairing": pairing}),
     "optimizer": (ValueError, "optimizer_state", {"optimizer_state": "forget"}),
-    "token": (ValueError, "token", {"senders": 1, "address": "tcp://127.0.0.1:5555", "token": ""}),
-    "no token": (ValueError, "token", {"senders": 1, "address": "tcp://127.0.0.1:5555"}),
     "not built": (NotBuiltError, "call build", {"net": None}),
 }
 

@@ -43,7 +43,7 @@ def test_a_simulation_that_raises_once_is_retried(local, tmp_path, workers):
             OneHotSimulation(40, fault),
             split_range(40, 10),
             workers=workers,
-            num_simulators=2,
+            count=2,
         )
     assert fault.count == 1
     assert trained == [1] * 40
@@ -59,8 +59,8 @@ def test_a_simulation_that_always_raises_is_skipped(local, tmp_path):
             CountingNet(40),
             OneHotSimulation(40, fault),
             split_range(40, 10),
-            num_simulators=2,
-            simulation_retries=1,
+            count=2,
+            retries=1,
         )
     assert fault.count == 2
     assert trained == [1] * 17 + [0] * 3 + [1] * 20
@@ -74,7 +74,7 @@ def test_a_simulation_that_always_raises_is_skipped(local, tmp_path):
 def test_an_error_is_raised_if_all_simulations_fail(local, tmp_path):
     fault = Fault(0, raise_error, tmp_path, times=100)
     with pytest.warns(UserWarning, match="simulation .* failed"):
-        trainer, error = run_fit(local, CountingNet(5), OneHotSimulation(5, fault), [[0]] * 4, simulation_retries=1)
+        trainer, error = run_fit(local, CountingNet(5), OneHotSimulation(5, fault), [[0]] * 4, retries=1)
     assert isinstance(error, SimulationError)
     assert re.search(r"simulation 0 of input \[0\] failed: ArithmeticError: the solver met a singular", str(error))
     assert isinstance(error.__cause__, WorkerTraceback)
@@ -84,11 +84,11 @@ def test_an_error_is_raised_if_all_simulations_fail(local, tmp_path):
 
 
 def test_an_error_is_raised_if_endless_simulations_all_fail(local, tmp_path, monkeypatch):
-    monkeypatch.setattr("compss_train.online.simulations.REPORT_SECONDS", 0.3)
+    monkeypatch.setattr("compss_train.online.simulation_queue.REPORT_SECONDS", 0.3)
     fault = Fault(0, raise_error, tmp_path, times=10**6)
     inputs = itertools.repeat([0])
     with pytest.warns(UserWarning, match="simulation .* failed"):
-        _, error = run_fit(local, CountingNet(5), OneHotSimulation(5, fault), inputs, simulation_retries=0)
+        _, error = run_fit(local, CountingNet(5), OneHotSimulation(5, fault), inputs, retries=0)
     assert isinstance(error, SimulationError)
 
 
@@ -134,7 +134,7 @@ def test_invalid_samples_skip_their_simulation_with_a_warning(local, which):
         return invalid_samples(what) if isinstance(what, str) else OneHotSimulation(5)(what)
 
     with pytest.warns(UserWarning, match=rf"(?s)simulation 0 of input '{which}' failed: .*{REASONS[which]}"):
-        trainer, trained = fit_and_count(local, CountingNet(5), simulate, [which, [3, 4]], simulation_retries=0)
+        trainer, trained = fit_and_count(local, CountingNet(5), simulate, [which, [3, 4]], retries=0)
     assert trained[3:] == [1, 1]
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
 
@@ -149,7 +149,7 @@ def test_samples_of_a_skipped_simulation_are_trained_on(local, tmp_path):
 
     net = CountingNet(12, TouchFile(0, until=tmp_path / "failed"))
     with pytest.warns(UserWarning, match="(?s)singular matrix; skipped after 1 failures"):
-        _, trained = fit_and_count(local, net, simulate, [0], simulation_retries=0, buffer=BufferSpec("FIFO", 5))
+        _, trained = fit_and_count(local, net, simulate, [0], retries=0, buffer=BufferSpec("FIFO", 5))
     assert trained == [1] * 12
 
 
@@ -175,7 +175,7 @@ class Unpicklable:
 )
 def test_simulations_that_cannot_start_are_reported(local, simulate, value, said):
     with pytest.warns(UserWarning, match="skipped after"):
-        _, error = run_fit(local, CountingNet(5), simulate, [value], simulation_retries=0)
+        _, error = run_fit(local, CountingNet(5), simulate, [value], retries=0)
     assert isinstance(error, SimulationError)
     assert said in str(error)
 
@@ -208,8 +208,8 @@ def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
             CountingNet(20),
             OneHotSimulation(20, fault),
             split_range(20, 10),
-            simulation_timeout=0.5,
-            num_simulators=2,
+            timeout=0.5,
+            count=2,
         )
     assert said in str(warned[0].message)
     assert fault.count == 1
@@ -227,7 +227,7 @@ def test_blocking_on_a_full_buffer_does_not_time_out(local, tmp_path):
             yield x, np.zeros(250_000, np.float32)
 
     net = CountingNet(50, TouchFile(0, until=tmp_path / "go"))
-    options = {"simulation_timeout": 0.3, "buffer": BufferSpec("FIFO", 5)}
+    options = {"timeout": 0.3, "buffer": BufferSpec("FIFO", 5)}
     _, trained = fit_and_count(local, net, simulate, [range(50)], **options)
     assert trained == [1] * 50
 
@@ -250,7 +250,7 @@ def test_a_simulation_that_always_dies_is_skipped(local, tmp_path):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         trainer, trained = fit_and_count(
-            local, CountingNet(20), OneHotSimulation(20, fault), split_range(20, 10), simulation_retries=1
+            local, CountingNet(20), OneHotSimulation(20, fault), split_range(20, 10), retries=1
         )
     assert ["skipped after" in str(warning.message) for warning in warned] == [False, True]
     assert trained == [1] * 7 + [0] * 3 + [1] * 10
@@ -261,12 +261,10 @@ def test_a_simulation_that_always_dies_is_skipped(local, tmp_path):
 def test_a_reservoir_of_pairs_that_is_too_small_raises(local, tmp_path):
     """It holds the first steps of two simulations, which cannot be paired, when a third one arrives."""
     buffer = BufferSpec("SimPairedReservoir", 2, threshold=0, sweep_size=3, nb_time_steps=2)
-    options = {"buffer": buffer, "pairing": early_and_late, "num_simulators": 3, "batch_size": 2}
+    options = {"buffer": buffer, "pairing": early_and_late, "count": 3, "batch_size": 2}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        _, error = run_fit(
-            local, nn.Linear(1, 1), SynchronizedSteps(tmp_path), range(3), simulation_retries=0, **options
-        )
+        _, error = run_fit(local, nn.Linear(1, 1), SynchronizedSteps(tmp_path), range(3), retries=0, **options)
     said = " ".join([str(error), *(str(warning.message) for warning in warned)])
     assert "all 2 samples held are of different simulations" in said
 

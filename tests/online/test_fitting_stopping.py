@@ -10,7 +10,7 @@ from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints.snapshot import Snapshot
 from compss_train.training.checkpoints.storage import read_latest_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits
-from tests.online.fits import FIFO
+from tests.online.fits import FIFO, online
 
 ENDLESS = 10**6
 
@@ -52,8 +52,8 @@ class HookRecorder(Callback):
 def fit(local, net=None, workers=1, **options):
     trainer = DistributedTrainer(workers, engine=local, seed=0, threads=1)
     trainer.build(net or nn.Linear(3, 1), ADAM, "mse")
-    given = {"buffer": FIFO, "batch_size": 5, "num_simulators": 1, "merge_every_batches": 2, "record_every": 0.05}
-    trainer.fit_online(simulate, [ENDLESS], **given, progress=False, **options)
+    given = {"buffer": FIFO, "batch_size": 5, "every": 2, "record_every": 0.05}
+    online(trainer, simulate, [ENDLESS], **(given | options), progress=False)
     return trainer
 
 

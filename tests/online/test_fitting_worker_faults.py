@@ -35,7 +35,7 @@ def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
     fault, batches = Fault(35, kill_process, tmp_path), BatchLog(tmp_path / "batches")
     net = CountingNet(60, CallAll((TouchFile(30, until=tmp_path / "52"), batches, fault)))
     simulate = OneHotSimulation(60, TouchFile(52, tmp_path / "52", until=tmp_path / "fault-35"))
-    options = {"checkpoint_every": 1e-6, "merge_every_batches": 100}
+    options = {"checkpoint_every": 1e-6, "every": 100}
     trainer, trained = fit_and_count(local, net, simulate, split_range(60, 10), **options)
     assert fault.count == 1
     assert trained == batches.trained(60, fault.at) == [1] * 60
@@ -46,9 +46,9 @@ def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
 def test_batches_that_were_prepared_ahead_are_not_lost_with_a_worker(local, tmp_path):
     """Checkpoints come between batches that are prepared while others are trained."""
     fault = Fault(35, kill_process, tmp_path)
-    options = {"checkpoint_every": 0.002, "merge_every_batches": 100, "batch_size": 2, "transform": slow_copy}
+    options = {"checkpoint_every": 0.002, "every": 100, "batch_size": 2, "transform": slow_copy}
     _, trained = fit_and_count(
-        local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), num_simulators=2, **options
+        local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), count=2, **options
     )
     assert fault.count == 1
     assert trained == [1] * 60
@@ -90,7 +90,7 @@ def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(
         CountingNet(60, CallAll((batches, fault))),
         OneHotSimulation(60, TouchFile(50, until=tmp_path / "fault-31")),
         split_range(60, 10),
-        num_simulators=2,
+        count=2,
         checkpoint_every=1000,
         buffer=BufferSpec("FIFO", 60),
     )
@@ -128,7 +128,7 @@ def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
 def test_one_of_two_workers_is_killed(local, tmp_path):
     fault = Fault(31, kill_process, tmp_path)
     buffer = BufferSpec("Reservoir", 20)
-    options = {"workers": 2, "num_simulators": 2, "checkpoint_every": 0.01, "buffer": buffer}
+    options = {"workers": 2, "count": 2, "checkpoint_every": 0.01, "buffer": buffer}
     _, trained = fit_and_count(local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), **options)
     assert fault.count == 1
     assert min(trained) >= 1
@@ -144,7 +144,7 @@ def test_a_worker_that_dies_after_the_simulations_receives_their_samples_again(l
         split_range(40, 20),
         workers=2,
         checkpoint_every=1000,
-        merge_every_batches=100,  # so that no change of the first attempt is merged
+        every=100,  # so that no change of the first attempt is merged
         buffer=BufferSpec("FIRO", 30, threshold=25),  # training starts when all samples have arrived
     )
     assert fault.count == 1

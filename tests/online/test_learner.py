@@ -53,7 +53,7 @@ def test_accumulated_steps_end_at_merges(local, merge_every):
         simulate_rows,
         [(X, Y)],
         batch_size=4,
-        merge_every_batches=merge_every,
+        every=merge_every,
     )
     sizes = [4 * n for n in {2: [2] * 7 + [1], 5: [3, 2] * 3, 1000: [3] * 5}[merge_every]]
     batches = zip(torch.from_numpy(X).split(sizes), torch.from_numpy(Y).split(sizes), strict=True)
@@ -66,7 +66,7 @@ def test_a_batch_with_nan_is_skipped_and_counted(local, merge_every):
     x = X.copy()
     x[9] = np.nan
     trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
-    ours = fit_online(trainer, simulate_rows, [(x, Y)], merge_every_batches=merge_every)
+    ours = fit_online(trainer, simulate_rows, [(x, Y)], every=merge_every)
     kept = np.r_[0:7, 14:60]
     plain = plain_loop(mlp(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), batches_of(7, X[kept], Y[kept]))
     assert_same_bits(ours, plain)
@@ -79,7 +79,7 @@ def test_too_many_consecutive_batches_with_nan_raise(local):
     x = np.full((300, 6), np.nan, np.float32)
     trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
     with pytest.raises(DivergedError, match="infinite in 100 consecutive batches"):
-        fit_online(trainer, simulate_rows, [(x, np.zeros(300, np.int64))], batch_size=2, merge_every_batches=3)
+        fit_online(trainer, simulate_rows, [(x, np.zeros(300, np.int64))], batch_size=2, every=3)
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
 
 
@@ -87,7 +87,7 @@ def test_only_consecutive_skipped_batches_count(local):
     x = np.ones((220, 6), np.float32)
     x[::2] = np.nan
     trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
-    fit_online(trainer, simulate_rows, [(x, np.zeros(220, np.int64))], batch_size=1, merge_every_batches=50)
+    fit_online(trainer, simulate_rows, [(x, np.zeros(220, np.int64))], batch_size=1, every=50)
     assert sum(record.get("skipped_batches", 0) for record in trainer.history) == 110
 
 

@@ -1,13 +1,15 @@
 import itertools
 import math
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from compss_train import BufferSpec
+from compss_train import BufferSpec, Merge, Simulations
+from compss_train._utils.validation import check_seconds
 from compss_train.net.connection import Address
-from compss_train.online.options import OnlineJob, OnlineOptions, check_seconds
+from compss_train.online.options import OnlineJob, OnlineOptions, online_merge
 from tests.helpers.models import named
 
 PAIRED = BufferSpec("SimPairedReservoir", 40, sweep_size=5, nb_time_steps=4)
@@ -22,12 +24,16 @@ def pairing(earlier, later):
 
 
 def options(**given):
-    common = {"simulate": simulate, "inputs": [1], "buffer": BufferSpec("Reservoir", 40), "batch_size": 4}
-    return OnlineOptions(**{**common, "num_simulators": 2, "merge_every_batches": 3, **given})
+    given = {"simulate": simulate, "inputs": [1], "buffer": BufferSpec("Reservoir", 40), "batch_size": 4} | given
+    simulations = Simulations(
+        **{each.name: given.pop(each.name) for each in fields(Simulations) if each.name in given}
+    )
+    merge = online_merge(Merge(**{each.name: given.pop(each.name) for each in fields(Merge) if each.name in given}))
+    return OnlineOptions(simulations=simulations, merge=merge, **given)
 
 
 ADDRESS = {"address": "tcp://127.0.0.1:5555", "token": "ours"}
-SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, **ADDRESS}
+SENDERS = {"simulate": None, "inputs": (), "senders": 1, **ADDRESS}
 
 
 @pytest.mark.parametrize(
@@ -35,8 +41,8 @@ SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, **
     [
         {},
         {"inputs": itertools.count(), "max_batches": 1, "batch_size": np.int64(3)},
-        {"inputs": iter(()), "simulation_retries": 0, "checkpoint_every": None},
-        {"inputs": np.zeros((3, 2)), "record_every": 1e-9, "simulation_timeout": 5, "checkpoint_every": 0.5},
+        {"inputs": iter(()), "retries": 0, "checkpoint_every": None},
+        {"inputs": np.zeros((3, 2)), "record_every": 1e-9, "timeout": 5, "checkpoint_every": 0.5},
         {"simulate": lambda value: [value], "inputs": "abc", "optimizer_state": "reset"},
         {"outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}},
         {"buffer": PAIRED, "pairing": pairing},
@@ -48,7 +54,9 @@ SENDERS = {"simulate": None, "inputs": (), "num_simulators": 0, "senders": 1, **
     ids=named,
 )
 def test_valid_options_are_accepted(given):
-    assert all(getattr(options(**given), name) is value for name, value in given.items())
+    made = options(**given)
+    homes = [home for name in given for home in (made, made.simulations, made.merge) if hasattr(home, name)]
+    assert all(getattr(home, name) is value for home, (name, value) in zip(homes, given.items(), strict=True))
 
 
 def test_inputs_are_not_consumed():
@@ -58,11 +66,11 @@ def test_inputs_are_not_consumed():
 
 
 def test_the_token_is_none_by_default():
-    assert options().token is None
+    assert options().simulations.token is None
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])
-@pytest.mark.parametrize("name", ["record_every", "checkpoint_every", "simulation_timeout"])
+@pytest.mark.parametrize("name", ["record_every", "checkpoint_every", "timeout"])
 def test_seconds_must_be_positive_numbers(name, value):
     with pytest.raises(ValueError, match=f"{name}=.*: give a number of seconds above 0"):
         options(**{name: value})
@@ -73,12 +81,12 @@ def test_seconds_must_be_positive_numbers(name, value):
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        *(("batch_size", 1), ("merge_every_batches", 1), ("max_batches", 1)),
-        *(("num_simulators", 0), ("simulation_retries", 0), ("senders", 0)),
+        *(("batch_size", 1), ("count", 1), ("max_batches", 1)),
+        *(("every", 0), ("retries", 0), ("senders", 0)),
     ],
 )
 def test_counts_must_be_integers(name, least, value):
-    if name == "max_batches" and value is None:
+    if name in ("max_batches", "every") and value is None:
         return
     with pytest.raises(ValueError, match=f"{name}=.*: give an integer of at least {least}"):
         options(**{name: value})
@@ -96,14 +104,15 @@ def test_counts_must_be_integers(name, least, value):
         ({"batch_size": 41}, ValueError, "a batch of 41 samples cannot come from"),
         ({"inputs": 3}, TypeError, "inputs=3: give a list or an iterator"),
         ({"inputs": None}, TypeError, "inputs=None"),
-        ({"num_simulators": 0}, ValueError, "simulate=.* with num_simulators=0: give a function"),
-        ({"simulate": None}, ValueError, "simulate=None with num_simulators=2"),
+        ({"every": 0}, ValueError, "give a number of batches of at least 1"),
+        ({"every": lambda epoch: 1}, ValueError, "fit_online has no epochs that every= could depend on"),
+        ({"kind": "commutative"}, ValueError, "fit_online merges through a parameter server"),
+        ({"kind": "diloco"}, ValueError, "fit_online merges through a parameter server"),
+        ({"unit": "epochs"}, ValueError, "whose unit is 'batches'"),
+        ({"averaging": "ema"}, ValueError, "averaging= belongs to Merge\\('synchronous'\\)"),
+        ({"dtype": "int8"}, ValueError, "leave dtype= out"),
         ({"simulate": 3}, TypeError, "simulate=3: give a function"),
-        (
-            {"simulate": None, "num_simulators": 0},
-            ValueError,
-            "simulate=None with senders=0: give simulate=",
-        ),
+        ({"simulate": None}, ValueError, "simulate=None with senders=0: give simulate="),
         ({"senders": 1}, ValueError, "senders=1 need an address= to send to"),
         ({**SENDERS, "address": None}, ValueError, "need an address="),
         ({**SENDERS, "address": "localhost:5555"}, ValueError, "give tcp://HOST:PORT"),
@@ -117,7 +126,7 @@ def test_counts_must_be_integers(name, least, value):
         ({**SENDERS, "inputs": [1]}, ValueError, "inputs= without simulate=: give the function"),
         ({**SENDERS, "inputs": iter(())}, ValueError, "inputs= without simulate=: give the function"),
         ({"optimizer_state": "lose"}, ValueError, "optimizer_state='lose'"),
-        ({"optimizer_state": "average"}, ValueError, "optimizer_state='average': choose one of 'keep', 'reset'"),
+        ({"optimizer_state": "average"}, ValueError, "optimizer_state='average': choose 'keep', which"),
         ({"outer_optimizer": {"optimizer": "sgd"}}, ValueError, "outer_optimizer=.*needs a learning rate"),
         ({"outer_optimizer": 3}, TypeError, "outer_optimizer=3: .* is neither a dict nor a callable"),
         (

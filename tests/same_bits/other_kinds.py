@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from compss_train import BlockedTensor, BufferSpec, DistributedClassifier, DistributedRegressor, Merge
+from compss_train import BlockedTensor, BufferSpec, DistributedClassifier, DistributedRegressor, Merge, Simulations
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
@@ -227,13 +227,10 @@ def online(place: Place) -> Bits:
     trainer.build(awkward(), ADAM, "cross_entropy", "accuracy")
     with trainer:
         trainer.fit_online(
-            simulate,
-            [range(30), range(30, 57)],
+            Simulations(simulate, [range(30), range(30, 57)]),
             buffer=BufferSpec("FIFO", 16),
             batch_size=5,
-            num_simulators=1,
-            merge_every_batches=2,
-            outer_optimizer=NESTEROV,
+            merge=Merge(every=2, outer_optimizer=NESTEROV),
             progress=False,
         )
         return {f"parameter {name}": array for name, array in trainer.get_parameters().items()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compss_train import BufferSpec, DistributedTrainer, SimulationError, WorkerLostError
-from tests.online.fits import DEFAULTS, build_trainer, split_range
+from tests.online.fits import build_trainer, online, split_range
 from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, sample_counts, sum_loss
 from tests.simulation.engine import Fault, FaultPlan
 from tests.simulation.fibers import FiberEvents
@@ -45,11 +45,11 @@ class OnlineEvents(FiberEvents):
 def options_of(draw: random.Random) -> dict[str, Any]:
     """Draw a fit."""
     buffer = draw.choice([BufferSpec("FIFO", 16), BufferSpec("FIRO", 16, threshold=4), BufferSpec("FIFO", 5)])
-    return DEFAULTS | {
-        "num_simulators": draw.choice([1, 2]),
+    return {
+        "count": draw.choice([1, 2]),
         "buffer": buffer,
         "batch_size": draw.choice([3, 5]),
-        "merge_every_batches": draw.choice([1, 2]),
+        "every": draw.choice([1, 2]),
         "checkpoint_every": draw.choice([0.01, 0.5, 60.0]),
         "record_every": 0.5,
         "progress": False,
@@ -85,7 +85,7 @@ def _run(world: World, workers: int, options: dict[str, Any]) -> bool:
         trainer.restore(world.folder)
     started_with = sample_counts(trainer.get_parameters(), workers)
     try:
-        trainer.fit_online(OneHotSimulation(SAMPLES), split_range(SAMPLES, EACH), callbacks=[checkpoint], **options)
+        online(trainer, OneHotSimulation(SAMPLES), split_range(SAMPLES, EACH), callbacks=[checkpoint], **options)
         trainer.close()
         engine.drain()
     except (Exception, *DEATHS) as error:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 from tests.soak.disturbed import note_process
 
@@ -55,15 +55,12 @@ def main(folder: Path) -> None:
     trainer = DistributedTrainer(WORKERS, engine="local", seed=0, threads=1)
     trainer.build(CountingTable(folder), COUNTING_SGD, sum_loss)
     parameters = trainer.fit_online(
-        partial(simulate, folder),
-        inputs(folder),
+        Simulations(partial(simulate, folder), inputs(folder), SIMULATORS, retries=20),
         buffer=BufferSpec("FIFO", 60),
         batch_size=10,
-        num_simulators=SIMULATORS,
-        merge_every_batches=5,
+        merge=Merge(every=5),
         checkpoint_every=2.0,
         record_every=5.0,
-        simulation_retries=20,
     )
     ended = {"counts": sample_counts(parameters, WORKERS), "record": trainer.history[-1]}
     (folder / "ended.json").write_text(json.dumps(ended))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge
+from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge, Simulations
 from compss_train.engines import Resources
 from compss_train.model.losses import LOSSES, are_probabilities, takes_logits
 from tests.helpers.models import ADAM, SGD, assert_same_bits, blocked, classification, mlp
@@ -100,12 +100,10 @@ def test_an_online_fit_warns_once(shared_local):
     trainer.build(soft(), ADAM, "cross_entropy")
     online = partial(
         trainer.fit_online,
-        simulate_rows,
-        [classification(40), classification(40)],
+        Simulations(simulate_rows, [classification(40), classification(40)]),
         buffer=BufferSpec("FIFO", 16),
         batch_size=5,
-        num_simulators=1,
-        merge_every_batches=2,
+        merge=Merge(every=2),
         record_every=0.01,
         progress=False,
     )

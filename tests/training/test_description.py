@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset, Merge, Simulations
 from compss_train.integrations.melissa import BufferType
 from compss_train.model import losses
 from compss_train.model.gradients import Gradients
@@ -143,18 +143,13 @@ def test_files_are_told_by_their_number(tmp_path):
 
 def test_tokens_are_in_no_description():
     options = OnlineOptions(
-        simulate=None,
-        inputs=[],
+        simulations=Simulations(senders=1, address="tcp://127.0.0.1:5555", token="ours alone"),
         buffer=BufferSpec("FIFO", 9),
         batch_size=3,
-        num_simulators=0,
-        merge_every_batches=5,
-        senders=1,
-        address="tcp://127.0.0.1:5555",
-        token="ours alone",
+        merge=Merge("parameter_server", every=5),
     )
     assert "ours alone" not in json.dumps(described(options)) + repr(options)
-    assert described(options)["senders"] == 1
+    assert described(options)["simulations"]["senders"] == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 
 SIMULATIONS, STEPS = 12, 10
 SAMPLES = SIMULATIONS * STEPS
@@ -77,12 +77,10 @@ def main():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         parameters = trainer.fit_online(
-            partial(simulate, folder, mode),
-            range(SIMULATIONS),
+            Simulations(partial(simulate, folder, mode), range(SIMULATIONS)),
             buffer=BufferSpec("FIFO", 20),
             batch_size=5,
-            num_simulators=1,
-            merge_every_batches=2,
+            merge=Merge(every=2),
             checkpoint_every=0.3,
             record_every=0.5,
             validation_data=(np.eye(SAMPLES, dtype=np.float32), np.zeros((SAMPLES, 1), np.float32)),

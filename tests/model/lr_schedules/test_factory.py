@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from compss_train import BufferSpec, DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer, Simulations
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.schedule import make_schedule
 from tests.helpers.models import SGD, classification, mlp, state_arrays
@@ -132,9 +132,7 @@ def test_online_fits_have_no_epochs():
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
     trainer.build(mlp(), SGD, "cross_entropy", schedule=fall)
     with pytest.raises(ValueError, match="fit_online has no epochs"):
-        trainer.fit_online(
-            iter, [[]], buffer=BufferSpec("FIFO", 4), batch_size=1, num_simulators=1, merge_every_batches=1
-        )
+        trainer.fit_online(Simulations(iter, [[]]), buffer=BufferSpec("FIFO", 4), batch_size=1)
 
 
 def test_the_error_of_a_scheduler_class_explains_how_to_pass_arguments():

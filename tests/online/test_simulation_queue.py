@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.online.simulations import REPORT_SECONDS, Simulations, Status
+from compss_train.online.simulation_queue import REPORT_SECONDS, SimulationQueue, Status
 
 
 def started(simulations):
@@ -36,7 +36,7 @@ def clock():
 
 
 def make(inputs, retries=2, clock=time.monotonic):
-    return Simulations(inputs, retries, itertools.count().__next__, clock)
+    return SimulationQueue(inputs, retries, itertools.count().__next__, clock)
 
 
 outcomes = st.sampled_from(["finish", "fail", "interrupt", "lose"])
