@@ -21,6 +21,7 @@ from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children, leftovers, session, wait_until
+from tests.helpers.small_fits import fit, trainer_of
 
 
 class KillOnce:
@@ -199,33 +200,37 @@ def test_what_is_its_own_target_is_told(engine):
     assert caught.value.__notes__[1] == "There is no y, so that x is its own target."
 
 
-@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_loss_that_turns_nan_names_round_and_worker(ahead, merge):
     x, y = classification()
     bad = x.copy()
     bad[:30] = np.nan
-    trainer = DistributedTrainer(2, engine="serial", seed=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer = trainer_of(workers=2, net=mlp, optimizer=SGD)
     options = {"batch_size": 5, "shuffle": None, "merge": merge}
     if ahead:
-        trainer.fit(*blocked(x, y, 2), num_epochs=ahead, **options)
+        fit(trainer, data=blocked(x, y, 2), num_epochs=ahead, **options)
     good = trainer.get_parameters()
     with pytest.raises(DivergedError, match=f"loss became nan in round {ahead} on worker 0; lower the"):
-        trainer.fit(*blocked(bad, y, 2), num_epochs=1, **options)
+        fit(trainer, data=blocked(bad, y, 2), num_epochs=1, **options)
     assert_same_bits(trainer.get_parameters(), good)
 
 
-def test_nan_is_never_merged_into_the_parameters_of_others(shared_local):
-    """The bad block comes in the second round: what the first made is kept, also where merging is commutative."""
+@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
+def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, merge):
+    """The bad block comes in the second round: what the first made is kept, also where workers do not wait."""
     x, y = classification()
     x[50:] = np.nan
-    options = {"num_epochs": 1, "batch_size": 5, "merge": Merge("commutative", unit="blocks"), "shuffle": None}
-    trainer = DistributedTrainer(2, engine=shared_local, seed=1, threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    ends = shared_local.ends
+    trainer = trainer_of(shared_local, workers=2, net=mlp, optimizer=SGD)
+    initial = trainer.get_parameters()
+    options = {"num_epochs": 1, "batch_size": 5, "merge": Merge(merge, unit="blocks"), "shuffle": None}
     with pytest.raises(DivergedError, match="round 2 on worker 1"):
-        trainer.fit(*blocked(x, y, 6), **options)
-    assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
+        fit(trainer, data=blocked(x, y, 6), **options)
+    assert shared_local.ends == ends + 1
+    kept = trainer.get_parameters()
+    assert all(np.isfinite(array).all() for array in kept.values())
+    assert (kept["0.weight"] != initial["0.weight"]).any()
 
 
 def test_an_engine_that_was_shut_down_is_an_error_not_a_hang():

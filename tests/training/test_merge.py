@@ -44,8 +44,19 @@ def test_what_is_left_out_is_filled():
         ({"kind": "parameter_server", "dtype": "int8"}, "leave dtype= out"),
         ({"kind": "commutative", "rule": "halving", "dtype": "int8"}, "leave dtype= out"),
         ({"kind": "commutative", "rule": "halving", "outer_optimizer": MOMENTUM}, "has no outer optimizer"),
-        ({"kind": "commutative", "outer_optimizer": {"optimizer": "adam", "lr": 1.0}}, "outer_optimizer="),
-        ({"outer_optimizer": {"optimizer": "sgd"}}, "outer_optimizer=.*needs a learning rate"),
+        (
+            {"kind": "commutative", "outer_optimizer": {"optimizer": "adam", "lr": 1.0}},
+            'outer_optimizer=.*take merge="synchronous"',
+        ),
+        ({"kind": "commutative", "outer_optimizer": MOMENTUM}, 'add "nesterov": True'),
+        (
+            {"kind": "commutative", "outer_optimizer": {"optimizer": "sgd", "lr": -1.0}},
+            "lr=-1.0: give a number of at least 0",
+        ),
+        ({"kind": "commutative", "outer_optimizer": {"optimizer": "sgd"}}, "needs a learning rate"),
+        ({"outer_optimizer": {"optimizer": "sgd"}}, "outer_optimizer=.*: optimizer 'sgd' needs a learning rate"),
+        ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
+        ({"kind": "commutative", "averaging": "ema"}, r"averaging= belongs to Merge\('synchronous'\)"),
     ],
     ids=str,
 )

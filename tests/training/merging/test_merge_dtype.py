@@ -78,17 +78,6 @@ def test_a_fit_is_a_plain_loop_with_compressed_changes(dtype, cuts):
     assert_same_bits(ours, state_arrays(net))
 
 
-@pytest.mark.parametrize(("workers", "dtype"), [(1, "int8"), (2, "bf16"), (9, "bf16"), (9, "int8")])
-@pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
-def test_every_engine_gives_the_same_bits(engine, workers, dtype):
-    there, here = trainer_of(engine, workers=workers), trainer_of(workers=workers)
-    for trainer in (there, here):
-        fit(trainer, **combined(EVERYTHING, merge=Merge(dtype=dtype)))
-    assert_alike(there, here)
-    errors = [state.error for state in here.snapshot().workers[:7]]
-    assert all(set(error) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight"} for error in errors)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_of_what_was_sent_lack_the_last_error_only(dtype):
     """A worker that merges every batch: its steps are known from the parameters before each of them."""
@@ -192,16 +181,6 @@ def test_moments_travel_as_bf16_and_numbers_of_steps_as_they_are():
             assert value.codes.dtype == np.uint16
 
 
-@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_worker_without_samples_changes_nothing(dtype):
-    two, five = trainer_of(workers=2, net=mlp), trainer_of(workers=5, net=mlp)
-    assert_same_bits(
-        fit(two, blocks=2, **combined(EVERYTHING, merge=Merge(dtype=dtype))),
-        fit(five, blocks=2, **combined(EVERYTHING, merge=Merge(dtype=dtype))),
-    )
-
-
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_worker_whose_files_cannot_be_read_keeps_its_error(tmp_path, merge):
     errors = []
@@ -269,16 +248,3 @@ def test_workers_agree_at_most_fully():
     trainer = trainer_of(workers=3, net=mlp)
     fit(trainer, num_epochs=6, merge=Merge(dtype="int8"))
     assert all(record["worker_agreement"] <= 1 + 1e-6 for record in trainer.history)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"dtype": "fp8"}, r"dtype='fp8'.*'bf16', 'int8'"),
-        ({"kind": "parameter_server", "dtype": "int8"}, r"dtype='int8' .* leave dtype= out"),
-        ({"kind": "commutative", "dtype": "bf16", "rule": "halving"}, r"dtype='bf16' .*rule='halving'"),
-    ],
-)
-def test_wrong_options(options, error):
-    with pytest.raises(ValueError, match=error):
-        fit(trainer_of(), merge=Merge(**options))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.model import parameters as params
@@ -13,25 +12,14 @@ from tests.engines import tasks
 from tests.helpers.means import average, weighted
 from tests.helpers.models import (
     ADAM,
-    SGD,
     assert_close,
     assert_same_bits,
-    awkward_net,
     blocked,
     classification,
     mlp,
 )
 from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted
-from tests.helpers.tolerances import largest, sgd_error, sum_error
-
-
-@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_one_batch_each_is_one_step_on_the_joint_batch(engine, workers, merge):
-    x, y = classification(samples=workers * 20)
-    apart = fitted(engine, workers, *blocked(x, y, workers), num_epochs=1, batch_size=20, merge=merge, **STILL)
-    joint = fitted(engine, 1, *blocked(x, y, 1), num_epochs=1, num_batches_per_worker=1, **STILL)
-    assert_close(apart, joint, sgd_error(np.float32, 2, 0.1, samples=workers * 20))  # a step, and a merge
+from tests.helpers.tolerances import largest, sum_error
 
 
 def test_unequal_blocks_count_by_their_samples(engine):
@@ -44,41 +32,6 @@ def test_unequal_blocks_count_by_their_samples(engine):
     for name, array in merged.items():
         mean = np.average([a[name].astype(np.float64) for a in alone], axis=0, weights=[5, 45])
         np.testing.assert_array_equal(array, mean.astype(np.float32))
-
-
-@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-def test_a_worker_without_samples_has_no_vote(engine, merge):
-    x, y = classification()
-    # Commutative rounds see each other's updates as they arrive, so only a single one is comparable.
-    options = {**STILL, "num_epochs": 2, "batch_size": 10, "merge": Merge(merge, every=int(merge == "synchronous"))}
-    two = fitted(engine, 2, *blocked(x, y, 2), **options)
-    told = "5 workers share 2 blocks, so that 3 have nothing to train; cut the data into at least 5 blocks"
-    with pytest.warns(UserWarning, match=told):
-        five = fitted(engine, 5, *blocked(x, y, 2), **options)
-    assert_close(two, five, sum_error(np.float32, 2, largest(two)))  # versions of the same bits, merged
-    if merge == "synchronous":
-        assert_same_bits(two, five)
-
-
-@pytest.mark.parametrize("net", [mlp, awkward_net])
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_commutative_with_one_merge_at_the_end_is_synchronous(engine, workers, net):
-    x, y = classification(samples=64)
-    results = [
-        fitted(
-            engine,
-            workers,
-            *blocked(x, y, 7),
-            net=net(),
-            optimizer=SGD,
-            num_epochs=3,
-            batch_size=4,
-            merge=Merge(merge, every=0),
-            shuffle="total",
-        )
-        for merge in ("synchronous", "commutative")
-    ]
-    assert_close(*results, sum_error(np.float32, 2 * workers, largest(*results)))  # of the same bits, merged
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
@@ -99,37 +52,6 @@ def test_the_order_of_arrival_changes_rounding_only(shared_local, tmp_path, late
     gate.touch()
     rounding = sum_error(np.float32, 2 * 3, largest(base, *trained))
     assert_close(shared_local.fetch([target])[0], average(trained, [1, 2, 3]), rounding)
-
-
-def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine):
-    x, y = classification(samples=30)
-    cuts = [slice(0, 10), slice(10, 30)]
-    bx = BlockedTensor([[x[cut]] for cut in cuts])
-    by = BlockedTensor([[y[cut]] for cut in cuts])
-    net = awkward_net()
-    net[3].p = 0.0  # workers draw random numbers of their own
-    merged = fitted(engine, 2, bx, by, net=net, num_epochs=1, batch_size=5, **STILL)
-    assert merged["1.num_batches_tracked"] == 4
-    alone = [fitted(engine, 1, x[cut], y[cut], net=net, num_epochs=1, batch_size=5, **STILL) for cut in cuts]
-    mean = (10 * alone[0]["1.running_mean"].astype(np.float64) + 20 * alone[1]["1.running_mean"]) / 30
-    rounding = sum_error(np.float32, 1, np.abs(mean).max())
-    np.testing.assert_allclose(merged["1.running_mean"], mean, rtol=0, atol=rounding)
-
-
-@pytest.mark.parametrize("options", [{}, {"merge": Merge(unit="blocks")}])
-@pytest.mark.parametrize("workers", [2, 4, 8])
-def test_batch_norm_survives_commutative_rounds(engine, workers, options):
-    """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
-    x, y = classification(samples=320)
-    net = awkward_net()
-    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
-    trainer.build(net, ADAM, "cross_entropy")
-    data = blocked(x / 100, y, 16)
-    trained = trainer.fit(
-        *data, num_epochs=3, batch_size=5, validation_data=data, **combined(options, merge="commutative")
-    )
-    assert (trained["1.running_var"] > 0).all()
-    assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
 
 
 def test_commutative_workers_do_not_wait_for_each_other(shared_local, tmp_path):
@@ -215,33 +137,6 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
     assert parameters[0] is fetched[-1]
     measured = [m for value in fetched[:-1] for m in (value if isinstance(value, list) else [value])]
     assert all(isinstance(value, float | int) for each in measured for value in each.__getstate__().values())
-
-
-def test_nothing_is_left_in_the_engine_but_what_the_next_fit_needs(shared_local):
-    import os
-
-    def files():
-        return {name for folder in shared_local._folders.paths for name in os.listdir(folder)}
-
-    torch.manual_seed(0)
-    net = torch.nn.Linear(200, 100)
-    x = np.random.default_rng(0).normal(size=(400, 200)).astype(np.float32)
-    before = files()
-    for merge in ("synchronous", "commutative"):
-        trainer = DistributedTrainer(2, engine=shared_local, seed=0, threads=1)
-        trainer.build(net, ADAM, lambda output, target: (output - target[:, :100]).square().mean())
-        sizes = []
-        for epochs in (1, 4):
-            bx = BlockedTensor.from_array(x, (4, 1))
-            trainer.fit(bx, num_epochs=epochs, batch_size=50, merge=merge)
-            trainer.evaluate(bx)
-            trainer.predict(bx)
-            shared_local.fetch([shared_local.submit(tasks.add, 1)])
-            sizes.append(len(files() - before))
-        assert sizes[0] == sizes[1] <= 3, "recipe and two workers' states"
-        trainer.close()
-        shared_local.fetch([shared_local.submit(tasks.add, 1)])
-        assert files() == before
 
 
 def test_more_workers_than_samples_are_told_how_many_there_may_be():

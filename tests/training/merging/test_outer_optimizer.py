@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, Gradients, Merge, PartialShuffle
+from compss_train import BlockedTensor, DistributedTrainer, Gradients, Merge
 from compss_train.callbacks import Callback
-from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.measured import Measured
 from compss_train.model.optimizers import optimizer_factory
@@ -22,7 +21,6 @@ from tests.helpers.callbacks import InterruptAt
 from tests.helpers.means import weighted
 from tests.helpers.models import (
     ADAM,
-    MODES,
     SGD,
     assert_close,
     assert_same_bits,
@@ -31,7 +29,7 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, combined, fit, fitted, trainer_of
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, fit, fitted, trainer_of
 from tests.helpers.tolerances import sgd_error
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -53,33 +51,6 @@ def rounds_of(workers=3, optimizer=ADAM, net=awkward_net, **options):
     trainer, rounds = trainer_of(workers=workers, optimizer=optimizer, net=net), EveryRound()
     fit(trainer, rounds, **options)
     return trainer, rounds.parameters
-
-
-@pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_plain_sgd_with_a_learning_rate_of_1_has_the_bits_of_the_mean(mode, shuffle):
-    with_outer, without = trainer_of(), trainer_of()
-    assert_same_bits(
-        fit(with_outer, shuffle=shuffle, **combined(mode, merge=Merge(outer_optimizer=MEAN))),
-        fit(without, shuffle=shuffle, **mode),
-    )
-
-
-class ScaledNet(nn.Module):
-    """Has a weight without dimensions."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.scale = mlp(), nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x):
-        return self.inner(x) * self.scale
-
-
-def test_weights_without_dimensions_are_stepped():
-    with_outer, without = (trainer_of(net=ScaledNet, optimizer=PLAIN_SGD) for _ in range(2))
-    assert_same_bits(fit(with_outer, merge=Merge(outer_optimizer=MEAN)), fit(without))
-    assert fit(with_outer, merge=Merge(outer_optimizer=NESTEROV))["scale"].shape == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -122,18 +93,6 @@ def test_one_worker_that_merges_every_batch_follows_the_textbook_formula():
     assert_close(ours, expected, sgd_error(np.float32, 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
 
 
-@pytest.mark.parametrize("workers", [2, 9])
-@pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
-def test_every_engine_gives_the_same_bits(engine, workers):
-    options = {"merge": Merge(outer_optimizer={"optimizer": "adam", "lr": 0.01}, optimizer_state="average")}
-    options |= {"merge": Merge(averaging="ema"), "validation_data": (X[:20], Y[:20])}
-    there, here = trainer_of(engine, workers=workers), trainer_of(workers=workers)
-    for trainer in (there, here):
-        fit(trainer, **options)
-    assert_alike(there, here)
-    assert_same_bits(averaged(there), averaged(here))
-
-
 def averaged(trainer):
     return {name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()}
 
@@ -169,15 +128,6 @@ def test_frozen_and_tied_weights():
         assert parameters["frozen.weight"].tobytes() == start["frozen.weight"].tobytes()
 
 
-@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
-def test_a_worker_without_samples_changes_nothing():
-    options = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging=0.5)}
-    two = trainer_of(workers=2, net=mlp, optimizer=SGD)
-    five = trainer_of(workers=5, net=mlp, optimizer=SGD)
-    assert_same_bits(fit(two, blocks=2, **options), fit(five, blocks=2, **options))
-    assert_same_bits(averaged(two), averaged(five))
-
-
 def test_without_any_samples_momentum_does_not_go_on():
     base = {"w": np.ones(3, np.float32)}
     rule = MergeRule(names=TensorNames(("w",)), optimizer=optimizer_factory(NESTEROV))
@@ -187,27 +137,6 @@ def test_without_any_samples_momentum_does_not_go_on():
         parameters, _, after = finish(none, rule, moved, state)
         assert_same_bits(parameters, moved)
         assert after is state
-
-
-def test_a_second_fit_continues_with_the_state():
-    options = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")}
-    once, twice = trainer_of(), trainer_of()
-    fit(once, num_epochs=4, **options)
-    fit(twice, num_epochs=1, **options)
-    fit(twice, num_epochs=3, **options)
-    assert_alike(once, twice)
-
-
-def test_another_kind_of_outer_optimizer_starts_anew():
-    trainer, fresh = trainer_of(optimizer=PLAIN_SGD, net=mlp), trainer_of(optimizer=PLAIN_SGD, net=mlp)
-    before = fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=NESTEROV))
-    fresh.set_parameters(before)
-    fresh._model.epochs = 1
-    adam = {"optimizer": "adam", "lr": 0.01}
-    assert_same_bits(
-        fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=adam)),
-        fit(fresh, num_epochs=1, merge=Merge(outer_optimizer=adam)),
-    )
 
 
 @pytest.mark.parametrize(("optimizer", "make"), [(SGD, torch.optim.SGD), (ADAM, torch.optim.Adam)], ids=str)
@@ -314,12 +243,6 @@ def test_without_an_average_there_is_none_to_return():
         trainer.model(averaged=True)
 
 
-def test_an_outer_step_that_diverges_is_an_error():
-    trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp)
-    with pytest.raises(DivergedError, match=r"outer_optimizer= made '0\.weight' NaN or infinite; lower its lr"):
-        fit(trainer, merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 1e38, "weight_decay": 100.0}))
-
-
 def test_agreement_of_workers():
     assert agreement([Measured(given=5, change=4.0)] * 2, Measured(change=4.0)) == {"worker_agreement": 1.0}
     # Two orthogonal changes of norm 2: their mean has the squared norm 2.
@@ -376,20 +299,6 @@ def test_where_nan_is_ignored_an_outer_step_does_not_raise(merge):
     assert np.isnan(parameters["0.weight"]).any()
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({"optimizer": "adam", "lr": 0.01}, {"optimizer": "adam", "lr": 0.01, "amsgrad": True}),
-        ({"optimizer": "rmsprop", "lr": 0.01}, {"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.9}),
-    ],
-)
-def test_options_that_keep_more_start_anew(before, after):
-    trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp)
-    fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=before))
-    fit(trainer, num_epochs=1, merge=Merge(outer_optimizer=after))
-    assert len(trainer.history) == 2
-
-
 class Odd(torch.optim.SGD):
     """Keeps a list, which has no mean."""
 
@@ -400,45 +309,19 @@ class Odd(torch.optim.SGD):
                 self.state[parameter]["seen"] = [1]
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (
-            {"outer_optimizer": {"optimizer": "sgd"}},
-            r"outer_optimizer=.*: optimizer 'sgd' needs a learning rate",
-        ),
-        ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
-        (
-            {"outer_optimizer": torch.optim.LBFGS},
-            "an outer step, which has one gradient, does not go with LBFGS",
-        ),
-        (
-            {"outer_optimizer": {"optimizer": "sgd", "lr": -1.0}},
-            r"outer_optimizer=.*: Invalid learning rate: -1\.0",
-        ),
-        ({"kind": "commutative", "optimizer_state": "average"}, "optimizer_state='average' belongs to"),
-        ({"kind": "commutative", "averaging": "ema"}, "averaging= belongs to"),
-        ({"averaging": 1.0}, "averaging=1.0: give a number above 0 and below 1"),
-        (
-            {"averaging": "lawa"},
-            "averaging='lawa': choose one of 'ema', 'a decay between 0 and 1'",
-        ),
-    ],
-)
-def test_wrong_options(options, error):
-    with pytest.raises(ValueError, match=error):
-        fit(trainer_of(), merge=Merge(**options))
-
-
-def test_states_that_have_no_mean():
+def test_optimizers_that_a_merge_cannot_use():
     trainer = trainer_of(optimizer={"optimizer": Odd, "lr": 0.1}, net=mlp)
     with pytest.raises(ValueError, match="averages tensors, but Odd keeps 'seen' as a list; take"):
         fit(trainer, merge=Merge(optimizer_state="average"))
     sparse = trainer_of(optimizer={"optimizer": torch.optim.SparseAdam}, net=mlp)
     with pytest.raises(ValueError, match="needs an optimizer of dense gradients, but SparseAdam says"):
         fit(sparse, merge=Merge(optimizer_state="average"))
-    with pytest.raises(TypeError, match=r"outer_optimizer=3: .* is neither a dict nor a callable"):
-        fit(trainer, merge=Merge(outer_optimizer=3))
+    for outer, message in (
+        (torch.optim.LBFGS, "an outer step, which has one gradient, does not go with LBFGS"),
+        ({"optimizer": "sgd", "lr": -1.0}, r"outer_optimizer=.*: Invalid learning rate: -1\.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit(trainer, merge=Merge(outer_optimizer=outer))
 
 
 def test_integer_parameters_have_no_states_to_average():

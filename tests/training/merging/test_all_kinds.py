@@ -1,0 +1,274 @@
+"""Laws 2, 3 and 4: what merging means, whether or not workers wait for each other, with outer steps and without."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor, DistributedTrainer, Merge, PartialShuffle
+from compss_train.exceptions import DivergedError
+from tests.engines import tasks
+from tests.helpers.models import (
+    ADAM,
+    MODES,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
+from tests.helpers.small_fits import PLAIN_SGD, STILL, assert_alike, combined, fit, fitted, trainer_of
+from tests.helpers.tolerances import largest, sgd_error, sum_error
+
+KINDS = ["synchronous", "commutative", "parameter_server"]
+ON_ARRIVAL = KINDS[1:]
+MEAN = {"optimizer": "sgd", "lr": 1.0}
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+OUTER_ADAM = {"optimizer": "adam", "lr": 0.01}
+EVERYTHING = Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")
+
+
+def everything(**options):
+    return Merge.of(combined({"merge": EVERYTHING}, merge=Merge(**options))["merge"])
+
+
+@pytest.mark.parametrize("merge", KINDS)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_one_batch_each_is_one_step_on_the_joint_batch(engine, workers, merge):
+    x, y = classification(samples=workers * 20)
+    apart = fitted(engine, workers, *blocked(x, y, workers), num_epochs=1, batch_size=20, merge=merge, **STILL)
+    joint = fitted(engine, 1, *blocked(x, y, 1), num_epochs=1, num_batches_per_worker=1, **STILL)
+    assert_close(apart, joint, sgd_error(np.float32, 2, 0.1, samples=workers * 20))  # a step, and a merge
+
+
+@pytest.mark.parametrize("merge", KINDS)
+def test_a_worker_without_samples_has_no_vote(engine, merge):
+    x, y = classification()
+    # Rounds that do not wait see each other's updates as they arrive, so only a single one is comparable.
+    options = {**STILL, "num_epochs": 2, "batch_size": 10, "merge": Merge(merge, every=int(merge == "synchronous"))}
+    two = fitted(engine, 2, *blocked(x, y, 2), net=awkward_net(), **options)
+    told = "5 workers share 2 blocks, so that 3 have nothing to train; cut the data into at least 5 blocks"
+    with pytest.warns(UserWarning, match=told):
+        five = fitted(engine, 5, *blocked(x, y, 2), net=awkward_net(), **options)
+    assert_close(two, five, sum_error(np.float32, 2, largest(two)))  # versions of the same bits, merged
+    if merge != "commutative":
+        assert_same_bits(two, five)
+
+
+@pytest.mark.filterwarnings("ignore:5 workers share 2 blocks")
+@pytest.mark.parametrize(
+    "merge",
+    [
+        Merge("commutative", outer_optimizer=NESTEROV),
+        Merge("parameter_server", every=0, outer_optimizer=NESTEROV),
+        Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging=0.5),
+        everything(dtype="bf16"),
+        everything(dtype="int8"),
+    ],
+    ids=str,
+)
+def test_a_worker_without_samples_takes_no_outer_step(merge):
+    two, five = (trainer_of(workers=workers, optimizer=SGD) for workers in (2, 5))
+    assert_same_bits(fit(two, blocks=2, merge=merge), fit(five, blocks=2, merge=merge))
+    if merge.averaging is not None:
+        assert_same_bits(*(dict(averaged(trainer)) for trainer in (two, five)))
+
+
+def averaged(trainer):
+    return {name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()}
+
+
+@pytest.mark.parametrize("net", [mlp, awkward_net])
+@pytest.mark.parametrize(
+    ("merge", "workers"), [*(("commutative", n) for n in (1, 2, 3, 5)), *(("parameter_server", n) for n in (2, 3))]
+)
+def test_one_merge_at_the_end_is_the_mean_by_samples(engine, merge, workers, net):
+    x, y = classification(samples=64)
+    options = {"optimizer": SGD, "num_epochs": 3, "batch_size": 4, "shuffle": "total"}
+    results = [
+        fitted(engine, workers, *blocked(x, y, 7), net=net(), merge=Merge(each, every=0), **options)
+        for each in ("synchronous", merge)
+    ]
+    assert_close(*results, sum_error(np.float32, 2 * workers, largest(*results)))  # of the same bits, merged
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "parameter_server"])
+def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine, merge):
+    x, y = classification(samples=30)
+    cuts = [slice(0, 10), slice(10, 30)]
+    data = [BlockedTensor([[array[cut]] for cut in cuts]) for array in (x, y)]
+    net = awkward_net()
+    net[3].p = 0.0  # workers draw random numbers of their own
+    merged = fitted(engine, 2, *data, net=net, num_epochs=1, batch_size=5, merge=merge, **STILL)
+    assert merged["1.num_batches_tracked"] == 4
+    if merge == "synchronous":
+        alone = [fitted(engine, 1, x[cut], y[cut], net=net, num_epochs=1, batch_size=5, **STILL) for cut in cuts]
+        mean = (10 * alone[0]["1.running_mean"].astype(np.float64) + 20 * alone[1]["1.running_mean"]) / 30
+        rounding = sum_error(np.float32, 1, np.abs(mean).max())
+        np.testing.assert_allclose(merged["1.running_mean"], mean, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("options", [{}, {"merge": Merge(unit="blocks")}], ids=str)
+@pytest.mark.parametrize(
+    ("merge", "workers"), [("commutative", 2), ("commutative", 4), ("commutative", 8), ("parameter_server", 8)]
+)
+def test_batch_norm_survives_rounds_that_do_not_wait(engine, merge, workers, options):
+    """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
+    x, y = classification(samples=320)
+    trainer, data = trainer_of(engine, workers), blocked(x / 100, y, 16)
+    options = combined(options, num_epochs=3, batch_size=5, validation_data=data, merge=merge)
+    trained = fit(trainer, data=data, **options)
+    assert (trained["1.running_var"] > 0).all()
+    assert trained["1.num_batches_tracked"] >= 3 * 320 / 5 / workers
+    assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
+    assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) == 3 * 320
+    measured = trainer.history[-1]["val_loss"]
+    assert trainer.evaluate(*data)["loss"] == pytest.approx(measured, rel=sum_error(np.float32, 320))
+
+
+@pytest.mark.parametrize(
+    ("merge", "workers"),
+    [
+        (Merge("parameter_server"), 1),
+        (Merge("commutative", outer_optimizer=NESTEROV), 1),
+        (EVERYTHING, 3),
+        (Merge(dtype="int8"), 3),
+    ],
+    ids=str,
+)
+def test_a_second_fit_continues_with_the_state_of_the_merge(merge, workers):
+    once, twice = trainer_of(workers=workers), trainer_of(workers=workers)
+    fit(once, num_epochs=4, merge=merge)
+    fit(twice, num_epochs=1, merge=merge)
+    fit(twice, num_epochs=3, merge=merge)
+    assert_alike(once, twice)
+
+
+@pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
+@pytest.mark.parametrize(
+    ("workers", "merge"),
+    [
+        (1, Merge("commutative", outer_optimizer=NESTEROV)),
+        *((workers, everything(outer_optimizer=OUTER_ADAM)) for workers in (2, 9)),
+        *(
+            (workers, everything(dtype=dtype))
+            for workers, dtype in [(1, "int8"), (2, "bf16"), (9, "bf16"), (9, "int8")]
+        ),
+    ],
+    ids=str,
+)
+def test_every_engine_gives_the_same_bits(engine, workers, merge):
+    there, here = trainer_of(engine, workers), trainer_of(workers=workers)
+    for trainer in (there, here):
+        fit(trainer, merge=merge, validation_data=blocked(*classification(20), 1))
+    assert_alike(there, here)
+    if merge.averaging:
+        assert_same_bits(averaged(there), averaged(here))
+    errors = [state.error for state in here.snapshot().workers[:7]] if merge.dtype else []
+    assert all(set(error) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight"} for error in errors)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize(
+    ("merge", "shuffle"),
+    [
+        *(("synchronous", each) for each in ("blocks", "total", PartialShuffle(), None)),
+        *((each, "blocks") for each in ON_ARRIVAL),
+    ],
+)
+def test_an_outer_learning_rate_of_1_without_momentum_changes_nothing(mode, merge, shuffle):
+    """Not a bit: outer steps are in double precision, where w - (-change) is w + change."""
+    with_outer, without = trainer_of(), trainer_of()
+    assert_same_bits(
+        fit(with_outer, shuffle=shuffle, **combined(mode, merge=Merge(merge, outer_optimizer=MEAN))),
+        fit(without, shuffle=shuffle, **combined(mode, merge=merge)),
+    )
+
+
+@pytest.mark.parametrize("merge", ON_ARRIVAL)
+def test_one_worker_with_an_outer_optimizer_is_synchronous(merge):
+    """One push a round; a server rounds to single precision when it is pulled, and not its own parameters."""
+    x, y = classification(samples=60)
+    options = {**STILL, "num_epochs": 2, "batch_size": 10}
+    ours, theirs = (
+        fitted(
+            "serial", 1, *blocked(x, y, 6), merge=Merge(each, unit="batches", outer_optimizer=NESTEROV), **options
+        )
+        for each in (merge, "synchronous")
+    )
+    assert_close(ours, theirs, sgd_error(np.float32, 2 * 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
+
+
+class Scaled(nn.Module):
+    """Has a weight without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = mlp(), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+@pytest.mark.parametrize(("merge", "workers"), [(Merge(outer_optimizer=MEAN), 3), (Merge("parameter_server"), 1)])
+def test_weights_without_dimensions_are_merged(merge, workers):
+    ours, plain = (trainer_of(workers=workers, net=Scaled, optimizer=PLAIN_SGD) for _ in range(2))
+    assert_same_bits(fit(ours, merge=merge), fit(plain))
+    assert fit(ours, merge=Merge(outer_optimizer=NESTEROV))["scale"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Merge(outer_optimizer=NESTEROV), Merge(outer_optimizer=OUTER_ADAM)),
+        (Merge("commutative", outer_optimizer=NESTEROV), Merge(outer_optimizer=NESTEROV)),
+        (Merge("commutative", outer_optimizer=NESTEROV), Merge("commutative")),
+        (Merge(outer_optimizer=OUTER_ADAM), Merge(outer_optimizer={**OUTER_ADAM, "amsgrad": True})),
+        (
+            Merge(outer_optimizer={"optimizer": "rmsprop", "lr": 0.01}),
+            Merge(outer_optimizer={"optimizer": "rmsprop", "lr": 0.01, "momentum": 0.9}),
+        ),
+    ],
+    ids=str,
+)
+def test_another_outer_optimizer_or_kind_starts_anew(before, after):
+    trainer, fresh = (trainer_of(workers=1, optimizer=PLAIN_SGD, net=mlp) for _ in range(2))
+    fit(trainer, num_epochs=1, merge=before)
+    assert trainer.snapshot().merge["outer"] is not None
+    fresh.set_parameters(trainer.get_parameters())
+    fresh._model.epochs = 1  # the same shuffles
+    assert_same_bits(*(fit(each, num_epochs=1, merge=after) for each in (trainer, fresh)))
+    assert (trainer.snapshot().merge["outer"] is None) == (after.outer_optimizer is None)
+
+
+@pytest.mark.parametrize("merge", KINDS)
+def test_an_outer_step_that_diverges_is_an_error(merge):
+    outer = {"optimizer": "sgd", "lr": 1e38}
+    with pytest.raises(DivergedError, match=r"outer_optimizer= made '\d\.\w+' NaN or infinite; lower its lr"):
+        fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 100.0}), merge=Merge(merge, outer_optimizer=outer))
+
+
+@pytest.mark.parametrize("outer", [None, {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "nesterov": True}])
+@pytest.mark.parametrize("merge", KINDS)
+def test_an_engine_keeps_only_what_the_next_fit_needs(shared_local, merge, outer):
+    def files():
+        shared_local.fetch([shared_local.submit(tasks.add, 1)])
+        return {name for folder in shared_local._folders.paths for name in os.listdir(folder)}
+
+    x = np.random.default_rng(0).normal(size=(400, 200)).astype(np.float32)
+    before, sizes = files(), []
+    trainer = DistributedTrainer(2, engine=shared_local, seed=0, threads=1)
+    trainer.build(nn.Linear(200, 100), ADAM, lambda output, target: (output - target[:, :100]).square().mean())
+    for epochs in (1, 4):
+        bx = BlockedTensor.from_array(x, (4, 1))
+        trainer.fit(bx, num_epochs=epochs, batch_size=50, merge=Merge(merge, outer_optimizer=outer))
+        trainer.evaluate(bx)
+        trainer.predict(bx)
+        sizes.append(len(files() - before))
+    assert sizes[0] == sizes[1] <= 3, "recipe and two workers' states"
+    trainer.close()
+    assert files() == before
