@@ -20,24 +20,28 @@ from compss_train._utils.closing import Closable
 from compss_train.buffers import Buffer, BufferDrainedError
 from compss_train.data.block import Block
 from compss_train.data.block_passes import Place
-from compss_train.data.order import buffer_seed
+from compss_train.data.order import Batching, buffer_seed
+from compss_train.engines import liveness
 from compss_train.engines.nodes import LOOPBACK
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
 from compss_train.model.devices import is_gpu
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.net.connection import Address, ConnectionLostError, Header
-from compss_train.online.learner import OnlineLearner, ServerShare
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets, Receiver
 from compss_train.online.values import decode_value, encode_value
 from compss_train.training.checkpoints.snapshot import worker_from_dict, worker_to_dict
-from compss_train.worker.batches import Batch
-from compss_train.worker.group import GroupState
-from compss_train.worker.train import WorkerState
+from compss_train.worker import GroupState, Reading, Step, Work, WorkerState
+from compss_train.worker.batches import PlacedBatch
+from compss_train.worker.learner import Learner
 
 _ALL_ADDRESSES = "0.0.0.0"
 _MAX_TRACEBACK = 2**17
 """Characters of a traceback that are sent, the last ones."""
+MAX_SKIPPED = 100
+"""Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
 
@@ -188,12 +192,21 @@ class OnlineWorker:
     ) -> None:
         self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
         server = stack.enter_context(job.server_address.connect(None))
-        server_share = ServerShare(job.server_address.exchange, server, number, 1 / job.num_workers)
+        self._server, self._exchange = server, job.server_address.exchange
         if job.new_optimizer and checkpoint is None:
             initial = replace(initial, optimizer=None)
-        self._learner = OnlineLearner(training_spec, server_share, initial, device, job.seed)
+        work = Work(
+            block_passes=(),
+            reading=Reading(batching=Batching(size=job.batch_size), seed=job.seed),
+            step=Step(check_outputs=True),
+            worker=number,
+            device=device,
+            task=f"worker {number}",
+        )
+        self._base = self._exchange.pull(server)
+        self._learner = Learner(training_spec, self._base, initial, work)
         self._buffer = self._make_buffer(number, checkpoint)
-        self._batches = 0 if checkpoint is None else checkpoint.batches
+        self._batches = self._merged = 0 if checkpoint is None else checkpoint.batches
         self._local_host = _local_host(job.coordinator)
         self._failed: Exception | None = None  # in a thread of the receiver
         self._receiver = stack.enter_context(
@@ -226,24 +239,22 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
-        for batch in self._prepared_batches():
-            self._learner.learn(batch)
-            self._batches += 1
-            self._after_batch()
+        self._learner.train(self._placed_batches())
         self._receiver.discard()
-        self._learner.merge()
+        self._merge()
         self._report()
         repetitions = self._buffer.repetitions().tolist()
         state = encode_value(worker_to_dict(self._learner.state()))
         self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
         self._coordinator.await_end()
 
-    def _prepared_batches(self) -> Iterator[Batch]:
-        """Iterate over batches from the buffer, on the device and transformed."""
+    def _placed_batches(self) -> Iterator[PlacedBatch]:
+        """Iterate over batches from the buffer, and do what is due when each has been learnt."""
         while (drawn := self._draw()) is not None or not self._is_complete():
             if drawn is not None:
-                batch = self._job.make_batch(drawn).to(self._device)
-                yield self._learner.preparation.prepare(Place(0, self._number, self._batches), batch)
+                yield Place(0, self._number, self._batches), self._job.make_batch(drawn).to(self._device)
+                self._batches += 1
+                self._after_batch()
 
     def _is_complete(self) -> bool:
         """Return whether no more batches are to be drawn."""
@@ -262,16 +273,33 @@ class OnlineWorker:
         except BufferDrainedError:
             self._drained = True
         except queue.Empty:
+            liveness.beat()  # simulations may take long
             self._report_if_due()
         return None
 
     def _after_batch(self) -> None:
+        if self._learner.skipped == MAX_SKIPPED:
+            raise DivergedError(
+                f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; lower the "
+                "learning rate, or check the samples of the simulations"
+            )
         if self._batches % self._job.merge_every == 0:
-            self._learner.merge()
+            self._merge()
         self._report_if_due()
         every = self._job.checkpoint_every
         if every is not None and time.monotonic() - self._checkpointed > every:
             self._checkpoint()
+
+    def _merge(self) -> None:
+        """Push the weighted change since the last merge, and continue from the global parameters."""
+        if self._merged == self._batches:
+            return
+        self._exchange.push_change(
+            self._server, self._number, self._base, self._learner.finish(), 1 / self._job.num_workers
+        )
+        self._base = self._exchange.pull(self._server)
+        params.load_into(self._learner.net, self._base)
+        self._merged = self._batches
 
     def _report_if_due(self) -> None:
         if time.monotonic() - self._reported > self._job.report_every:
@@ -286,11 +314,11 @@ class OnlineWorker:
             "put": buffer.samples_put,
             "got": buffer.samples_got,
         }
-        measured = self._learner.pop_measured().__getstate__()
+        measured = self._learner.measured().__getstate__()
         self._coordinator.send({"report": True}, [encode_value(measured | counts)])
 
     def _checkpoint(self) -> None:
-        self._learner.merge()  # moves all changes to the global parameters, which the checkpoint does not contain
+        self._merge()  # moves all changes to the global parameters, which the checkpoint does not contain
         buffer, offsets = self._receiver.snapshot()
         checkpoint = WorkerCheckpoint(self._learner.state(), buffer, offsets, self._batches)
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)

@@ -14,7 +14,8 @@ from compss_train.model.measured import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
-from compss_train.worker.train import WorkerState, train
+from compss_train.worker.learner import WorkerState
+from compss_train.worker.train import train
 from compss_train.worker.work import Work
 
 GroupState: TypeAlias = tuple[WorkerState, ...]

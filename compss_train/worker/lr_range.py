@@ -11,10 +11,10 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.worker.batches import Batch, placed_batches
+from compss_train.worker.learner import optimizer_of
 from compss_train.worker.optimizer_stepper import OptimizerStepper
 from compss_train.worker.preparing import Preparation
 from compss_train.worker.source import source_of, taking
-from compss_train.worker.train import optimizer_of
 from compss_train.worker.work import Work
 
 DIVERGED = 4.0

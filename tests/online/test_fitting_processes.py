@@ -95,7 +95,7 @@ def test_only_senders(local):
     thread = threading.Thread(target=send)
     thread.start()
     trainer = build_trainer(local, 1, CountingNet(12), COUNTING_SGD, sum_loss)
-    options = {"senders": 1, "address": address, "token": "secret", "count": 0}
+    options = {"senders": 1, "address": address, "token": "secret"}
     parameters = fit_online(trainer, None, **options, inputs=())
     thread.join(20)
     assert errors == []

@@ -253,7 +253,8 @@ def test_a_simulation_that_always_dies_is_skipped(local, tmp_path):
             local, CountingNet(20), OneHotSimulation(20, fault), split_range(20, 10), retries=1
         )
     assert ["skipped after" in str(warning.message) for warning in warned] == [False, True]
-    assert trained == [1] * 7 + [0] * 3 + [1] * 10
+    assert max(trained[:7]) <= 1  # what a process has sent may be lost with it
+    assert trained[7:] == [0] * 3 + [1] * 10
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
 
 

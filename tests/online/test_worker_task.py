@@ -12,7 +12,7 @@ from compss_train.net.messages import MessageError, pack, unpack
 from compss_train.online.values import decode_value, encode_value
 from compss_train.online.worker_task import WorkerCheckpoint
 from compss_train.online.workers import CheckpointStore
-from compss_train.worker.train import WorkerState
+from compss_train.worker import WorkerState
 from tests.buffers.kinds import ALL, make, put_some
 
 

@@ -63,13 +63,16 @@ class MetricAccumulator:
     """Sums of losses over samples, and the states of metrics."""
 
     def __init__(self, measures: Measures) -> None:
-        self._samples = 0
-        self._batches = 0
-        self._skipped = 0
+        self._measures = measures
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._samples = self._batches = self._skipped = 0
         self._loss = WeightedSum()
         self._measured: dict[str, tuple[WeightedSum, list[int]]] = {}
         self._of_no_samples: dict[str, list[float]] = {}
-        self._metrics = {name: metric.start() for name, metric in measures.metrics.items()}
+        self._metrics = {name: metric.start() for name, metric in self._measures.metrics.items()}
 
     def add(
         self, samples: int, loss: torch.Tensor, output: Any, target: Any, measured: Mapping[str, Any] | None = None

@@ -1,0 +1,265 @@
+"""``Learner``: a worker's copy of the model and what trains it, and what the worker keeps (``WorkerState``)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from compss_train._utils.nested import leaves
+from compss_train.engines import liveness
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
+from compss_train.model.lr_schedules import Hyperparameters
+from compss_train.model.measured import Measured
+from compss_train.model.metrics import MetricAccumulator
+from compss_train.model.parameters import Parameters
+from compss_train.model.random_state import RandomState
+from compss_train.model.several_optimizers import make_optimizer
+from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch
+from compss_train.worker.callback_runner import CallbackRunner
+from compss_train.worker.callbacks import WorkerContext
+from compss_train.worker.moments import load_moments
+from compss_train.worker.optimizer_stepper import OptimizerStepper
+from compss_train.worker.own_buffers import changed_buffers, restore_buffers
+from compss_train.worker.preparing import Preparation
+from compss_train.worker.trace import Tracer
+from compss_train.worker.work import OptimizerState, Work
+
+LEAST_SCALE = 1e-4
+"""Losses of fp16 are never scaled by less: gradients that overflow nevertheless are NaN, or have diverged."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a worker keeps from task to task: the states of its optimizer and its random number generators."""
+
+    optimizer: dict[str, Any] | None
+    """The optimizer's state_dict; ``None`` makes a new optimizer."""
+    random: RandomState | int
+    """A state, or the seed of a new worker."""
+    buffer: dict[str, Any] | None = None
+    """The state of a buffer that merges by batches do not empty, inside an epoch."""
+    error: Parameters | None = None
+    """What compression has left out of the changes so far, with ``Merge(dtype=...)``."""
+    batches: int = 0
+    """How many batches the worker has trained, for training steps."""
+    buffers: dict[str, torch.Tensor] | None = None
+    """The worker's own buffers that have changed (``own_buffers``)."""
+    scaler: dict[str, Any] | None = None
+    """The state of the scaler of losses, in fp16."""
+    callbacks: dict[str, Any] | None = None
+    """The states of worker callbacks, by their names."""
+
+    def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
+        """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
+        if self.optimizer is None:
+            return self
+        saved = self.optimizer["param_groups"]
+        groups = [{**group, **changed} for group, changed in zip(saved, options, strict=True)]
+        return replace(self, optimizer={**self.optimizer, "param_groups": groups})
+
+    def on_cpu(self) -> WorkerState:
+        """Return this state without that of a GPU's random number generator."""
+        return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
+
+
+class Learner:
+    """A worker's copy of the model, and what trains it batch by batch.
+
+    ``fit`` and ``fit_online`` share it, and differ in where batches come from and in where the result goes.
+
+    Parameters
+    ----------
+    training_spec:
+        The network and what trains it; neither is changed.
+    parameters:
+        The global parameters, from which the copy starts.
+    state:
+        What the worker has kept from its last task.
+    work:
+        What the worker does: its number, device, callbacks, hyperparameters.
+    moments:
+        The optimizer state of a worker that has none of its own.
+    """
+
+    def __init__(
+        self,
+        training_spec: TrainingSpec,
+        parameters: Parameters,
+        state: WorkerState,
+        work: Work,
+        moments: Parameters | None = None,
+    ) -> None:
+        self._spec, self._work = training_spec, work
+        self.replica = training_spec.replica(parameters, work.device, training=True)
+        self.net = self.replica.training_spec.net
+        restore_buffers(self.net, state.buffers, work.device)
+        self.optimizer = _starting_optimizer(self.replica, state.optimizer, moments, work.step.optimizer_state)
+        self._accumulator = MetricAccumulator(training_spec.measures)
+        self._stepper = OptimizerStepper(
+            self.replica,
+            self.optimizer,
+            check_outputs=work.step.check_outputs,
+            batches=state.batches,
+            scaler=state.scaler,
+        )
+        context = WorkerContext(worker=work.worker, round=work.step.round, model=self.net, optimizer=self.optimizer)
+        self._callbacks = CallbackRunner(work.step.callbacks, context, self._accumulator, state.callbacks)
+        self._tracer = Tracer(work.device, wanted=work.worker in work.step.traced)
+        self.skipped = 0
+        """How many batches were skipped since the last one that was learnt."""
+
+    def train(self, placed: Iterator[PlacedBatch]) -> int:
+        """Train on batches, and return the number of their samples.
+
+        The next batch is taken when the one before is learnt. Accumulated gradients are applied at the end of each
+        epoch.
+        """
+        reading, drawn = self._work.reading, 0
+        self._callbacks.round_start()
+        batches = Preparation(self.replica, reading.seed, ragged=reading.structure.ragged).of(placed)
+        with self._tracer:
+            for epoch, epoch_batches in groupby(batches, lambda each: each[0].epoch):
+                drawn += self._train_epoch(epoch, epoch_batches)
+        self._callbacks.round_end()
+        return drawn
+
+    def _train_epoch(self, epoch: int, batches: Iterator[PlacedBatch]) -> int:
+        drawn = 0
+        anew = self._work.step.optimizer_state == "reset_blocks"
+        changes = _hyperparameter_changes(self._work, epoch)
+        current: Hyperparameters | None = None
+        for number, (place, batch) in enumerate(batches):
+            current = changes.get(number, current)
+            if anew and place.position == 0:
+                self._renew_optimizer(current)
+            elif number in changes:
+                self._stepper.set_hyperparameters(changes[number])
+            with self._tracer.batch(self._stepper.batches):
+                self._learn(batch, epoch)
+            drawn += batch.samples
+            liveness.beat(batch.samples)
+        self._stepper.finish()
+        return drawn
+
+    def _renew_optimizer(self, hyperparameters: Hyperparameters | None) -> None:
+        """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
+        self._stepper.finish()
+        self.optimizer = optimizer_of(self.replica, None)
+        self._stepper.optimizer = self._callbacks.context.optimizer = self.optimizer
+        if hyperparameters is not None:
+            self._stepper.set_hyperparameters(hyperparameters)
+
+    def _learn(self, batch: Batch, epoch: int) -> None:
+        self._callbacks.batch_start(batch, epoch, self._stepper.batches)
+        with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+            result = self._stepper.learn(batch, self._accumulator, epoch)
+        self.skipped = 0 if result is not None else self.skipped + 1
+        self._callbacks.batch_end(batch, result)
+
+    def finish(self, measured: Measured | None = None) -> Parameters:
+        """Apply the gradients that are still accumulated, and return the parameters.
+
+        Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
+        ``measured`` is what was measured since the last merge, if that was taken already.
+        """
+        self._stepper.finish()
+        trained = params.from_module(self.net)
+        if self._spec.gradients.on_nan != "ignore":
+            self._check_finite(trained, self._accumulator if measured is None else measured)
+        scale, name = self._stepper.scaler.get_scale(), self._work.name
+        if scale < LEAST_SCALE:  # so far that it is not their overflow
+            raise DivergedError(
+                f"gradients were NaN or infinite in so many batches that the loss scale of fp16 fell to "
+                f"{scale:.1g} in {name}; lower the learning rate, or train with precision='bf16'"
+            )
+        return trained
+
+    def _check_finite(self, trained: Parameters, measured: Measured | MetricAccumulator) -> None:
+        name = self._work.name
+        if not math.isfinite(measured.loss):
+            raise DivergedError(
+                f"the loss became {measured.loss / measured.samples} in {name}; lower the learning rate, or check "
+                "the data for NaN and for values that are far too large"
+            )
+        if (bad := params.first_not_finite(trained)) is not None:  # by the last step, which no loss follows
+            raise DivergedError(f"parameter {bad!r} became NaN or infinite in {name}; lower the learning rate")
+
+    def measured(self) -> Measured:
+        """Return what was measured since the last call."""
+        stepper = self._stepper
+        measured = replace(self._accumulator.measured(), **stepper.warnings, weightless=stepper.weightless)
+        measured.trace = self._tracer.trace()
+        self._accumulator.clear()
+        stepper.warnings, stepper.weightless = {}, 0
+        return measured
+
+    def state(self) -> WorkerState:
+        """Return what the worker keeps."""
+        return WorkerState(
+            optimizer=to_cpu(self.optimizer.state_dict()),
+            random=RandomState.capture(self._work.device),
+            batches=self._stepper.batches,
+            buffers=changed_buffers(self.net, self._spec.net),
+            scaler=self._stepper.scaler.state_dict() or None,
+            callbacks=self._callbacks.states(),
+        )
+
+
+def _starting_optimizer(
+    replica: ModelReplica, state: dict[str, Any] | None, moments: Parameters | None, option: OptimizerState | None
+) -> torch.optim.Optimizer:
+    """Return the optimizer of a task: with the worker's own state, else with the moments, else new."""
+    optimizer = optimizer_of(replica, None if option == "reset" else state)
+    if option != "reset" and state is None and moments:
+        load_moments(optimizer, moments)
+    return optimizer
+
+
+def _hyperparameter_changes(work: Work, epoch: int) -> dict[int, Hyperparameters]:
+    """Return the hyperparameters that a learning-rate schedule sets in an epoch, by the number of the batch."""
+    timed = (work.hyperparameters or {}).get(epoch, ())
+    planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
+    return {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
+
+
+def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
+    """Return an optimizer of the replica's parameters, with the given state if it is not ``None``."""
+    optimizer = make_optimizer(replica.training_spec.optimizer, replica.training_spec.net)
+    if state is not None:
+        # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
+        optimizer.load_state_dict(_with_tensors(torch.Tensor.clone, state, {}))
+    return optimizer
+
+
+def to_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state_dict with its tensors on the CPU."""
+    on_cpu: dict[str, Any] = _with_tensors(torch.Tensor.cpu, state, {})
+    return on_cpu
+
+
+def _with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of a state_dict with results of the function as tensors, which go to the ``memo`` of deepcopy.
+
+    Deepcopy would take several times as long for dicts, lists and numbers.
+    """
+    if isinstance(value, torch.Tensor):
+        if id(value) not in memo:
+            memo[id(value)] = function(value)
+        return memo[id(value)]
+    if type(value) is dict:
+        return {key: _with_tensors(function, item, memo) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(function, item, memo) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    for tensor in filter(torch.is_tensor, leaves(value)):
+        _with_tensors(function, tensor, memo)
+    return copy.deepcopy(value, memo)
