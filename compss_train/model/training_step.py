@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from compss_train.reports.records import BOOKKEEPING
 
-Step: TypeAlias = Callable[[nn.Module, Any, "StepContext"], Any]
-"""A function of the network, a batch, (x, y) or x where there is no y, and the context."""
-
 Update: TypeAlias = Callable[[str, Tensor, bool], None]
 
 
@@ -57,6 +54,10 @@ class StepContext:
         if name not in self.optimizers:
             raise ValueError(f"update({name!r}): the optimizers are {', '.join(self.optimizers)}")
         self.apply(name, loss, retain_graph)
+
+
+Step: TypeAlias = Callable[[nn.Module, Any, StepContext], Any]
+"""A function of the network, a batch, (x, y) or x where there is no y, and the context."""
 
 
 class StepResult(NamedTuple):

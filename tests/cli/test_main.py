@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from compss_train.cli.commands import COMMANDS
+from compss_train.cli.arguments import MODULES
 from compss_train.cli.main import main
 
 
@@ -23,17 +23,17 @@ def test_bad_arguments(arguments, capsys):
 
 
 def test_every_command_helps(capsys):
-    for command in COMMANDS:
+    for command in MODULES:
         with pytest.raises(SystemExit, match="0"):
-            main([command.name, "--help"])
-        assert f"usage: compss-train {command.name}" in capsys.readouterr().out
+            main([command, "--help"])
+        assert f"usage: compss-train {command}" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_with_the_code_that_shells_have(monkeypatch, capsys):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compss_train.engines.compss.configuration.write", interrupt)
+    monkeypatch.setattr("compss_train.cli.doctor.write", interrupt)
     assert main(["configure", "--units", "1"]) == 130
     assert capsys.readouterr().err == "compss-train configure: interrupted\n"
 
@@ -43,7 +43,7 @@ def test_warnings_are_printed_as_messages_of_the_command(monkeypatch, capsys):
         warnings.warn("few units", stacklevel=1)
         raise ValueError("no units")
 
-    monkeypatch.setattr("compss_train.engines.compss.configuration.write", warn)
+    monkeypatch.setattr("compss_train.cli.doctor.write", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         before = warnings.showwarning

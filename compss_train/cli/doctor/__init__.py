@@ -1,13 +1,15 @@
-"""Check what the compss engine needs, on this machine and on the nodes, with advice for what is missing.
+"""Check and configure what the compss engine needs, here and on the nodes, with advice for what is missing.
 
 A check is a function of the request that yields findings. A check never raises because something is missing, never
 blocks beyond a timeout, and never imports torch in this process: it is fast and works on a broken installation.
 """
 
-from compss_train.cli.doctor import compss_files, machine, nodes
-from compss_train.cli.doctor.findings import Check, Finding, Request, State, as_json, as_text, ready
+import argparse
 
-__all__ = ["CHECKS", "Check", "Finding", "Request", "State", "as_json", "as_text", "examine", "ready"]
+from compss_train.cli.doctor import compss_files, machine, nodes
+from compss_train.cli.doctor.findings import Check, Finding, Request, as_json, as_text, ready
+from compss_train.engines.compss.configuration import write
+from compss_train.engines.compss.worker_nodes import FIRST_PORT, free_first_port, host_nodes, loopback_nodes
 
 CHECKS: tuple[Check, ...] = (
     machine.check_python,
@@ -28,3 +30,25 @@ CHECKS: tuple[Check, ...] = (
 def examine(request: Request) -> list[Finding]:
     """Run all checks and return their findings."""
     return [finding for check in CHECKS for finding in check(request)]
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print the findings; return 1 if anything is missing."""
+    findings = examine(Request(options.project, options.resources, options.nodes, options.python))
+    print(as_json(findings) if options.json else as_text(findings))
+    return 0 if ready(findings) else 1
+
+
+def configure(options: argparse.Namespace) -> int:
+    """Write the two files and print the workers in them."""
+    if options.hosts is not None:
+        workers = host_nodes(options.hosts, options.units, options.gpus, options.first_port or FIRST_PORT)
+    else:
+        # One more range of ports, after those of the workers, for the coordinator.
+        first_port = options.first_port or free_first_port(min(max(1, options.nodes), 254) + 1)
+        workers = loopback_nodes(options.nodes, options.units, options.gpus, first_port)
+    write(options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir)
+    for node in workers:
+        print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
+    print(f"project.xml and resources.xml are in {options.folder.absolute()}")
+    return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
-from compss_train.cli.doctor.subprocesses import run_program
+from compss_train.cli.doctor.machine import run_program
 from compss_train.engines.compss.configuration import UNREADABLE, read_project, read_resources
 from compss_train.engines.compss.worker_nodes import compss_home, presumed_home
 from compss_train.engines.nodes import Node, is_local, physical_cores
@@ -62,10 +62,14 @@ def check_resources(request: Request) -> Iterator[Finding]:
 
     Without a file COMPSs uses its default one, which declares four units on every machine.
     """
-    path = request.resources or _default_resources()
+    home, path = compss_home(), request.resources
+    if home is not None and path is None:
+        path = home / "Runtime/configuration/xml/resources/default_resources.xml"
+    listed = run_program(["nvidia-smi", "-L"])
+    gpus = len(re.findall(r"^GPU \d+", listed.output, re.MULTILINE)) if listed.code == 0 else 0
     local_nodes = [node for node in declared_nodes(path).values() if is_local(node.name)]
     for node in local_nodes:
-        for finding in judge_node(node, os.cpu_count() or 1, physical_cores(), _count_gpus()):
+        for finding in judge_node(node, os.cpu_count() or 1, physical_cores(), gpus):
             yield finding if request.resources is not None else _soften(finding, path)
     total = sum(node.cpus for node in local_nodes)
     if len(local_nodes) > 1 and total > physical_cores():
@@ -107,13 +111,3 @@ def _judge_gpus(node: Node, gpus: int) -> Finding:
         unused = "tasks can only use declared GPUs: configure with --gpus"
         return Finding(name, "note", found, unused)
     return Finding(name, "ok", found)
-
-
-def _default_resources() -> Path | None:
-    home = compss_home()
-    return home and home / "Runtime/configuration/xml/resources/default_resources.xml"
-
-
-def _count_gpus() -> int:
-    result = run_program(["nvidia-smi", "-L"])
-    return len(re.findall(r"^GPU \d+", result.output, re.MULTILINE)) if result.code == 0 else 0

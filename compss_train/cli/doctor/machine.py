@@ -1,24 +1,65 @@
-"""Checks of this machine: Python and its packages, limits and folders, Java, and the COMPSs installation."""
+"""Checks of this machine: Python and its packages, limits and folders, Java, COMPSs, and running programs."""
 
 import os
 import platform
 import re
 import resource
 import shutil
+import signal
+import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
-from compss_train.cli.doctor.subprocesses import run_program
 from compss_train.engines.compss.worker_nodes import DEFAULT_HOME, compss_home, presumed_home
 
+TIMEOUT = 20.0
+"""Seconds for a program of this machine: the JVM of runcompss may start from a slow disk."""
 OPEN_FILES = 1024
 """The number of open files that workers need."""
 COMPSS_DOCS = "https://compss-doc.readthedocs.io"
 JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME to its folder"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed out."""
+
+    code: int | None
+    output: str
+
+    @property
+    def first_line(self) -> str:
+        """The first line that is not blank."""
+        return next((line.strip() for line in self.output.splitlines() if line.strip()), "no answer")
+
+
+def run_program(command: Sequence[str], timeout: float | None = None, stdin: str | None = None) -> Result:
+    """Run a program and return its result; kill it and all its children after ``timeout`` seconds."""
+    seconds = TIMEOUT if timeout is None else timeout
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Result(None, f"{command[0]}: {error.strerror}")
+    with process:
+        try:
+            output, _ = process.communicate(stdin, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return Result(None, f"no answer from {command[0]} in {seconds:g} s")
+    return Result(process.returncode, output.strip())
 
 
 def check_python(request: Request) -> Iterator[Finding]:
@@ -91,7 +132,10 @@ def _write_error(folder: Path) -> str | None:
 
 def check_pycompss(request: Request) -> Iterator[Finding]:
     """Look for pycompss where Python finds it, or where runcompss will: in COMPSs's own folder."""
-    if (folder := _pycompss_folder()) is None:
+    spec, folder = util.find_spec("pycompss"), presumed_home() / "Bindings/python/3"
+    if spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parent.parent
+    if not (folder / "pycompss").is_dir():
         advice = f"it comes with COMPSs, only the compss engine needs it: {COMPSS_DOCS}"
         yield Finding("pycompss", "missing", "not importable", advice)
     else:
@@ -128,15 +172,6 @@ def check_runcompss(request: Request) -> Iterator[Finding]:
         yield Finding("runcompss", "missing", f"{path}: {result.first_line}", "runcompss --version must work")
 
 
-def _pycompss_folder() -> Path | None:
-    """Return the folder that holds the package and its compiled extension."""
-    spec = util.find_spec("pycompss")
-    if spec is not None and spec.origin is not None:
-        return Path(spec.origin).parent.parent
-    bundled = presumed_home() / "Bindings/python/3"
-    return bundled if (bundled / "pycompss").is_dir() else None
-
-
 def _judge_binding(folder: Path) -> Finding:
     """Check the compiled extension, which fits a single version of Python: a common cause of failures."""
     found = f"{installed_version('pycompss') or 'the binding'} in {folder}"
@@ -151,7 +186,10 @@ def _judge_binding(folder: Path) -> Finding:
 def check_java(request: Request) -> Iterator[Finding]:
     """Look for Java as COMPSs does: in ``JAVA_HOME``, with its library, or on the PATH."""
     home = os.environ.get("JAVA_HOME")
-    java = _java_in(Path(home)) if home else shutil.which("java")
+    java = shutil.which("java")
+    if home:
+        paths = [f"{home}/jre/bin/java", f"{home}/bin/java"]
+        java = next((path for path in paths if os.path.isfile(path)), None)
     yield _judge_java_home(home, java)
     result = run_program([java or "java", "-version"])
     if result.code == 0:
@@ -163,15 +201,8 @@ def check_java(request: Request) -> Iterator[Finding]:
 def _judge_java_home(home: str | None, java: str | None) -> Finding:
     if not home:
         return Finding("JAVA_HOME", "warning", "not set", "set it to a JDK, whose libjvm.so COMPSs loads")
-    if java is None or not _has_libjvm(Path(home)):
+    libraries = [path for folder in ("jre/lib", "lib") for path in Path(home).glob(f"{folder}/**/libjvm.*")]
+    if java is None or not libraries:
         found = f"{home}, which has no bin/java with a libjvm.so"
         return Finding("JAVA_HOME", "missing", found, JAVA_ADVICE)
     return Finding("JAVA_HOME", "ok", home)
-
-
-def _java_in(home: Path) -> str | None:
-    return next((str(path) for path in (home / "jre/bin/java", home / "bin/java") if path.is_file()), None)
-
-
-def _has_libjvm(home: Path) -> bool:
-    return any(next(home.glob(f"{folder}/**/libjvm.*"), None) for folder in ("jre/lib", "lib"))

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,9 +12,21 @@ from typing import Any
 from compss_train._utils.version import __version__
 from compss_train.cli.doctor.compss_files import declared_nodes, install_dir, judge_node, project_nodes
 from compss_train.cli.doctor.findings import Finding, Request
-from compss_train.cli.doctor.machine import installed_version, judge_open_files
-from compss_train.cli.doctor.subprocesses import Result, check_ssh, run_python
+from compss_train.cli.doctor.machine import Result, installed_version, judge_open_files, run_program
 from compss_train.engines.nodes import is_local
+
+SSH_TIMEOUT = 10.0
+"""Seconds for a login, above ssh's own 5 for the connection."""
+
+# COMPSs's own ssh options, except that the list of known hosts stays unchanged.
+SSH = [
+    "ssh",
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectTimeout=5"),
+    *("-o", "StrictHostKeyChecking=no"),
+    *("-o", "UserKnownHostsFile=/dev/null"),
+    *("-o", "LogLevel=ERROR"),
+]
 
 
 def check_nodes(request: Request) -> Iterator[Finding]:
@@ -89,6 +102,15 @@ def _judge_installation(request: Request, node: str, answer: dict[str, Any]) -> 
         yield Finding(f"java on {node}", "missing", found, "install a JDK, or export JAVA_HOME in ~/.bashrc")
 
 
+def check_ssh(node: str) -> Finding:
+    """Check that a login on the node works without a password."""
+    result = run_program([*SSH, node, "true"], SSH_TIMEOUT)
+    if result.code == 0:
+        return Finding(f"ssh to {node}", "ok", "without a password")
+    advice = f"COMPSs starts its workers by ssh: run an ssh server there, ssh-keygen here, then ssh-copy-id {node}"
+    return Finding(f"ssh to {node}", "missing", result.first_line, advice)
+
+
 PROBE_TIMEOUT = 90.0  # seconds: the first import of torch from a shared disk of a cluster is slow
 
 # The trainer imports all dependencies of compss_train; the bare package imports none.
@@ -117,8 +139,10 @@ print(json.dumps(answer))
 
 
 def probe(request: Request, node: str) -> dict[str, Any] | Result:
-    """Return the program's answer from the node, or the result of a Python that could not run it."""
-    result = run_python(node, request.python, probe_program(request, node), PROBE_TIMEOUT)
+    """Return the answer of the program from the node, or the result of a Python that could not run it."""
+    # ssh joins words with blanks, so the interpreter's path is quoted as a single word of the remote command line.
+    command = [*SSH, node, "exec", shlex.quote(request.python), "-"]
+    result = run_program(command, PROBE_TIMEOUT, stdin=probe_program(request, node))
     try:
         answer: dict[str, Any] = json.loads(result.output.splitlines()[-1])
     except (IndexError, ValueError):

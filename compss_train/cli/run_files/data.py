@@ -1,17 +1,14 @@
 """The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their split."""
 
 import copy
-from collections.abc import Mapping
-from inspect import Parameter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, unknown_name
 from compss_train.cli.run_files.objects import CALL, PREFIX, call_object, resolve
-from compss_train.cli.run_files.options import NONE, Option, parse_options, signature_options
-from compss_train.cli.run_files.run_file import RunFile
+from compss_train.cli.run_files.options import NONE, Key, parse_options, signature_options
+from compss_train.cli.run_files.run_file import Errors, RunFile, Table, unknown_name
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
 from compss_train.data.files import read_arrays
@@ -36,70 +33,72 @@ class Dataset(NamedTuple):
     weight: Any = None
 
 
-def array_options() -> dict[str, Option]:
-    """Return the keys of a section that names arrays: each a file, a table of file and key, or an object."""
-    others = {role: Option(role, str | dict | None, None) for role in ("y", "weight")}
-    return {"x": Option("x", str | dict, Parameter.empty), **others, **block_options()}
+BLOCKS = {"blocks": Key(int | list | None, None)}
+"""The key for the grid that x, y and weights are cut into unless they are in files."""
+ARRAYS = {
+    "x": Key(str | dict),
+    **dict.fromkeys(("y", "weight"), Key(str | dict | None, None)),
+    **BLOCKS,
+}
+"""Keys of a section that names arrays: each a file, a table of file and key, or an object."""
 
 
-def block_options() -> dict[str, Option]:
-    """Return the key ``blocks``, the grid that x, y and weights are cut into unless they are in files."""
-    return {"blocks": Option("blocks", int | list | None, None)}
-
-
-def fraction_options() -> dict[str, Option]:
-    """Return the key of a ``[validation]`` that takes a part of ``[data]``."""
-    return {FRACTION: Option(FRACTION, float, Parameter.empty)}
-
-
-def read_data(
-    run_file: RunFile, errors: ErrorCollector, *, num_workers: int, seed: int
-) -> tuple[Dataset, Dataset | None] | None:
-    """Return training data and validation data, or ``None`` after collecting errors."""
-    before = len(errors)
-    data = read_section("[data]", run_file.section("data"), errors)
+def read_data(run_file: RunFile, *, num_workers: int, seed: int) -> tuple[Dataset, Dataset | None]:
+    """Return training data and validation data; raise ``RunFileError`` with all errors."""
+    errors = Errors()
+    data = errors.attempt("[data]", read_section, "[data]", run_file.section("data"))
     section = run_file.section("validation")
     validation_data = None
-    if FRACTION in section:
-        data, validation_data = _split_section(data, section, seed, errors)
-    elif section:
-        validation_data = read_section("[validation]", section, errors)
+    if FRACTION not in section:
+        if section:
+            validation_data = errors.attempt("[validation]", read_section, "[validation]", section)
+    elif unknown := [key for key in section if key != FRACTION]:
+        message = f"{unknown_name(unknown[0], (FRACTION,))}, which takes from [data]"
+        errors.add(f"[validation] {unknown[0]}", message)
+    elif data is not None:
+        both = errors.attempt("[validation]", split_validation, data, section[FRACTION], seed)
+        data, validation_data = both or (data, None)
     for where, dataset in (("[data]", data), ("[validation]", validation_data)):
         if dataset is not None:
-            with errors.catch(where):
-                as_data_source(dataset.x, dataset.y, num_workers)
-    return (data, validation_data) if data is not None and len(errors) == before else None
+            errors.attempt(where, as_data_source, dataset.x, dataset.y, num_workers)
+    if data is None or errors.messages:
+        raise errors.found("")
+    return data, validation_data
 
 
-def read_validation_data(
-    run_file: RunFile, errors: ErrorCollector, *, num_workers: int, seed: int
-) -> Dataset | None:
-    """Return the validation data, or ``None`` after collecting errors; reads training data only to split them."""
+def read_validation_data(run_file: RunFile, *, num_workers: int, seed: int) -> Dataset:
+    """Return the validation data; reads training data only to split them."""
     section = run_file.section("validation")
-    if not section:
-        errors.add("[validation]", "the run has no validation data to evaluate on; give --data")
-        return None
-    if FRACTION in section:
-        return (read_data(run_file, errors, num_workers=num_workers, seed=seed) or (None, None))[1]
-    return read_section("[validation]", section, errors)
+    if FRACTION not in section and section:
+        return read_section("[validation]", section)
+    data = read_data(run_file, num_workers=num_workers, seed=seed)[1] if section else None
+    if data is None:
+        raise ValueError("the run has no validation data to evaluate on; give --data")
+    return data
 
 
-def read_section(where: str, table: Mapping[str, Any], errors: ErrorCollector) -> Dataset | None:
-    """Return the samples that a section names, or ``None`` after collecting errors."""
-    before = len(errors)
-    dataset = None
-    with errors.catch(where):
-        if "files" in table:
-            options = parse_options(where, table, signature_options(FileDataset), errors)
-            dataset = Dataset(FileDataset(**options)) if len(errors) == before else None
-        elif CALL in table:
-            call = {key: value for key, value in table.items() if key != "blocks"}
-            dataset = _cut(_as_dataset(call_object(call), table[CALL]), table.get("blocks"))
-        elif "x" in table:
-            dataset = _read_arrays(where, table, errors)
-        else:
-            raise InvalidValueError(f"it names no samples; {FORMS}")
-    return dataset if len(errors) == before else None
+def read_section(where: str, table: Table) -> Dataset:
+    """Return the samples that a section names; raise ``RunFileError`` with all errors of its keys."""
+    if "files" in table:
+        return Dataset(FileDataset(**parse_options(where, table, signature_options(FileDataset))))
+    if CALL in table:
+        call = {key: value for key, value in table.items() if key != "blocks"}
+        dataset = _as_dataset(call_object(call), table[CALL])
+    elif "x" not in table:
+        raise ValueError(f"it names no samples; {FORMS}")
+    else:
+        errors = Errors()
+        for key in (key for key in table if key not in ARRAYS):
+            errors.add(f"{where} {key}", unknown_name(key, ARRAYS))
+        roles = [role for role in Dataset._fields if role in table and (role == "x" or table[role] != NONE)]
+        arrays = {role: errors.attempt(f"{where} {role}", load_array, table[role], role) for role in roles}
+        errors.check()
+        dataset = Dataset(**arrays)
+    if (blocks := table.get("blocks", NONE)) in (None, NONE):
+        return dataset
+    if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
+        raise ValueError("these samples are in blocks or files already; leave blocks out")
+    return _in_grid(dataset, blocks)
 
 
 def _as_dataset(returned: Any, name: str) -> Dataset:
@@ -108,26 +107,8 @@ def _as_dataset(returned: Any, name: str) -> Dataset:
         return Dataset(returned)
     if len(returned) not in (2, 3):
         count = len(returned)
-        raise InvalidValueError(f"{name} returned {count} values; give x and y, x alone, or x, y and weights")
+        raise ValueError(f"{name} returned {count} values; give x and y, x alone, or x, y and weights")
     return Dataset(*returned)
-
-
-def _read_arrays(where: str, table: Mapping[str, Any], errors: ErrorCollector) -> Dataset | None:
-    before = len(errors)
-    keys = array_options()
-    for key in table:
-        if key not in keys:
-            errors.add(f"{where} {key}", unknown_name(key, keys))
-    arrays = {}
-    for role in Dataset._fields:
-        if role in table and (role == "x" or table[role] != NONE):
-            with errors.catch(f"{where} {role}"):
-                arrays[role] = load_array(table[role], role)
-    if len(errors) > before:
-        return None
-    with errors.catch(f"{where} blocks"):
-        return _cut(Dataset(**arrays), table.get("blocks"))
-    return None
 
 
 def load_array(value: Any, role: str) -> Any:
@@ -137,7 +118,7 @@ def load_array(value: Any, role: str) -> Any:
     """
     if isinstance(value, dict) and "file" in value and CALL not in value:
         if unknown := [key for key in value if key not in ("file", "key")]:
-            raise InvalidValueError(unknown_name(unknown[0], ("file", "key")))
+            raise ValueError(unknown_name(unknown[0], ("file", "key")))
         return _read_file(value["file"], value.get("key", role))
     if isinstance(value, str) and not value.startswith(PREFIX):
         return _read_file(value, role)
@@ -146,45 +127,24 @@ def load_array(value: Any, role: str) -> Any:
 
 def _read_file(name: Any, key: str) -> Any:
     if not isinstance(name, str):
-        raise InvalidValueError(f"{name!r} is no file name; give a string")
+        raise ValueError(f"{name!r} is no file name; give a string")
     if name.endswith(".npy"):
         return np.load(name, mmap_mode="r", allow_pickle=False)
     names = list(as_reader(None, [name]).describe(name).layout or ())
     return read_arrays([name], names[0] if len(names) == 1 else key)[0]
 
 
-def _cut(dataset: Dataset, blocks: Any) -> Dataset:
-    """Return the arrays as blocked tensors if the section has ``blocks``."""
-    if blocks in (None, NONE):
-        return dataset
-    if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
-        raise InvalidValueError("these samples are in blocks or files already; leave blocks out")
-    return _in_grid(dataset, blocks)
-
-
 def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
     return Dataset(*(None if part is None else BlockedTensor.from_array(part, grid) for part in dataset))
-
-
-def _split_section(
-    data: Dataset | None, section: Mapping[str, Any], seed: int, errors: ErrorCollector
-) -> tuple[Dataset | None, Dataset | None]:
-    for key in section:
-        if key != FRACTION:
-            errors.add(f"[validation] {key}", f"{unknown_name(key, (FRACTION,))}, which takes from [data]")
-    if data is not None:
-        with errors.catch("[validation]"):
-            return split_validation(data, section[FRACTION], seed)
-    return data, None
 
 
 def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
     """Return training data and validation data, a fraction of random samples, or of whole files.
 
-    The same seed chooses the same samples. Raises ``InvalidValueError`` for a fraction that leaves either empty.
+    The same seed chooses the same samples. Raises ``ValueError`` for a fraction that leaves either empty.
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise InvalidValueError(f"fraction = {fraction!r}: give a number between 0 and 1")
+        raise ValueError(f"fraction = {fraction!r}: give a number between 0 and 1")
     x = dataset.x
     if isinstance(x, FileDataset):
         validation, training = _draw(len(x.files), fraction, seed, "files")
@@ -202,7 +162,7 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
 
 def _split_samples(samples: Samples, dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     if samples.is_stream:
-        raise InvalidValueError("an IterableDataset has no samples by number to take a fraction of; name others")
+        raise ValueError("an IterableDataset has no samples by number to take a fraction of; name others")
     weight = None if dataset.weight is None else _as_array(dataset.weight)
     _check_lengths(Dataset(samples.dataset, weight=weight))
     validation, training = (
@@ -216,7 +176,7 @@ def _draw(number: int, fraction: float, seed: int, unit: str) -> tuple[NDArray[n
     """Return the sorted indices of a random fraction, and those of the rest."""
     count = round(number * fraction)
     if not 0 < count < number:
-        raise InvalidValueError(f"fraction = {fraction} of {number} {unit} is {count}; give another fraction")
+        raise ValueError(f"fraction = {fraction} of {number} {unit} is {count}; give another fraction")
     order = np.random.default_rng(seed).permutation(number)
     return np.sort(order[:count]), np.sort(order[count:])
 
@@ -229,7 +189,7 @@ def _check_lengths(dataset: Dataset) -> None:
     lengths = {name: len(part) for name, part in dataset._asdict().items() if part is not None}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise InvalidValueError(f"x, y and weights have different lengths: {listed}")
+        raise ValueError(f"x, y and weights have different lengths: {listed}")
 
 
 def _select_rows(dataset: Dataset, rows: NDArray[np.intp]) -> Dataset:

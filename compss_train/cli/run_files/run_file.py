@@ -1,26 +1,99 @@
-"""``RunFile``: the TOML file of a run, with the settings of the command line applied to it."""
+"""``RunFile``: the TOML file of a run, with the settings of the command line applied to it, and its errors."""
 
 from __future__ import annotations
 
 import copy
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tomli_w
 
-from compss_train.cli.run_files.errors import ErrorCollector, RunFileError, unknown_name
-from compss_train.cli.run_files.run_folder import RUN_FILE
+from compss_train._utils.validation import suggestion
 
+T = TypeVar("T")
+P = ParamSpec("P")
 Table = dict[str, Any]
 
 SECTIONS = ("trainer", "network", "data", "validation", "build", "fit", "output")
+RUN_FILE = "config.toml"
+"""The name of the run file in the folder of a run."""
 HOME = "home"
 """The key, outside of all sections, of the folder that relative file names refer to; runs write it."""
+
+
+class RunFileError(ValueError):
+    """A run file, or an object that it names, is invalid; ``messages`` has one for each error, with its key."""
+
+    def __init__(self, text: str, messages: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.messages = list(messages)
+
+
+class Errors:
+    """Collects errors in a run file, each with the section or key that it belongs to, to raise all at once."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self._cause: Exception | None = None
+
+    def add(self, where: str, message: str) -> None:
+        """Add an error of a section or key."""
+        self.messages.append(f"{where}: {message}" if where else message)
+
+    def attempt(self, where: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return what a function returns; add what it raises, and return ``None``."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # user functions may raise any kind
+            self._cause = self._cause or error
+            if isinstance(error, RunFileError) and error.messages:
+                self.messages += error.messages
+            else:
+                self.add(where, format_exception(error))
+            return None
+
+    def check(self) -> None:
+        """Raise ``RunFileError`` if there are errors."""
+        if self.messages:
+            raise self.found("")
+
+    def found(self, source: str) -> RunFileError:
+        """Return the error to raise, which lists all messages; it begins with the name of their source."""
+        messages = [message.replace("\n", "\n    ") for message in self.messages]
+        text = f" {messages[0]}" if len(messages) == 1 else "".join(f"\n  {message}" for message in messages)
+        error = RunFileError(f"{source}:{text}", self.messages)
+        error.__cause__ = self._cause
+        return error
+
+
+def format_exception(error: BaseException) -> str:
+    """Return the message of an exception, after its type unless its message is written for users."""
+    message = exception_message(error)
+    if isinstance(error, ValueError | ModuleNotFoundError | OSError) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def exception_message(error: BaseException) -> str:
+    """Return the message of an exception; for an error of the operating system, the file and the reason."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def append_notes(message: str, error: BaseException, *lines: str) -> str:
+    """Return a message followed by the notes of an exception and more lines, all indented."""
+    return "\n  ".join([message, *getattr(error, "__notes__", ()), *lines])
+
+
+def unknown_name(name: str, accepted: Collection[str], kind: str = "key") -> str:
+    """Return the message for an unknown name: the most similar name, and all accepted ones."""
+    return f"unknown {kind}{suggestion(name, accepted) or '.'} The {kind}s are {', '.join(accepted)}"
 
 
 @dataclass(frozen=True)
@@ -43,11 +116,6 @@ class RunFile:
         in_run_folder = self.path.name == RUN_FILE and HOME in self.table
         return self.path.parent if in_run_folder else self.home / "runs" / self.path.stem
 
-    @property
-    def has_validation(self) -> bool:
-        """Whether the run evaluates on validation data after every round."""
-        return bool(self.section("validation"))
-
     def section(self, name: str) -> Table:
         """Return a copy of a section, empty if the file does not have it."""
         section = self.table.get(name, {})
@@ -63,7 +131,7 @@ class RunFile:
         output = {key: value for key, value in self.section("output").items() if key != "folder"}
         return tomli_w.dumps({**seeded.table, "output": output, HOME: str(self.home)})
 
-    def check_sections(self, errors: ErrorCollector) -> None:
+    def check_sections(self, errors: Errors) -> None:
         """Collect unknown sections, and keys outside of sections."""
         for name, value in self.table.items():
             if name not in SECTIONS and name != HOME:
@@ -121,21 +189,13 @@ def apply_settings(table: Table, settings: Iterable[str]) -> Table:
         *path, key = name.strip().split(".")
         if not (equals and key and path and all(path)):
             raise RunFileError(f"--set {setting}: give SECTION.KEY=VALUE, for example fit.num_epochs=3")
-        _subtable(changed, path, setting)[key] = _parse_setting(text.strip())
+        part = changed
+        for name in path:
+            part = part.setdefault(name, {})
+            if not isinstance(part, dict):
+                raise RunFileError(f"--set {setting}: {name} is {part!r} in the file, not a table with keys")
+        part[key] = text.strip()
+        with suppress(tomllib.TOMLDecodeError, RecursionError):
+            parsed = tomllib.loads(f"value = {text}")
+            part[key] = parsed["value"] if len(parsed) == 1 else part[key]
     return changed
-
-
-def _subtable(table: Table, path: list[str], setting: str) -> Table:
-    for name in path:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise RunFileError(f"--set {setting}: {name} is {table!r} in the file, not a table with keys")
-    return table
-
-
-def _parse_setting(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return text
-    return parsed["value"] if len(parsed) == 1 else text

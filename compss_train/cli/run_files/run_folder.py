@@ -5,77 +5,45 @@ import os
 import shutil
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import is_running, write_atomic
-from compss_train.cli.run_files.errors import RunFileError
+from compss_train.cli.run_files.run_file import RUN_FILE
 from compss_train.reports.comparison import ComparedRun, comparison_table
 from compss_train.reports.history import History
 
-RUN_FILE = "config.toml"
 RUNNING = "running"
 """The state of a run whose process has not ended."""
 KILLED = "killed"
 """The state of a run whose process has ended without a word."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The paths of a run's files."""
 
-    path: Path
-
-    @property
-    def run_file(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_file = path / RUN_FILE
         """The run file with all settings."""
-        return self.path / RUN_FILE
-
-    @property
-    def configuration(self) -> Path:
-        """``trainer.configuration`` at the start of the fit: all options, versions and the machine, as JSON."""
-        return self.path / "configuration.json"
-
-    @property
-    def history(self) -> Path:
+        self.configuration = path / "configuration.json"
+        """``trainer.configuration`` at the start of the fit: all options, versions and the machine."""
+        self.history = path / "history.jsonl"
         """The history as JSON lines, one a round."""
-        return self.path / "history.jsonl"
-
-    @property
-    def parameters(self) -> Path:
+        self.parameters = path / "parameters.safetensors"
         """The final parameters; after an interrupted fit, those of the last complete round."""
-        return self.path / "parameters.safetensors"
-
-    @property
-    def checkpoints(self) -> Path:
+        self.checkpoints = path / "checkpoints"
         """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def report(self) -> Path:
+        self.report = path / "report.html"
         """The HTML page with curves and the timeline of the workers."""
-        return self.path / "report.html"
-
-    @property
-    def state_file(self) -> Path:
+        self.state_file = path / "run.json"
         """The state of the run as JSON, with its process."""
-        return self.path / "run.json"
-
-    @property
-    def csv(self) -> Path:
+        self.csv = path / "history.csv"
         """The history as CSV."""
-        return self.path / "history.csv"
-
-    @property
-    def tensorboard(self) -> Path:
+        self.tensorboard = path / "tensorboard"
         """The log folder of TensorBoard."""
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> Path:
+        self.profile = path / "profile.json"
         """The trace of a worker's round, under its default name."""
-        return self.path / "profile.json"
 
     @property
     def has_results(self) -> bool:
@@ -121,15 +89,23 @@ class RunFolder:
                 path.unlink()
 
 
+def check_parent_folder(output: Path) -> None:
+    """Raise ``FileNotFoundError`` unless the folder of an output file exists."""
+    if not output.parent.is_dir():
+        raise FileNotFoundError(
+            f"{output}: the folder {output.parent} does not exist; create it, or name another file"
+        )
+
+
 def read_history(path: Path) -> tuple[Path, History]:
     """Return the history in a file of JSON lines or in a run's folder, after the path of the file.
 
-    Raises ``RunFileError`` for an empty history, ``BadFileError`` and ``OSError`` for a file that cannot be read.
+    Raises ``ValueError`` for an empty history, ``BadFileError`` and ``OSError`` for a file that cannot be read.
     """
     file = RunFolder(path).history if path.is_dir() else path
     history = History.load(file)
     if not history:
-        raise RunFileError(f"{file} has no round yet")
+        raise ValueError(f"{file} has no round yet")
     return file, history
 
 
@@ -148,11 +124,6 @@ def read_compared(paths: Sequence[Path]) -> list[ComparedRun]:
         settings = read_configuration(file.parent)
         runs.append(ComparedRun(name=str(path), history=history, configuration=settings, state=state or ""))
     return runs
-
-
-def find_runs(folder: Path) -> list[RunFolder]:
-    """Return the runs in a folder and its subfolders of any depth, by name."""
-    return [RunFolder(file.parent) for file in sorted(folder.rglob("history.jsonl"))]
 
 
 def read_summary(folder: RunFolder) -> dict[str, str]:

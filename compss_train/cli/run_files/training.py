@@ -3,34 +3,29 @@
 import json
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from compss_train._utils.files import FolderLock, atomic_path, write_atomic
 from compss_train.callbacks import Callback
-from compss_train.callbacks.checks import check_callbacks
 from compss_train.cli.run_files.data import Dataset, read_data
-from compss_train.cli.run_files.errors import (
-    ErrorCollector,
-    InvalidValueError,
+from compss_train.cli.run_files.run_file import (
+    HOME,
+    Errors,
+    RunFile,
     RunFileError,
     format_exception,
-    require,
+    read_run_file,
+    read_toml,
 )
-from compss_train.cli.run_files.model import ModelSpec, read_model
-from compss_train.cli.run_files.options import Option, parse_options, signature_options
-from compss_train.cli.run_files.output import read_early_stopping, read_output, stopping_options
-from compss_train.cli.run_files.run_file import HOME, RunFile, read_run_file, read_toml
 from compss_train.cli.run_files.run_folder import RunFolder
+from compss_train.cli.run_files.sections import ModelSpec, read_fit, read_model, read_output
 from compss_train.data import FileDataset
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.callback import AnyCallback, TrainerProtocol
+from compss_train.training.callback import TrainerProtocol
 from compss_train.training.checkpoints.storage import list_checkpoints, read_latest_checkpoint
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.merge import Merge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,60 +60,57 @@ class TrainingRun:
         return self.model.num_workers
 
 
-_OTHER_SECTIONS = ("x", "y", "validation_data", "sample_weight", "resume")
-"""Arguments of ``fit`` that other sections, or the command line, give."""
-
-
-def fit_options() -> dict[str, Option]:
-    """Return the keys of ``[fit]``: keywords of ``fit``, and one that adds a callback."""
-    return {**signature_options(DistributedTrainer.fit, exclude=_OTHER_SECTIONS), **stopping_options()}
-
-
 def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> TrainingRun:
     """Return the run that a file describes without starting it; raise ``RunFileError`` with all errors.
 
     A folder that holds a run is an error unless that run is resumed or overwritten, and so are other files with the
     names of a run's files.
     """
-    errors = ErrorCollector(str(run_file.path))
+    errors = Errors()
     run_file.check_sections(errors)
     folder = RunFolder(run_file.output)
-    with errors.catch("[output] folder"):
-        _check_folder(folder, resume=resume, overwrite=overwrite)
-    if resume:
-        run_file = _with_saved_seed(folder, run_file)
-    model = read_model(run_file, errors)
+    errors.attempt("[output] folder", _check_folder, folder, resume=resume, overwrite=overwrite)
+    if resume and "seed" not in run_file.section("trainer") and folder.run_file.exists():
+        seed = read_run_file(folder.run_file).section("trainer").get("seed")
+        run_file = run_file.with_value("trainer", "seed", seed)
+    model = errors.attempt("", read_model, run_file)
     workers, seed = (1, 0) if model is None else (model.num_workers, model.seed)
-    data = read_data(run_file, errors, num_workers=workers, seed=seed)
-    options = _read_fit(run_file, folder, errors)
+    data = errors.attempt("", read_data, run_file, num_workers=workers, seed=seed)
+    fit = errors.attempt("[fit]", read_fit, run_file.section("fit"))
+    validated, output = bool(run_file.section("validation")), run_file.section("output")
+    writers = errors.attempt("[output]", read_output, output, folder, has_validation=validated)
     if model is not None:
-        model.check_build(errors)
-    errors.raise_errors()
-    training_data, validation_data = require(data)
+        errors.attempt("[build]", model.build_trainer)
+    if model is None or data is None or fit is None or writers is None or errors.messages:
+        raise errors.found(str(run_file.path))
+    # The user's callbacks first: the numbers that they add to records can be written and watched.
+    callbacks = [*fit["callbacks"], *writers, *fit.pop("early_stopping")]
     return TrainingRun(
         file=run_file,
-        model=require(model),
-        data=training_data,
-        validation_data=validation_data,
-        fit=require(options),
+        model=model,
+        data=data[0],
+        validation_data=data[1],
+        fit={**fit, "callbacks": callbacks},
         folder=folder,
         resume=resume,
     )
 
 
 def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Raise ``InvalidValueError`` if the run cannot write to the folder, or would replace files of others."""
+    """Raise ``ValueError`` if the run cannot write to the folder, or would replace files of others."""
     parent = next(path for path in (folder.path, *folder.path.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise InvalidValueError(f"{folder.path}: {parent} is not a writable folder")
-    has_run_file = folder.run_file.exists()
-    if has_run_file and not _is_saved_run_file(folder.run_file):
-        raise InvalidValueError(
+        raise ValueError(f"{folder.path}: {parent} is not a writable folder")
+    has_run_file, saved = folder.run_file.exists(), False
+    with suppress(RunFileError):
+        saved = HOME in read_toml(folder.run_file)
+    if has_run_file and not saved:
+        raise ValueError(
             f"{folder.run_file} was not written by a run, and this run would replace it; --output names another "
             "folder"
         )
     if resume and folder.parameters.exists() and not list_checkpoints(folder.checkpoints):
-        raise InvalidValueError(
+        raise ValueError(
             f"{folder.path} holds a run that has ended, and no checkpoint to resume it from; --overwrite starts "
             "anew, --output names another folder"
         )
@@ -126,46 +118,10 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         return
     if folder.has_results:
         hint = "--resume continues it, --overwrite removes it, --output names another folder"
-        raise InvalidValueError(f"{folder.path} holds a run: {hint}")
+        raise ValueError(f"{folder.path} holds a run: {hint}")
     if not has_run_file and (existing := folder.existing_files()):
         hint = "--overwrite removes all such files, --output names another folder"
-        raise InvalidValueError(f"{existing[0]} exists, and this run would replace it: {hint}")
-
-
-def _is_saved_run_file(path: Path) -> bool:
-    try:
-        return HOME in read_toml(path)
-    except RunFileError:
-        return False
-
-
-def _with_saved_seed(folder: RunFolder, run_file: RunFile) -> RunFile:
-    """Return the file, with the seed that the run in the folder has drawn if the file has none."""
-    if "seed" in run_file.section("trainer") or not folder.run_file.exists():
-        return run_file
-    seed = read_run_file(folder.run_file).section("trainer").get("seed")
-    return run_file.with_value("trainer", "seed", seed)
-
-
-def _read_fit(run_file: RunFile, folder: RunFolder, errors: ErrorCollector) -> dict[str, Any] | None:
-    """Return the keywords of ``fit`` with all callbacks, or ``None`` after collecting errors."""
-    before = len(errors)
-    section = run_file.section("fit")
-    stopping = read_early_stopping(section.pop("early_stopping", False), errors)
-    options = parse_options("[fit]", section, fit_options(), errors)
-    writers = read_output(run_file.section("output"), folder, errors, has_validation=run_file.has_validation)
-    user_callbacks: list[AnyCallback] = []
-    with errors.catch("[fit]"):
-        user_callbacks = check_callbacks(options.get("callbacks", ()))
-    if len(errors) == before:
-        with errors.catch("[fit]"):
-            merge = Merge.of(options.get("merge", "synchronous"))
-            if merge.preset is None:  # which chooses when network and data are known
-                given = {field.name: options[field.name] for field in fields(FitOptions) if field.name in options}
-                FitOptions(**{**given, "merge": merge})
-    # The user's callbacks first: the numbers that they add to records can be written and watched.
-    options["callbacks"] = [*user_callbacks, *writers, *stopping]
-    return options if len(errors) == before else None
+        raise ValueError(f"{existing[0]} exists, and this run would replace it: {hint}")
 
 
 def train(run: TrainingRun) -> DistributedTrainer:
@@ -185,13 +141,9 @@ def train(run: TrainingRun) -> DistributedTrainer:
             raise RunFileError(f"{run.file.path}: {format_exception(error)}") from error
         finally:
             if setup.start.reached and trainer.history:
-                _save_parameters(run.folder, trainer)
+                with atomic_path(run.folder.parameters) as path:
+                    parameters.save(path, trainer.get_parameters())
     return trainer
-
-
-def _save_parameters(folder: RunFolder, trainer: DistributedTrainer) -> None:
-    with atomic_path(folder.parameters) as path:
-        parameters.save(path, trainer.get_parameters())
 
 
 class _FolderSetup(Callback):
@@ -210,7 +162,11 @@ class _FolderSetup(Callback):
         folder.path.mkdir(parents=True, exist_ok=True)
         self.lock.acquire()
         if not self._run.resume:
-            _clear(folder)
+            if folder.checkpoints.is_dir():
+                lock = FolderLock(folder.checkpoints)
+                lock.acquire()
+                lock.release()
+            folder.clear()
         if not folder.run_file.exists():
             _write_configuration(self._run, trainer)
 
@@ -229,15 +185,6 @@ class _FitStart(Callback):
             _write_configuration(self._run, trainer)
             self._run.folder.parameters.unlink(missing_ok=True)
         self.reached = True
-
-
-def _clear(folder: RunFolder) -> None:
-    """Remove the files of an earlier run; raise ``BlockingIOError`` if another program writes its checkpoints."""
-    if folder.checkpoints.is_dir():
-        lock = FolderLock(folder.checkpoints)
-        lock.acquire()
-        lock.release()
-    folder.clear()
 
 
 def _write_configuration(run: TrainingRun, trainer: TrainerProtocol) -> None:

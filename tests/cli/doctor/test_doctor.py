@@ -4,7 +4,8 @@ import time
 from importlib import metadata
 
 from compss_train.cli import doctor
-from compss_train.cli.doctor import Request, subprocesses
+from compss_train.cli.doctor import Request, nodes
+from compss_train.cli.doctor import machine as local_machine
 from compss_train.cli.main import main
 from compss_train.engines.compss.worker_nodes import WorkerNode
 from tests.cli.doctor.fake_machine import findings_by_name, states
@@ -50,8 +51,8 @@ def test_nothing_hangs(machine, monkeypatch):
     machine.add_compss()
     for tool in ("java", "runcompss", "ssh", "nvidia-smi"):
         machine.add_program(tool, HANGS.format(python=sys.executable, pids=str(pids)))
-    monkeypatch.setattr(subprocesses, "TIMEOUT", 0.5)
-    monkeypatch.setattr(subprocesses, "SSH_TIMEOUT", 0.5)
+    monkeypatch.setattr(local_machine, "TIMEOUT", 0.5)
+    monkeypatch.setattr(nodes, "SSH_TIMEOUT", 0.5)
     _, resources = machine.write_files(WorkerNode("localhost", 2))
     before = time.monotonic()
     findings = findings_by_name(Request(resources=resources, nodes=("n1", "n2")))

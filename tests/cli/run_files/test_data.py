@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset, Samples, write_files
 from compss_train.cli.run_files.data import Dataset, read_section, split_validation
-from compss_train.cli.run_files.errors import ErrorCollector, InvalidValueError, RunFileError
+from compss_train.cli.run_files.run_file import Errors
 from compss_train.data.block_passes import Place
 from compss_train.training.data_source import as_data_source
 from tests.helpers.models import SGD, mlp
@@ -35,10 +35,7 @@ def many():
 
 
 def read(**table):
-    errors = ErrorCollector("file")
-    data = read_section("[data]", table, errors)
-    errors.raise_errors()
-    return data
+    return read_section("[data]", table)
 
 
 def test_optional_arrays_may_be_none():
@@ -121,8 +118,8 @@ def test_files_are_a_data_set_with_its_options():
         ({"x": {"file": "both.npz", "keys": "x"}}, "[data] x: unknown key; did you mean key?"),
         ({"x": {"file": "both.npz", "key": "a"}}, "[data] x: "),
         ({"x": "x.npy", "Y": "y.npy"}, "[data] Y: unknown key; did you mean y?"),
-        ({"x": "x.npy", "blocks": 21}, "[data] blocks: blocks=21 makes 21 blocks of 20 samples"),
-        ({"x": "x.npy", "blocks": "many"}, "[data] blocks: blocks='many' is not a grid"),
+        ({"x": "x.npy", "blocks": 21}, "[data]: blocks=21 makes 21 blocks of 20 samples"),
+        ({"x": "x.npy", "blocks": "many"}, "[data]: blocks='many' is not a grid"),
         ({"files": "x.npy", "blocks": 3}, "[data] blocks: unknown key"),
         ({"files": "none/*.npz"}, "[data]: files='none/*.npz': no files found"),
         ({"files": "x.npy", "on_bad_file": "shout"}, '"shout" is not accepted; give "raise" or "skip"'),
@@ -135,14 +132,11 @@ def test_files_are_a_data_set_with_its_options():
     ids=str,
 )
 def test_invalid_data_are_an_error(table, message):
-    errors = ErrorCollector("file")
-    data = read_section("[data]", table, errors)
+    errors = Errors()
+    data = errors.attempt("[data]", read_section, "[data]", table)
     if data is not None:
-        with errors.catch("[data] x"):
-            as_data_source(data.x, data.y, num_workers=1)
-    with pytest.raises(RunFileError) as error:
-        errors.raise_errors()
-    assert message in str(error.value)
+        errors.attempt("[data] x", as_data_source, data.x, data.y, num_workers=1)
+    assert message in str(errors.found("file"))
 
 
 @given(st.integers(2, 50), st.floats(0.02, 0.98), st.integers(0, 5), st.booleans())
@@ -151,7 +145,7 @@ def test_a_split_keeps_every_sample_with_its_target_and_weight(number, fraction,
     dataset = Dataset(torch.from_numpy(x), torch.from_numpy(y), weight) if tensors else Dataset(x, y, weight)
     count = round(number * fraction)
     if not 0 < count < number:
-        with pytest.raises(InvalidValueError, match="give another fraction"):
+        with pytest.raises(ValueError, match="give another fraction"):
             split_validation(dataset, fraction, seed)
         return
     training, validation = split_validation(dataset, fraction, seed)
@@ -228,7 +222,7 @@ def test_a_split_of_a_data_set_drops_neither_targets_nor_weights():
     for part in (training, validation):
         with pytest.raises(TypeError, match="whose samples have targets in them"):
             as_data_source(part.x, part.y, num_workers=1)
-    with pytest.raises(InvalidValueError, match="different lengths: x 10, weight 11"):
+    with pytest.raises(ValueError, match="different lengths: x 10, weight 11"):
         split_validation(Dataset(Pairs(), weight=np.arange(11)), 0.3, 0)
 
 
@@ -237,7 +231,7 @@ def test_a_stream_has_no_fraction():
         def __iter__(self):
             return iter(())
 
-    with pytest.raises(InvalidValueError, match="no samples by number to take a fraction of"):
+    with pytest.raises(ValueError, match="no samples by number to take a fraction of"):
         split_validation(Dataset(Stream()), 0.3, 0)
     with pytest.raises(TypeError, match="have no numbers to select them by"):
         Samples(Stream()).select([0])
@@ -247,12 +241,12 @@ def test_a_stream_has_no_fraction():
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.5, 2, True, "half"])
 def test_a_fraction_is_between_0_and_1(fraction):
-    with pytest.raises(InvalidValueError, match="give a number between 0 and 1"):
+    with pytest.raises(ValueError, match="give a number between 0 and 1"):
         split_validation(Dataset(np.arange(10)), fraction, 0)
 
 
 def test_samples_of_different_lengths_are_an_error():
-    with pytest.raises(InvalidValueError, match="have different lengths: x 10, y 9"):
+    with pytest.raises(ValueError, match="have different lengths: x 10, y 9"):
         split_validation(Dataset(np.arange(10), np.arange(9)), 0.5, 0)
 
 

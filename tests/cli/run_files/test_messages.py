@@ -2,7 +2,7 @@
 
 import pytest
 
-from compss_train.cli.run_files.messages import format_keys
+from compss_train.cli.fit import format_keys
 
 
 def printed_keys(section):

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train.cli.run_files.errors import InvalidValueError
-from compss_train.cli.run_files.example import spirals
-from compss_train.cli.run_files.objects import load_object, resolve
+from compss_train.cli.run_files.objects import resolve
 
 
 def test_strings_name_objects_and_tables_call_them():
@@ -53,7 +51,7 @@ def test_arguments_are_positional_or_keywords():
     ],
 )
 def test_invalid_objects_are_an_error(value, message):
-    with pytest.raises(InvalidValueError) as error:
+    with pytest.raises(ValueError) as error:
         resolve({"key": [value]})
     assert message in str(error.value)
 
@@ -66,11 +64,6 @@ def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
         ("fail", "importing objects_that_fail failed: No module named 'objects_that_are_not_there'"),
         ("raise", "importing objects_that_raise failed: ZeroDivisionError: division by zero"),
     ):
-        with pytest.raises(InvalidValueError, match=message):
+        with pytest.raises(ValueError, match=message):
             resolve(f"import:objects_that_{name}:x")
         assert f"objects_that_{name}" not in sys.modules
-
-
-@pytest.mark.parametrize("module", ["compss_train.example", "compss_train.runs.example"])
-def test_the_example_has_a_name_that_does_not_follow_the_layout(module):
-    assert load_object(f"{module}:spirals") is spirals

@@ -18,7 +18,7 @@ seed = 3
 import = "tests.helpers.models:mlp"
 
 [data]
-import = "tests.cli.commands.user_objects:data"
+import = "tests.cli.user_objects:data"
 blocks = 4
 
 [validation]

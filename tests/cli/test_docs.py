@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-DOCS = Path(__file__).parents[3] / "docs" / "command-line.md"
+DOCS = Path(__file__).parents[2] / "docs" / "command-line.md"
 
 
 def block(text, language):

@@ -6,7 +6,7 @@ import torch
 
 from compss_train import DistributedTrainer, write_files
 from compss_train.model import parameters
-from tests.cli.commands.user_objects import data
+from tests.cli.user_objects import data
 from tests.helpers.models import SGD, assert_same_bits, mlp
 from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 
@@ -44,7 +44,7 @@ def test_other_data_are_read_from_files(fitted, command, tmp_path):
 def test_array_names_in_files_are_those_of_the_training_data(run_file, command, tmp_path):
     x, y = data(40)
     np.savez("both.npz", a=x, b=y)
-    text = run_file.read_text().replace('import = "tests.cli.commands.user_objects:data"\nblocks = 4', "FILES")
+    text = run_file.read_text().replace('import = "tests.cli.user_objects:data"\nblocks = 4', "FILES")
     run_file.write_text(
         text.replace("FILES", 'files = ["both.npz"]\nx = "a"\ny = "b"').replace("fraction = 0.25", "")
     )
@@ -67,7 +67,7 @@ def fitted_arrays(run_file, command):
     np.savez("both.npz", a=x, b=y)
     np.savez("alone.npz", x)
     np.save("x.npy", x)
-    run_file.write_text(run_file.read_text().replace('import = "tests.cli.commands.user_objects:data"', ARRAYS))
+    run_file.write_text(run_file.read_text().replace('import = "tests.cli.user_objects:data"', ARRAYS))
     command("fit", run_file)
     return run_file.parent / "runs" / "small"
 
@@ -102,8 +102,8 @@ def test_x_alone_is_an_error_unless_it_is_its_own_target(run_file, fitted, comma
     np.save("x.npy", x)
     output = command("evaluate", fitted, "--data", "x.npy", code=2).err
     assert "x.npy is x alone: name a second .npy file, y" in output
-    text = run_file.read_text().replace('import = "tests.cli.commands.user_objects:data"', 'x = "x.npy"')
-    text = text.replace("tests.helpers.models:mlp", "tests.cli.commands.user_objects:same").replace(
+    text = run_file.read_text().replace('import = "tests.cli.user_objects:data"', 'x = "x.npy"')
+    text = text.replace("tests.helpers.models:mlp", "tests.cli.user_objects:same").replace(
         'metric = "accuracy"', ""
     )
     run_file.write_text(text.replace("cross_entropy", "mse"))
@@ -208,7 +208,7 @@ def test_onnx_has_the_input_of_the_training_data(run_file, command):
         "--set",
         "data.double=true",
         "--set",
-        "build.transform=import:tests.cli.commands.user_objects:to_float",
+        "build.transform=import:tests.cli.user_objects:to_float",
     )
     command("export", "runs/small", "-o", "model.onnx")
     np.save("x.npy", data(40, double=True)[0])

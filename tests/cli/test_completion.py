@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from compss_train.cli.commands import COMMANDS
+from compss_train.cli.arguments import MODULES
 
 
 def completed(script, *words):
@@ -20,7 +20,7 @@ def test_bash_completes_commands_options_choices_and_files(command, tmp_path, mo
     (tmp_path / "spirals.toml").touch()
     (tmp_path / "spirals").mkdir()
     script = command("completion", "bash").out
-    assert set(completed(script, "''")) >= {command.name for command in COMMANDS}
+    assert set(completed(script, "''")) >= set(MODULES)
     assert completed(script, "fit", "--dry") == ["--dry-run"]
     assert completed(script, "fit", "x.toml", "--engine", "se") == ["serial"]
     assert sorted(completed(script, "fit", "spi")) == ["spirals", "spirals.toml"]
@@ -30,7 +30,7 @@ def test_bash_completes_commands_options_choices_and_files(command, tmp_path, mo
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
 def test_other_shells_complete_every_command(command, shell):
     script = command("completion", shell).out
-    assert all(command.name in script for command in COMMANDS)
+    assert all(command in script for command in MODULES)
 
 
 def test_completion_requires_its_extra(command, monkeypatch):

@@ -1,0 +1,116 @@
+"""``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of runs say."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compss_train._utils.files import write_atomic
+from compss_train._utils.imports import import_optional
+from compss_train._utils.validation import check_count
+from compss_train.cli.run_files.run_folder import (
+    RunFolder,
+    check_parent_folder,
+    read_compared,
+    read_configuration,
+    read_history,
+    read_summary,
+)
+from compss_train.reports.advice import measured_cost
+from compss_train.reports.comparison import comparison_table
+from compss_train.reports.formatting import columns, number, speed
+from compss_train.reports.history import save_figure
+from compss_train.reports.html import check_name, comparison_page, is_page, write
+from compss_train.reports.records import per_second
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+WORTH = 1.1
+"""More workers are worth it if fewer take more than this factor of the shortest time."""
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the page and print its path."""
+    if len(options.runs) > 1:
+        return _write_comparison(options.runs, options.output or Path("comparison.html"), "round")
+    path, history = read_history(options.runs[0])
+    folder = RunFolder(path.parent)
+    own = folder.configuration.exists()  # else report.html may be one of the callback Report, which knows more
+    output = options.output or (folder.report if own else path.with_suffix(".html"))
+    check_parent_folder(output)
+    check_name(output)
+    write(output, history, read_configuration(path.parent), status=folder.state())
+    print(f"{len(history)} rounds reported in {output}")
+    return 0
+
+
+def plot(options: argparse.Namespace) -> int:
+    """Draw the plot and print its path."""
+    if len(options.runs) > 1:
+        return _write_comparison(options.runs, options.output or Path("comparison.png"), options.against)
+    path, history = read_history(options.runs[0])
+    output = options.output or path.with_name("plot.png")
+    check_parent_folder(output)
+    save_figure(history.plot(against=options.against), output)
+    print(f"{len(history)} rounds drawn in {output}")
+    return 0
+
+
+def _write_comparison(runs: Sequence[Path], output: Path, against: Any) -> int:
+    """Write a page if the name of the file ends in .html, else an image, and print its path."""
+    compared = read_compared(runs)
+    check_parent_folder(output)
+    if is_page(output):
+        write_atomic(output, comparison_page(compared, against))
+    else:
+        import_optional("matplotlib", extra="plot", needed_by="plot")
+        from compss_train.reports.plots import draw_comparison
+
+        save_figure(draw_comparison(compared, against), output)
+    print(f"{len(compared)} runs compared in {output}")
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print the table, and write the file if one is named."""
+    print(_format_table(comparison_table(read_compared(options.runs))))
+    return 0 if options.output is None else _write_comparison(options.runs, options.output, options.against)
+
+
+def runs(options: argparse.Namespace) -> int:
+    """Print a line for each run in the folder and its subfolders of any depth, by name."""
+    folders = [RunFolder(file.parent) for file in sorted(options.folder.rglob("history.jsonl"))]
+    if not folders:
+        raise FileNotFoundError(f"{options.folder}: no folder of a run is here; name the folder that holds them")
+    print(_format_table([read_summary(folder) for folder in folders]))
+    return 0
+
+
+def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows as aligned columns, each with its name."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
+    return "\n".join(text.rstrip() for text in columns(lines))
+
+
+def advise(options: argparse.Namespace) -> int:
+    """Print the seconds of a round with each number of workers, and which one is worth it."""
+    path, history = read_history(options.run)
+    try:
+        cost = measured_cost(history)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    processes = cost.processes if options.processes is None else check_count("--processes", options.processes)
+    lines = [["workers ", "seconds a round", "samples/s", "not training"]]
+    rounds = {}
+    for workers in sorted({*WORKERS, cost.workers}):
+        training, others = cost.seconds(workers, processes)
+        seconds = rounds[workers] = training + others
+        mark = "*" if (workers, processes) == (cost.workers, cost.processes) else " "
+        cells = number(seconds), speed(per_second(cost.samples, seconds)), f"{per_second(others, seconds):.0%}"
+        lines.append([f"{workers}{mark}", *cells])
+    best = next(workers for workers, seconds in rounds.items() if seconds <= WORTH * min(rounds.values()))
+    print(f"{path}: {cost.workers} workers, {cost.processes} at a time, {cost.samples:,.0f} samples a round\n")
+    print("\n".join(columns(lines, str.rjust)), "* measured", sep="\n", end="\n\n")
+    print(f"Fastest for the same samples, or nearly, where {processes} train at a time: {best} workers.")
+    print("Not in these numbers: more workers need more epochs to the same accuracy.")
+    return 0
