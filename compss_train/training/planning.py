@@ -34,7 +34,7 @@ from compss_train.training.task_submission import warn_of_first_batch
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Workplace
 from compss_train.worker import Reading, Step, Work, WorkerState, taking, train
-from compss_train.worker.moments import check_averageable
+from compss_train.worker.state import check_averageable
 
 
 def fit_options(

@@ -2,13 +2,11 @@
 
 from compss_train.worker.batches import split_rows
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
-from compss_train.worker.group import GroupState, train_alone, train_group
 from compss_train.worker.inference import evaluate, predict
-from compss_train.worker.learner import WorkerState
-from compss_train.worker.lr_range import losses_by_rate
 from compss_train.worker.merge import MergeRule, finish
 from compss_train.worker.source import taking
-from compss_train.worker.train import Result, train
+from compss_train.worker.state import WorkerState
+from compss_train.worker.train import GroupState, Result, losses_by_rate, train, train_alone, train_group
 from compss_train.worker.work import OptimizerState, Reading, Step, Work
 
 __all__ = [

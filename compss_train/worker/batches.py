@@ -17,10 +17,10 @@ from compss_train.data.order import Batching, bucketed_order, partial_shuffle_ge
 from compss_train.data.ragged import as_ragged
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.streams import StreamReader
+from compss_train.model.devices import pieces, to_device
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.worker.buffered import CarriedBuffer, buffered_batches
-from compss_train.worker.device_copies import pieces, to_device
 from compss_train.worker.source import (
     Columns,
     PlacedColumns,

@@ -10,8 +10,7 @@ from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through, batches_while_filling
 from compss_train.data.block_passes import Draws, Place, WorkerAssignment
 from compss_train.data.order import buffer_seed
-from compss_train.model.devices import is_gpu
-from compss_train.worker.device_copies import to_device
+from compss_train.model.devices import is_gpu, to_device
 from compss_train.worker.source import Columns, PlacedColumns, Source
 from compss_train.worker.work import Work
 

@@ -22,7 +22,7 @@ from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, placed_batches
-from compss_train.worker.collating import collated
+from compss_train.worker.preparing import collated
 from compss_train.worker.source import Source, source_of, taking, unshuffled
 from compss_train.worker.work import Work
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import torch
 
-from compss_train._utils.nested import leaves
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -25,49 +23,21 @@ from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch
 from compss_train.worker.callback_runner import CallbackRunner
 from compss_train.worker.callbacks import WorkerContext
-from compss_train.worker.moments import load_moments
 from compss_train.worker.optimizer_stepper import OptimizerStepper
-from compss_train.worker.own_buffers import changed_buffers, restore_buffers
 from compss_train.worker.preparing import Preparation
+from compss_train.worker.state import (
+    WorkerState,
+    changed_buffers,
+    load_moments,
+    restore_buffers,
+    to_cpu,
+    with_tensors,
+)
 from compss_train.worker.trace import Tracer
 from compss_train.worker.work import OptimizerState, Work
 
 LEAST_SCALE = 1e-4
 """Losses of fp16 are never scaled by less: gradients that overflow nevertheless are NaN, or have diverged."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """What a worker keeps from task to task: the states of its optimizer and its random number generators."""
-
-    optimizer: dict[str, Any] | None
-    """The optimizer's state_dict; ``None`` makes a new optimizer."""
-    random: RandomState | int
-    """A state, or the seed of a new worker."""
-    buffer: dict[str, Any] | None = None
-    """The state of a buffer that merges by batches do not empty, inside an epoch."""
-    error: Parameters | None = None
-    """What compression has left out of the changes so far, with ``Merge(dtype=...)``."""
-    batches: int = 0
-    """How many batches the worker has trained, for training steps."""
-    buffers: dict[str, torch.Tensor] | None = None
-    """The worker's own buffers that have changed (``own_buffers``)."""
-    scaler: dict[str, Any] | None = None
-    """The state of the scaler of losses, in fp16."""
-    callbacks: dict[str, Any] | None = None
-    """The states of worker callbacks, by their names."""
-
-    def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
-        """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
-        if self.optimizer is None:
-            return self
-        saved = self.optimizer["param_groups"]
-        groups = [{**group, **changed} for group, changed in zip(saved, options, strict=True)]
-        return replace(self, optimizer={**self.optimizer, "param_groups": groups})
-
-    def on_cpu(self) -> WorkerState:
-        """Return this state without that of a GPU's random number generator."""
-        return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
 
 
 class Learner:
@@ -235,31 +205,5 @@ def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.o
     optimizer = make_optimizer(replica.training_spec.optimizer, replica.training_spec.net)
     if state is not None:
         # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
-        optimizer.load_state_dict(_with_tensors(torch.Tensor.clone, state, {}))
+        optimizer.load_state_dict(with_tensors(torch.Tensor.clone, state, {}))
     return optimizer
-
-
-def to_cpu(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state_dict with its tensors on the CPU."""
-    on_cpu: dict[str, Any] = _with_tensors(torch.Tensor.cpu, state, {})
-    return on_cpu
-
-
-def _with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a state_dict with results of the function as tensors, which go to the ``memo`` of deepcopy.
-
-    Deepcopy would take several times as long for dicts, lists and numbers.
-    """
-    if isinstance(value, torch.Tensor):
-        if id(value) not in memo:
-            memo[id(value)] = function(value)
-        return memo[id(value)]
-    if type(value) is dict:
-        return {key: _with_tensors(function, item, memo) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_with_tensors(function, item, memo) for item in value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    for tensor in filter(torch.is_tensor, leaves(value)):
-        _with_tensors(function, tensor, memo)
-    return copy.deepcopy(value, memo)

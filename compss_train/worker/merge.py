@@ -22,7 +22,7 @@ from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import PartialSum, mean
-from compss_train.worker.moments import split_moments
+from compss_train.worker.state import split_moments
 
 
 @dataclass(frozen=True, kw_only=True)

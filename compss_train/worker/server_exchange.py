@@ -21,7 +21,7 @@ from compss_train.model.measured import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.parameter_server import ParameterServer
-from compss_train.worker.group import GroupState, train_alone
+from compss_train.worker.train import GroupState, train_alone
 from compss_train.worker.work import Work
 
 

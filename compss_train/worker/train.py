@@ -1,25 +1,37 @@
-"""The training of one worker in one round: a model copy goes through its batches."""
+"""The tasks that train: one worker in one round, several one after another, or one with growing learning rates.
+
+What several workers of a task share is loaded once. Their part of a merge happens in the task: it returns one sum,
+however many workers it has. Each of them trains as it would in a task of its own, from the same parameters and with
+its own state, so that its results have the same bits.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+from compss_train.data.block import Block
+from compss_train.data.reading import FilePart
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.measured import Measured
+from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
-from compss_train.model.training_spec import TrainingSpec
-from compss_train.worker.batches import placed_batches
+from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.model.weighted_mean import PartialSum, partial_sum
+from compss_train.worker.batches import Batch, placed_batches
 from compss_train.worker.buffered import CarriedBuffer
-from compss_train.worker.learner import Learner, WorkerState
-from compss_train.worker.moments import moments_of, split_moments
-from compss_train.worker.source import source_of
+from compss_train.worker.learner import Learner, optimizer_of
+from compss_train.worker.optimizer_stepper import OptimizerStepper
+from compss_train.worker.preparing import Preparation
+from compss_train.worker.source import source_of, taking
+from compss_train.worker.state import WorkerState, moments_of, split_moments
 from compss_train.worker.work import Work
 
 
@@ -102,3 +114,105 @@ def _given(work: Work, drawn: int, left_out: int) -> int:
     if work.draws is not None and work.reading.buffer is not None:
         return drawn if work.reading.buffer.draws_in_step else min(drawn, work.draws.samples)
     return sum(block_pass.size for block_pass in work.block_passes) - left_out
+
+
+GroupState: TypeAlias = tuple[WorkerState, ...]
+"""The states of the workers of a group."""
+
+
+def train_group(
+    training_spec: TrainingSpec,
+    parameters: Parameters,
+    state: GroupState,
+    values: Sequence[Any],
+    works: Sequence[Work],
+    moments: Parameters | None = None,
+) -> tuple[PartialSum, GroupState]:
+    """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
+
+    ``values`` are the blocks of all workers. Returns the sum of what they trained, with their measurements, and the
+    new states of the group. Measured is also the ``change`` of each worker, the squared norm of the change of its
+    weights: the merge compares them.
+    """
+    sums: list[PartialSum] = []
+    after = [*state]
+    for work in works:
+        trained, after[work.position], own = train(
+            training_spec, parameters, after[work.position], work, values, moments
+        )
+        own.change = params.squared_distance(parameters, trained, training_spec.names.distinct_weights)
+        count = own.given if work.reading.may_skip else work.samples
+        sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
+    return partial_sum(sums), tuple(after)
+
+
+def train_alone(
+    training_spec: TrainingSpec,
+    parameters: Parameters,
+    state: GroupState,
+    values: Sequence[Any],
+    works: Sequence[Work],
+    moments: Parameters | None = None,
+) -> tuple[Contribution, GroupState, list[Measured]]:
+    """Train the only worker that has samples; return what it trained, the states of the group, its measurements."""
+    (work,) = works
+    after = [*state]
+    trained, after[work.position], own = train(
+        training_spec, parameters, after[work.position], work, values, moments
+    )
+    return trained, tuple(after), [own]
+
+
+def _with_complete_nodes(sums: list[PartialSum], worker: int) -> list[PartialSum]:
+    """Add up what is complete with this worker, so that few versions of the parameters are in memory."""
+    size = 2
+    while (worker + 1) % size == 0 and len(sums) > 1:
+        start = worker + 1 - size
+        inside = [each for each in sums if each.first >= start]
+        sums = [*(each for each in sums if each.first < start), partial_sum(inside)]
+        size *= 2
+    return sums
+
+
+DIVERGED = 4.0
+"""A loss of so many times the lowest one ends the search."""
+
+
+def losses_by_rate(
+    training_spec: TrainingSpec,
+    parameters: Parameters,
+    xs: Sequence[Block] | FilePart,
+    others: Sequence[Block],
+    work: Work,
+    rates: Sequence[float],
+) -> list[float]:
+    """Return the loss of each batch before its step with the next of ``rates``; ends where the loss diverges.
+
+    In an optimizer with several parameter groups, the rate is that of the first one, and the others keep their
+    ratio to it.
+    """
+    seed, structure, device = work.reading.seed, work.reading.structure, work.device
+    with random_state(seed, device):
+        replica = training_spec.replica(parameters, device, training=True)
+        optimizer = optimizer_of(replica, None)
+        shares = [group["lr"] / optimizer.param_groups[0]["lr"] for group in optimizer.param_groups]
+        stepper = OptimizerStepper(replica, optimizer)
+        source, losses = source_of(*taking(work, xs, others)), []
+        placed = placed_batches(work, source, replica.columns_device, samples=training_spec.samples)
+        batches = Preparation(replica, seed, ragged=structure.ragged).of(placed)
+        for rate, (_, batch) in zip(rates, batches, strict=False):
+            stepper.set_hyperparameters(tuple({"lr": rate * share} for share in shares))
+            losses.append(_loss(replica, stepper, batch))
+            liveness.beat()
+            if not losses[-1] <= DIVERGED * min(losses):
+                break
+        return losses
+
+
+def _loss(replica: ModelReplica, stepper: OptimizerStepper, batch: Batch) -> float:
+    accumulator = MetricAccumulator(replica.training_spec.measures)
+    with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+        stepper.learn(batch, accumulator)
+    stepper.finish()
+    measured = accumulator.measured()
+    return measured.loss / measured.samples if measured.samples else math.nan

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from compss_train import Merge, SerialEngine
-from compss_train.worker.own_buffers import changed_buffers, restore_buffers
+from compss_train.worker.state import changed_buffers, restore_buffers
 from tests.helpers.models import ADAM, assert_same_bits, blocked
 from tests.helpers.plain_loop import plain_loop
 from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, trainer_of

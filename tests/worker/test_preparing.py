@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from compss_train.model.devices import pieces
 from torch import nn
 
 from compss_train import DistributedTrainer, Merge
@@ -17,7 +18,6 @@ from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker import batches as batches_module
 from compss_train.worker.batches import Batch, batches
-from compss_train.worker.device_copies import pieces
 from compss_train.worker.preparing import Preparation
 from compss_train.worker.source import source_of, unshuffled
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
@@ -184,7 +184,7 @@ def test_blocks_go_to_a_gpu_a_few_batches_at_a_time(monkeypatch, shuffled):
         return tuple(columns)
 
     monkeypatch.setattr(batches_module, "to_device", to_device)
-    monkeypatch.setattr("compss_train.worker.device_copies._PIECE_BYTES", 20 * 50)  # 50 samples
+    monkeypatch.setattr("compss_train.model.devices._PIECE_BYTES", 20 * 50)  # 50 samples
     work = unshuffled([x], 20)
     if shuffled:
         work = work._replace(reading=replace(work.reading, seed=5, shuffle_block_data=True))

@@ -11,7 +11,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, Merge
 from compss_train.engines.machine import cores
-from compss_train.worker.learner import to_cpu
+from compss_train.worker.state import to_cpu
 from tests.helpers.models import (
     ADAM,
     SGD,

@@ -1,0 +1,189 @@
+"""What a worker keeps from task to task: ``WorkerState``, the state of its optimizer and its own buffers.
+
+Its own buffers are those that are not in the network's state_dict (``persistent=False``). They are not merged and
+not part of the global parameters: each worker keeps its own from round to round, as the model of a plain loop does;
+a new worker begins with those of the network that was built.
+
+``optimizer_state="average"`` merges optimizer states as named arrays. Momentum buffers, Adam's moments and the
+numbers of steps have the names ``"optimizer state/0.exp_avg"``: the number of the parameter and torch's name of the
+value.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train._utils.nested import leaves
+from compss_train.model.optimizers import needs_closure
+from compss_train.model.parameters import Parameters, to_array
+from compss_train.model.random_state import RandomState
+from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a worker keeps from task to task: the states of its optimizer and its random number generators."""
+
+    optimizer: dict[str, Any] | None
+    """The optimizer's state_dict; ``None`` makes a new optimizer."""
+    random: RandomState | int
+    """A state, or the seed of a new worker."""
+    buffer: dict[str, Any] | None = None
+    """The state of a buffer that merges by batches do not empty, inside an epoch."""
+    error: Parameters | None = None
+    """What compression has left out of the changes so far, with ``Merge(dtype=...)``."""
+    batches: int = 0
+    """How many batches the worker has trained, for training steps."""
+    buffers: dict[str, torch.Tensor] | None = None
+    """The worker's own buffers that have changed."""
+    scaler: dict[str, Any] | None = None
+    """The state of the scaler of losses, in fp16."""
+    callbacks: dict[str, Any] | None = None
+    """The states of worker callbacks, by their names."""
+
+    def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
+        """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
+        if self.optimizer is None:
+            return self
+        saved = self.optimizer["param_groups"]
+        groups = [{**group, **changed} for group, changed in zip(saved, options, strict=True)]
+        return replace(self, optimizer={**self.optimizer, "param_groups": groups})
+
+    def on_cpu(self) -> WorkerState:
+        """Return this state without that of a GPU's random number generator."""
+        return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
+
+
+def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor] | None:
+    """Return copies on the CPU of the own buffers that differ from those of ``before``, ``None`` if none do.
+
+    Constants, such as masks, are therefore not kept; nor are sparse tensors.
+    """
+    initial = _own_buffers(before)
+    changed = {name: buffer for name, buffer in _own_buffers(net).items() if not _equal(initial.get(name), buffer)}
+    return {name: buffer.detach().cpu().clone() for name, buffer in changed.items()} or None
+
+
+def restore_buffers(net: nn.Module, saved: Mapping[str, torch.Tensor] | None, device: str) -> None:
+    """Set own buffers of a network on ``device`` to copies of saved ones; names that it lacks are left out.
+
+    A buffer of the same shape and dtype keeps its memory, so that what shares it still does.
+    """
+    modules = dict(net.named_modules(remove_duplicate=False)) if saved else {}
+    for name, value in (saved or {}).items():
+        owner, _, own = name.rpartition(".")
+        if owner not in modules or not hasattr(modules[owner], own):
+            continue
+        buffer = getattr(modules[owner], own)
+        if buffer is not None and (buffer.shape, buffer.dtype) == (value.shape, value.dtype):
+            buffer.copy_(value)
+        else:
+            setattr(modules[owner], own, value.to(device, copy=True))
+
+
+def _own_buffers(net: nn.Module) -> dict[str, torch.Tensor]:
+    buffers = dict(net.named_buffers(remove_duplicate=False))
+    if not buffers:
+        return {}
+    stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
+    dense = {name: buffer for name, buffer in buffers.items() if buffer.layout == torch.strided}
+    return {name: buffer for name, buffer in dense.items() if id(buffer) not in stored}
+
+
+def _equal(before: torch.Tensor | None, after: torch.Tensor) -> bool:
+    if before is None or (before.shape, before.dtype) != (after.shape, after.dtype):
+        return False
+    return torch.equal(before.cpu(), after.detach().cpu())
+
+
+_PREFIX = "optimizer state/"
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> Parameters:
+    """Return the tensors of the optimizer's state by name."""
+    states = optimizer.state_dict()["state"]
+    tensors = {
+        f"{_PREFIX}{number}.{name}": value
+        for number, state in states.items()
+        for name, value in state.items()
+        if value is not None
+    }
+    return {name: to_array(name, tensor) for name, tensor in tensors.items()}
+
+
+def load_moments(optimizer: torch.optim.Optimizer, moments: Parameters) -> None:
+    """Set the state of a new optimizer to copies of the arrays."""
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    for name, array in moments.items():
+        number, _, key = name.removeprefix(_PREFIX).partition(".")
+        states.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def split_moments(merged: Parameters) -> tuple[Parameters, Parameters]:
+    """Return the parameters and the moments of arrays that contain both."""
+    moments = {name: array for name, array in merged.items() if name.startswith(_PREFIX)}
+    return {name: array for name, array in merged.items() if name not in moments}, moments
+
+
+def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
+    """Raise ``ValueError`` if the optimizer keeps anything but tensors, which cannot be averaged.
+
+    A copy of the network makes one step with gradients of zero.
+    """
+    own = copy.deepcopy(net)
+    for parameter in own.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer = make_optimizer(factory, own)
+    try:
+        optimizer.step(lambda: 0.0) if needs_closure(optimizer) else optimizer.step()
+    except RuntimeError as error:
+        raise ValueError(
+            f"optimizer_state='average' needs an optimizer of dense gradients, but {type(optimizer).__name__} "
+            f"says: {error}; take optimizer_state='keep' or 'reset', or another optimizer"
+        ) from error
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor | None):
+                raise ValueError(
+                    f"optimizer_state='average' averages tensors, but {type(optimizer).__name__} keeps "
+                    f"{name!r} as {_kind(value)}; take optimizer_state='keep' or 'reset', or another optimizer"
+                )
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def to_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state_dict with its tensors on the CPU."""
+    on_cpu: dict[str, Any] = with_tensors(torch.Tensor.cpu, state, {})
+    return on_cpu
+
+
+def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of a state_dict with results of the function as tensors, which go to the ``memo`` of deepcopy.
+
+    Deepcopy would take several times as long for dicts, lists and numbers.
+    """
+    if isinstance(value, torch.Tensor):
+        if id(value) not in memo:
+            memo[id(value)] = function(value)
+        return memo[id(value)]
+    if type(value) is dict:
+        return {key: with_tensors(function, item, memo) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_tensors(function, item, memo) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    for tensor in filter(torch.is_tensor, leaves(value)):
+        with_tensors(function, tensor, memo)
+    return copy.deepcopy(value, memo)
