@@ -14,13 +14,13 @@ from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.net.connection import Address
 from compss_train.reports.records import per_second
-from compss_train.training.stopping import TICK, Stopping
-from compss_train.training.task_submission import (
+from compss_train.training.inference import (
     Inference,
     skipped_batches,
     warn_of_first_batch,
     warn_of_random_transform,
 )
+from compss_train.training.stopping import TICK, Stopping
 
 Record = dict[str, Any]
 

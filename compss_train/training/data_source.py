@@ -28,8 +28,8 @@ from compss_train.data.tables import conversion_note
 from compss_train.engines import Engine
 from compss_train.model.random_state import random_state
 from compss_train.training.build_arguments import check_picklable
-from compss_train.training.data_handles import BlockHandles, DataHandles, FileHandles
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.published_data import PublishedData, published_blocks
 
 
 class DataSource(ABC):
@@ -77,7 +77,7 @@ class DataSource(ABC):
         """
 
     @abstractmethod
-    def publish(self, engine: Engine) -> DataHandles:
+    def publish(self, engine: Engine) -> PublishedData:
         """Make the samples available to the tasks of an engine."""
 
     @abstractmethod
@@ -135,9 +135,10 @@ class BlockedSource(DataSource):
         """A checksum of some rows of each block, computed on first use, as blocks may be on a slow disk."""
         return fingerprint(self._columns)
 
-    def publish(self, engine: Engine) -> DataHandles:
+    def publish(self, engine: Engine) -> PublishedData:
         """Publish the blocks."""
-        return BlockHandles(engine, self._columns, self.structure)
+        is_stream = self.reader is not None and self.reader.is_stream
+        return published_blocks(engine, self._columns, self.structure, may_skip=is_stream)
 
     def load(self, number: int) -> tuple[list[Block], list[Block]]:
         """Return the block of the first column, and those of the others."""
@@ -184,12 +185,6 @@ class ReadSource(BlockedSource):
         """A checksum of some samples, if they are read fast."""
         stops = tuple(accumulate(self.sizes))
         return None if self.reader is None else self.reader.fingerprint((0, *stops[:-1]), stops)
-
-    def publish(self, engine: Engine) -> DataHandles:
-        """Publish the blocks of numbers."""
-        handles = super().publish(engine)
-        handles.may_skip = self.reader is not None and self.reader.is_stream
-        return handles
 
     def check_options(self, options: FitOptions, schedule_steps: int) -> None:
         """Raise ``ValueError`` for options of a fit that need samples by number, or how many there are."""
@@ -243,9 +238,16 @@ class FilesSource(DataSource):
         """Samples of each file."""
         return self.dataset.sizes
 
-    def publish(self, engine: Engine) -> DataHandles:
-        """Return handles with the names of the files, which tasks read themselves."""
-        return FileHandles(self.dataset, self.keys, self.structure)
+    def publish(self, engine: Engine) -> PublishedData:
+        """Return the names of the files, which tasks read themselves."""
+        return PublishedData(
+            engine=engine,
+            sizes=self.sizes,
+            structure=self.structure,
+            files=self.dataset,
+            keys=self.keys,
+            may_skip=self.dataset.on_bad_file == "skip",
+        )
 
     def load(self, number: int) -> tuple[FilePart, list[Block]]:
         """Return the part of the data set with this file, which holds all columns."""

@@ -26,11 +26,11 @@ from compss_train.training.data_source import (
 )
 from compss_train.training.fit import FitOfEpochs
 from compss_train.training.fit_options import FitOptions
+from compss_train.training.inference import warn_of_first_batch
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.presets import Situation, with_preset
 from compss_train.training.resuming import find_checkpoint, resumed
 from compss_train.training.stopping import Stopping
-from compss_train.training.task_submission import warn_of_first_batch
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Workplace
 from compss_train.worker import Reading, Step, Work, WorkerState, taking, train

@@ -30,7 +30,7 @@ from compss_train.reports.history import History
 from compss_train.training.build_arguments import build_arguments
 from compss_train.training.data_source import as_data_source
 from compss_train.training.description import described_machine, versions
-from compss_train.training.task_submission import warn_of_random_transform, warn_of_skipped_files
+from compss_train.training.inference import warn_of_random_transform, warn_of_skipped_files
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Workplace
 

@@ -16,18 +16,17 @@ from compss_train.model.metrics import Measures
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import per_second
 from compss_train.training.fit import FitOfEpochs
-from compss_train.training.group_states import States, fetch_states
-from compss_train.training.merging import Merger, SubmittedRound, agreement
-from compss_train.training.stopping import TICK
-from compss_train.training.task_submission import (
+from compss_train.training.inference import (
     Inference,
-    WorkerGroup,
     skipped_batches,
     warn_of_first_batch,
     warn_of_random_transform,
     warn_of_skipped_files,
 )
-from compss_train.training.training_state import MergeState, TrainingState
+from compss_train.training.merging import Merger, SubmittedRound, agreement
+from compss_train.training.stopping import TICK
+from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states
+from compss_train.training.worker_group import WorkerGroup
 from compss_train.worker import GroupState
 
 Record = dict[str, Any]

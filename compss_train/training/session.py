@@ -12,12 +12,12 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import aligned_ranges, ranges_for_costs
 from compss_train.training.build_arguments import check_picklable
-from compss_train.training.data_handles import DataHandles
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.group_states import fetch_states, state_refs
-from compss_train.training.task_submission import EVALUATION_BATCH, Inference, WorkerGroup
-from compss_train.training.training_state import NOTHING_KEPT, TrainingState
+from compss_train.training.inference import EVALUATION_BATCH, Inference
+from compss_train.training.published_data import PublishedData
+from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states, state_refs
+from compss_train.training.worker_group import WorkerGroup
 from compss_train.worker import GroupState, Step, WorkerCallback, WorkerState
 
 FLOPS_OF_WEIGHT = 6
@@ -104,12 +104,14 @@ class Session:
         seconds = self._sample_seconds * options.worker_samples(data.sizes, sharing)
         active = ranges_for_costs(sharing, places, seconds, self.engine.traits.task_seconds)
         self.regroup([*active, *(range(n, n + 1) for n in range(sharing, len(self.devices)))])
-        handles = self._publish(data)
+        published = self._publish(data)
         return WorkerGroup(
             engine=self.engine,
-            training_spec=handles.training_spec or self.training_spec,
-            data=handles,
-            reading=replace(options.reading(data.sizes, seed), structure=data.structure, may_skip=handles.may_skip),
+            training_spec=published.training_spec or self.training_spec,
+            data=published,
+            reading=replace(
+                options.reading(data.sizes, seed), structure=data.structure, may_skip=published.may_skip
+            ),
             step=Step(
                 optimizer_state=options.merge.optimizer_state or "keep",
                 dtype=options.merge.dtype,
@@ -123,19 +125,19 @@ class Session:
             traced=traced,
         )
 
-    def _publish(self, data: DataSource) -> DataHandles:
+    def _publish(self, data: DataSource) -> PublishedData:
         """Publish samples, and a training spec for tasks on them if that is to read them.
 
         Raises ``TypeError`` for a data set that cannot be pickled.
         """
-        handles = data.publish(self.engine)
+        published = data.publish(self.engine)
         if data.reader is not None:
             try:
-                handles.training_spec = self.engine.publish(replace(self._spec, samples=data.reader))
+                published.training_spec = self.engine.publish(replace(self._spec, samples=data.reader))
             except Exception:
                 check_picklable(dataset=data.reader)  # names the attribute
                 raise
-        return handles
+        return published
 
     def _may_share(self, options: FitOptions) -> bool:
         """Return whether workers may train in one task, one after another.
@@ -147,11 +149,11 @@ class Session:
 
     def inference(self, data: DataSource, batch_size: int | None = None) -> Inference:
         """Publish samples for evaluation or prediction, by default in batches of their own, or large ones."""
-        handles = self._publish(data)
+        published = self._publish(data)
         return Inference(
             engine=self.engine,
-            training_spec=handles.training_spec or self.training_spec,
-            data=handles,
+            training_spec=published.training_spec or self.training_spec,
+            data=published,
             batch_size=batch_size or data.batch_size or EVALUATION_BATCH,
             resources=self.resources,
             devices=self.devices,

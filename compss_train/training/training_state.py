@@ -1,11 +1,15 @@
-"""``MergeState``: what merges keep beside the parameters; ``TrainingState``: that and the workers' states."""
+"""``MergeState``: what merges keep beside the parameters; ``TrainingState``: that and the workers' states.
 
-from collections.abc import Iterator
+In a fit the states of the workers of each group are one value of the engine: what the group's last task returned.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 from compss_train.engines import Engine, Ref
-from compss_train.worker import WorkerState
+from compss_train.worker import GroupState, WorkerState
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,3 +53,18 @@ class TrainingState:
     workers: tuple[WorkerState, ...] = ()
     """The state of each worker; missing ones start anew."""
     merge: MergeState = NOTHING_KEPT
+
+
+States: TypeAlias = Sequence[GroupState | Ref]
+"""The states of each group."""
+
+
+def state_refs(states: States) -> list[Ref]:
+    """Return the references to states."""
+    return [each for each in states if isinstance(each, Ref)]
+
+
+def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
+    """Return the state of each worker, waiting for the tasks that compute them."""
+    fetched = iter(engine.fetch(state_refs(states)))
+    return [*chain.from_iterable(next(fetched) if isinstance(each, Ref) else each for each in states)]

@@ -11,8 +11,8 @@ from compss_train.exceptions import EngineClosedError
 from compss_train.model.parameters import Parameters
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource
+from compss_train.training.inference import Inference
 from compss_train.training.session import Session
-from compss_train.training.task_submission import Inference
 from compss_train.training.training_state import TrainingState
 
 MAX_WORKERS = 100_000

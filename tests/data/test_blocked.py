@@ -11,7 +11,7 @@ from compss_train import BlockedTensor, SerialEngine, shuffle
 from compss_train.data.block import RemoteBlock, describe
 from compss_train.data.blocked import fingerprint
 from compss_train.data.columns import ColumnStructure
-from compss_train.training.data_handles import BlockHandles
+from compss_train.training.published_data import published_blocks
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))
@@ -138,7 +138,7 @@ def test_remote_blocks_are_known_without_being_loaded():
 
 def test_an_engine_that_is_not_their_home_gets_remote_blocks_loaded():
     block = Elsewhere(np.ones((4, 2), np.float32))
-    published = BlockHandles(engine := SerialEngine(), [BlockedTensor([[block]])], ColumnStructure())
+    published = published_blocks(engine := SerialEngine(), [BlockedTensor([[block]])], ColumnStructure())
     assert engine.fetch(published.select([0])[0])[0] is block.block
 
 

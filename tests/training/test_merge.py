@@ -3,8 +3,7 @@
 import pytest
 
 from compss_train import Merge
-from compss_train.training.merge import DEFAULTS
-from compss_train.training.merge_intervals import PostLocal
+from compss_train.training.merge import DEFAULTS, PostLocal
 
 MOMENTUM = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from compss_train.model.devices import pieces
 from torch import nn
 
 from compss_train import DistributedTrainer, Merge
@@ -14,6 +13,7 @@ from compss_train.callbacks import Checkpoint
 from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
 from compss_train.engines.machine import intra_op_threads
+from compss_train.model.devices import pieces
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker import batches as batches_module

@@ -12,8 +12,7 @@ from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.fit_options import FitOptions
-from compss_train.training.merging.agreement import agreement
-from compss_train.training.merging.base import Merger, SubmittedRound
+from compss_train.training.merging.base import Merger, SubmittedRound, agreement
 from compss_train.training.merging.commutative import CommutativeMerger
 from compss_train.training.merging.server import GlobalParameters, ServerMerger
 from compss_train.training.merging.synchronous import SynchronousMerger

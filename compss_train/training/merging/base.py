@@ -1,17 +1,21 @@
-"""``Merger``: the interface of all ways to merge. A merge works on references; it waits only where it says so."""
+"""``Merger``: the interface of all ways to merge, and ``agreement``: what the workers' changes say about the noise.
 
+A merge works on references; it waits only where it says so.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from compss_train.data.partitioning import Round
-from compss_train.engines import Ref
+from compss_train.engines import Engine, Ref
+from compss_train.model.measured import Measured
 from compss_train.model.parameters import Parameters
-from compss_train.training.group_states import States
 from compss_train.training.merge import MergeKind
-from compss_train.training.task_submission import WorkerGroup
-from compss_train.training.training_state import NOTHING_KEPT, MergeState
+from compss_train.training.training_state import NOTHING_KEPT, MergeState, States
+from compss_train.training.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,6 +41,7 @@ class Merger(ABC):
     """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
 
     name: ClassVar[MergeKind]
+    engine: Engine
     parameters: Ref
     """The global parameters after the last round that was submitted."""
     state: MergeState = NOTHING_KEPT
@@ -50,17 +55,18 @@ class Merger(ABC):
     def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
         """Submit the training and merging of a round."""
 
-    @abstractmethod
+    def settled(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after a round; no later round was submitted, or later ones do not count."""
+        value: Parameters = self.engine.fetch([submitted.parameters])[0]
+        return value
+
     def current(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a complete round; waits for its merge if necessary."""
+        return self.settled(submitted)
 
     def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
         """Return what is kept beside ``parameters``, which are those after this round."""
         return submitted.merge_state
-
-    @abstractmethod
-    def settled(self, submitted: SubmittedRound) -> Parameters:
-        """Return the global parameters after a round; no later round was submitted, or later ones do not count."""
 
     def go_back(self, submitted: SubmittedRound | None) -> None:
         """Discard the rounds submitted after this one; ``None`` stands for the start of the fit.
@@ -69,9 +75,9 @@ class Merger(ABC):
         """
         return
 
-    @abstractmethod
     def retire(self, submitted: SubmittedRound) -> None:
         """Free the parameters of a round, once those of a later round are available."""
+        self.engine.delete([submitted.parameters])
 
     @abstractmethod
     def close(self) -> None:
@@ -80,3 +86,32 @@ class Merger(ABC):
     def stop(self) -> None:
         """End the processes beside the tasks; called at the end of every fit, and before ``close``."""
         return
+
+
+def agreement(changes: Sequence[Measured], merged: Measured) -> dict[str, float]:
+    """Return the record fields ``worker_agreement`` and ``noise_scale`` of a round that several workers trained.
+
+    ``changes`` are the workers' measurements, with the squared norm of each one's ``change`` and the samples
+    ``given``; ``merged`` has the squared norm of the mean change. ``worker_agreement`` is the norm of the mean over
+    the root mean square of the norms: the cosine between the changes and their mean where all are equally long. It
+    is 1 if all workers agree, and about 1 / √workers if their changes are noise only. ``noise_scale`` is the number
+    of samples at which the noise of a mean gradient is as large as the gradient, estimated from the norms of the
+    changes of one worker and of all (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), as if a change were a
+    gradient over the worker's samples; it is left out where the estimate is not positive. Workers without samples
+    do not count, and of fewer than two workers there is nothing to compare.
+    """
+    trained = [(each.given, each.change) for each in changes if each.given]
+    if len(trained) < 2:
+        return {}
+    total = sum(count for count, _ in trained)
+    single = sum(count * change for count, change in trained) / total
+    if not (single > 0 and math.isfinite(single)):
+        return {}
+    mean = merged.change
+    return {"worker_agreement": math.sqrt(mean / single), **_noise_scale(single, mean, total / len(trained), total)}
+
+
+def _noise_scale(single: float, mean: float, few: float, many: float) -> dict[str, float]:
+    signal = (many * mean - few * single) / (many - few)
+    noise = (single - mean) / (1 / few - 1 / many)
+    return {"noise_scale": noise / signal} if signal > 0 and noise > 0 else {}

@@ -16,8 +16,8 @@ from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Rule
 from compss_train.training.merging.base import Merger, SubmittedRound
-from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
+from compss_train.training.worker_group import WorkerGroup
 
 ROUNDS_AHEAD = 8
 """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
@@ -40,7 +40,7 @@ class CommutativeMerger(Merger):
         optimizer: DelayedNesterov | None = None,
         state: MergeState = NOTHING_KEPT,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._buffers = frozenset(buffers)
         self._rule = rule
         self._optimizer = optimizer
@@ -74,25 +74,20 @@ class CommutativeMerger(Merger):
         """Merge what a worker trained on ``count`` of the ``total`` samples of all ``active`` workers."""
         base = self._bases[worker]
         if self._rule == "halving":
-            self._bases[worker] = self._engine.commute(self.parameters, params.halve, trained)
+            self._bases[worker] = self.engine.commute(self.parameters, params.halve, trained)
         elif self._optimizer is not None:
             merged = base, trained, count, total, active, self._buffers
-            self._bases[worker] = self._engine.commute(self.parameters, step_on_arrival, self._optimizer, *merged)
+            self._bases[worker] = self.engine.commute(self.parameters, step_on_arrival, self._optimizer, *merged)
         else:
-            self._bases[worker] = self._engine.commute(
+            self._bases[worker] = self.engine.commute(
                 self.parameters, params.apply_delta, base, trained, count, total, self._buffers
             )
-        self._engine.delete([trained] if base is self._initial else [trained, base])
+        self.engine.delete([trained] if base is self._initial else [trained, base])
 
     def current(self, submitted: SubmittedRound) -> Parameters:
         """Return the newest value, later contributions included: waiting would delay the other workers."""
-        newest: Parameters | None = self._engine.peek(self.parameters)
-        return self._engine.fetch([self.parameters])[0] if newest is None else newest
-
-    def settled(self, submitted: SubmittedRound) -> Parameters:
-        """Wait for everything that was submitted, and return the value."""
-        value: Parameters = self._engine.fetch([self.parameters])[0]
-        return value
+        newest: Parameters | None = self.engine.peek(self.parameters)
+        return self.engine.fetch([self.parameters])[0] if newest is None else newest
 
     def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
         """Return the state of the outer optimizer, which the parameters carry."""
@@ -104,4 +99,4 @@ class CommutativeMerger(Merger):
 
     def close(self) -> None:
         """Free the global parameters and the bases of the workers."""
-        self._engine.delete([*{self.parameters, self._initial, *self._bases}])
+        self.engine.delete([*{self.parameters, self._initial, *self._bases}])

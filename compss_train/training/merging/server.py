@@ -12,8 +12,8 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.base import Merger, SubmittedRound
 from compss_train.training.merging.commutative import ROUNDS_AHEAD
-from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
+from compss_train.training.worker_group import WorkerGroup
 from compss_train.worker.server_exchange import (
     Exchange,
     ServerAddress,
@@ -77,7 +77,7 @@ class ServerMerger(Merger):
         self, engine: Engine, initial: Parameters, shared: GlobalParameters, state: MergeState = NOTHING_KEPT
     ) -> None:
         """``shared`` serves the same ``initial`` parameters; ``stop`` closes it, and so does an error here."""
-        self._engine = engine
+        self.engine = engine
         self.state = state
         self._moments = state.moments
         self._global = shared
@@ -104,7 +104,7 @@ class ServerMerger(Merger):
                 self._free([base])
         self._moments = None  # from now on workers have their own
         args = self._address, list(measured.values())
-        self.parameters = self._engine.submit(read_parameters, *args, priority=True)
+        self.parameters = self.engine.submit(read_parameters, *args, priority=True)
         return SubmittedRound(
             round=round_,
             tasks=[[worker] for worker in measured],
@@ -112,13 +112,6 @@ class ServerMerger(Merger):
             parameters=self.parameters,
             states=tuple(workers.states),
         )
-
-    def current(self, submitted: SubmittedRound) -> Parameters:
-        """Return the parameters that were read after all workers had pushed that round's changes."""
-        value: Parameters = self._engine.fetch([submitted.parameters])[0]
-        return value
-
-    settled = current
 
     def go_back(self, submitted: SubmittedRound | None) -> None:
         """Keep the parameters that were read after that round."""
@@ -135,7 +128,7 @@ class ServerMerger(Merger):
     def close(self) -> None:
         """Free the parameters that were read last, and the bases of the workers."""
         self._free({*self._bases.values(), self.parameters})
-        self._engine.delete([self._initial, self._address])
+        self.engine.delete([self._initial, self._address])
 
     def _free(self, refs: Iterable[Ref]) -> None:
-        self._engine.delete([ref for ref in refs if ref is not self._initial])
+        self.engine.delete([ref for ref in refs if ref is not self._initial])

@@ -8,8 +8,8 @@ from compss_train.engines import Engine, Ref
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.base import Merger, SubmittedRound
-from compss_train.training.task_submission import WorkerGroup
 from compss_train.training.training_state import MergeState
+from compss_train.training.worker_group import WorkerGroup
 from compss_train.worker import MergeRule, finish
 
 ARITIES = (4, 8, 16, 32, 64)
@@ -26,7 +26,7 @@ class SynchronousMerger(Merger):
     by_rounds = True
 
     def __init__(self, engine: Engine, initial: Parameters, rule: MergeRule, state: MergeState) -> None:
-        self._engine = engine
+        self.engine = engine
         self._rule = rule
         self._published_rule = engine.publish(rule)
         self._arity = best_arity(engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
@@ -48,7 +48,7 @@ class SynchronousMerger(Merger):
         else:
             merged = self._merge({workers.groups[g].start: workers.train(g, round_, *start) for g in tasks})
         if self.parameters is self._initial:
-            self._engine.delete([self._initial])
+            self.engine.delete([self._initial])
         self.parameters = merged["parameters"]
         self.state = MergeState(**{name: merged.get(name) for name in vars(self.state)})
         self._held = [self.parameters]
@@ -64,20 +64,13 @@ class SynchronousMerger(Merger):
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
         """Submit the tasks of a merge of results by their first workers, and free their inputs."""
-        items = sum_by_tree(self._engine, trained, self._arity)
+        items = sum_by_tree(self.engine, trained, self._arity)
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
         names = self._rule.results
-        results = self._engine.submit(finish, items, *last, returns=len(names), priority=True)
-        self._engine.delete(items)
+        results = self.engine.submit(finish, items, *last, returns=len(names), priority=True)
+        self.engine.delete(items)
         return dict(zip(names, results, strict=True))
-
-    def current(self, submitted: SubmittedRound) -> Parameters:
-        """Return the global parameters after that round."""
-        merged: Parameters = self._engine.fetch([submitted.parameters])[0]
-        return merged
-
-    settled = current
 
     def go_back(self, submitted: SubmittedRound | None) -> None:
         """Keep only the parameters of that round, or the initial ones if no round was submitted."""
@@ -87,13 +80,9 @@ class SynchronousMerger(Merger):
         elif self.parameters is not self._initial:
             self._held = []
 
-    def retire(self, submitted: SubmittedRound) -> None:
-        """Free the parameters of that round."""
-        self._engine.delete([submitted.parameters])
-
     def close(self) -> None:
         """Free the last parameters."""
-        self._engine.delete([*self._held, self._published_rule])
+        self.engine.delete([*self._held, self._published_rule])
 
 
 def best_arity(task_seconds: float, size: int) -> int:

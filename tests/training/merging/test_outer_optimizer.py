@@ -15,7 +15,7 @@ from compss_train.model.measured import Measured
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import partial_sum
-from compss_train.training.merging.agreement import agreement
+from compss_train.training.merging.base import agreement
 from compss_train.worker import MergeRule, finish
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.means import weighted

@@ -1,7 +1,7 @@
-"""Submission of tasks: ``WorkerGroup`` for training, ``Inference`` for evaluation and prediction."""
+"""``Inference``: submits the tasks of evaluation and prediction; warnings of what tasks have found."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
@@ -11,150 +11,20 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
-from compss_train.data.block_passes import WorkerAssignment, blocks_of
 from compss_train.data.order import split_points
-from compss_train.data.partitioning import Round
 from compss_train.data.reading import FilePart
 from compss_train.engines import Engine, Ref, Resources
-from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
 from compss_train.model.measured import Measured
 from compss_train.model.weighted_mean import ranges_for_costs
-from compss_train.training.data_handles import DataHandles
-from compss_train.training.group_states import States, state_refs
-from compss_train.training.task_inputs import RoundInputs
+from compss_train.training.published_data import PublishedData
 from compss_train.worker import (
-    GroupState,
-    Reading,
-    Step,
     Work,
     evaluate,
     predict,
-    train_alone,
-    train_group,
 )
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
-
-
-@dataclass(kw_only=True)
-class WorkerGroup:
-    """The workers of one fit."""
-
-    engine: Engine
-    training_spec: Ref
-    data: DataHandles
-    reading: Reading
-    step: Step
-    resources: Resources
-    devices: list[str]
-    groups: list[range]
-    """The workers that train in one task, one after another."""
-    states: list[GroupState | Ref]
-    """The states of each group, replaced by a reference to new ones whenever it trains. Old ones are kept until
-    ``free_states``, as a fit that is stopped returns to them."""
-    schedule: LrSchedule | None = None
-    traced: Callable[[int], Collection[int]] = lambda number: ()
-    """Returns the workers that are traced in a round."""
-    next_round: Round | None = None
-    """The round after the one whose tasks are submitted."""
-    _tasks: "_RoundTasks | None" = field(default=None, repr=False)
-    """The tasks of the round that is submitted."""
-
-    def train(self, group: int, round_: Round, parameters: Ref, moments: Ref | None) -> Ref:
-        """Submit the training of a group in a round; return a reference to its sum.
-
-        ``moments`` are those that a worker without a state of its own starts from.
-        """
-        (result,) = self._submit(train_group, 2, group, round_, parameters, moments)
-        return result
-
-    def train_alone(
-        self,
-        group: int,
-        round_: Round,
-        parameters: Ref,
-        moments: Ref | None,
-        task: Callable[..., Any] = train_alone,
-        *more: Any,
-    ) -> tuple[Ref, Ref]:
-        """Submit the training of the only active worker of a group; return its result and its measurements.
-
-        ``task`` is the function that trains, and ``more`` are further arguments.
-        """
-        result, measured = self._submit(task, 3, group, round_, parameters, moments, *more)
-        return result, measured
-
-    def _submit(
-        self, task: Callable[..., Any], returns: int, group: int, round_: Round, parameters: Ref, *more: Any
-    ) -> list[Ref]:
-        """Submit the task of a group, and keep the states that it returns; return its other results."""
-        if self._tasks is None or self._tasks.round is not round_:
-            # Tasks check the outputs of the network in the first round of the fit.
-            self._tasks = _RoundTasks(self, round_, check_outputs=self._tasks is None)
-        values, works = self._tasks.of(group)
-        args = self.training_spec, parameters, self.states[group], values, works, *more
-        result, self.states[group], *others = self.engine.submit(
-            task, *args, returns=returns, resources=self.resources
-        )
-        if self._tasks.inputs.once:
-            self.engine.delete(values)
-        return [result, *others]
-
-    def active(self, group: int, round_: Round) -> list[int]:
-        """Return the workers of a group that have samples in a round."""
-        return [worker for worker in self.groups[group] if round_.counts[worker]]
-
-    def free_states(self, before: States, after: States) -> None:
-        """Free the states that are no longer used."""
-        kept = {id(state) for state in state_refs(after)}
-        self.engine.delete([state for state in state_refs(before) if id(state) not in kept])
-
-
-class _RoundTasks:
-    """What the tasks of a round receive, group by group."""
-
-    def __init__(self, workers: WorkerGroup, round_: Round, *, check_outputs: bool) -> None:
-        self.round = round_
-        self._workers = workers
-        self.inputs = RoundInputs(workers.engine, workers.data, workers.reading, workers.groups, round_)
-        self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
-        traced = frozenset(workers.traced(round_.number))
-        self._step = replace(workers.step, round=round_.number, check_outputs=check_outputs, traced=traced)
-
-    def of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
-        """Return the values that the task of a group receives, and the work of its workers."""
-        active = self._workers.active(group, self.round)
-        ahead = {worker: self._upcoming(worker) for worker in active} if self._workers.data.read_ahead else {}
-        assignments, reading, values = self.inputs.of(group, ahead.values())
-        first, schedule, works = self._workers.groups[group].start, self._workers.schedule, []
-        for worker in active:
-            block_passes = assignments[worker - first]
-            device = self._workers.devices[worker]
-            draws = self.round.draws[worker] if self.round.draws else None
-            timed = None if schedule is None else self._timed(schedule, worker, block_passes)
-            upcoming = ahead.get(worker, ())
-            works.append(
-                Work(block_passes, reading, self._step, worker, worker - first, device, draws, timed, upcoming)
-            )
-        return values, works
-
-    def _upcoming(self, worker: int) -> tuple[int, ...]:
-        """Return the first files that a worker needs in the next round, as many as it may read ahead."""
-        next_round = self._workers.next_round
-        blocks = blocks_of(next_round.assignments[worker]) if next_round else ()
-        return blocks[: self._workers.data.read_ahead]
-
-    def _timed(
-        self, schedule: LrSchedule, worker: int, assignment: WorkerAssignment
-    ) -> dict[int, TimedHyperparameters]:
-        """Return the hyperparameters of a worker by epoch; many workers have the same."""
-        epochs = {block_pass.epoch for block_pass in assignment} or {self.round.epoch - 1}
-        span = self.round.span(worker)
-        key = frozenset(epochs), span
-        if key not in self._hyperparameters:
-            self._hyperparameters[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
-        return self._hyperparameters[key]
 
 
 @dataclass(kw_only=True)
@@ -163,7 +33,7 @@ class Inference:
 
     engine: Engine
     training_spec: Ref
-    data: DataHandles
+    data: PublishedData
     batch_size: int
     resources: Resources
     devices: list[str]
