@@ -8,20 +8,21 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from compss_train import Engine
     from tests.helpers.shared_engine import SharedEngine
 
 ENGINES = ("serial", "local")
+MEMORY, ROOM = Path("/dev/shm"), 2**32
 
 # Examples take as long as they take: other tests run at the same time. They are drawn anew in every run.
 settings.register_profile("unhurried", deadline=None, max_examples=50)
@@ -43,8 +44,11 @@ def pytest_configure() -> None:
 
     A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C. Threads of
     torch wait in a loop otherwise, and take the cores that other tests need: fits with two threads then take ten
-    times as long. Looking for garbage takes a quarter of the time of imports, and what these make stays.
+    times as long. Looking for garbage takes a quarter of the time of imports, and what these make stays. Files of
+    tests are in memory where there is room: thousands are synced and removed, which takes milliseconds on a disk.
     """
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,23 +1,21 @@
 """The demo of the buffers: what it prints and draws, how it ends, and the thread that feeds it."""
 
+import functools
 import re
-import runpy
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from compss_train.buffers import FIFO, Reservoir
+from tests.apps.failures import assert_one_line_error, assert_wrong_option
 from tests.apps.pictures import assert_is_a_picture
+from tests.helpers.documents import ROOT
 
-APPS = Path(__file__).parents[2] / "apps"
-APP_MODULES = ("buffer_plots", "common", "datasets", "models", "streams")
 INTERRUPTED = 130
 
 
@@ -25,21 +23,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def demo(modules, monkeypatch, capsys, tmp_path):
-    """Run the demo in this process, in an empty folder, on a machine without Fashion-MNIST."""
+def demo(here, monkeypatch, tmp_path):
+    """Run the demo on a machine without Fashion-MNIST."""
     import datasets
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "FASHION_MNIST_FOLDER", tmp_path / "nowhere")
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["buffers_demo.py", *map(str, options)])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(APPS / "buffers_demo.py"), run_name="__main__")
-        printed = capsys.readouterr()
-        return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
-
-    return run
+    return functools.partial(here, "buffers_demo")
 
 
 def rows(text):
@@ -90,17 +79,7 @@ def test_a_seed_fixes_the_run_also_where_the_stream_is_faster_than_the_training(
     ],
 )
 def test_wrong_options_are_errors_of_the_command_line(demo, options, parts):
-    done = demo(*options)
-    assert done.returncode == 2, done.stderr
-    for part in parts:
-        assert part in done.stderr.splitlines()[-1]
-
-
-def assert_one_line_error(done, *parts):
-    assert done.returncode == 1, done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    for part in parts:
-        assert part in done.stderr
+    assert_wrong_option(demo(*options), *parts)
 
 
 def test_what_fails_is_said_in_one_line(demo, tmp_path, monkeypatch):
@@ -115,7 +94,7 @@ def test_what_fails_is_said_in_one_line(demo, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_ctrl_c_ends_with_a_short_message(tmp_path):
     options = ("--data", "digits", "--batches-per-chunk", "1000000", "--output", str(tmp_path))
-    command = [sys.executable, str(APPS / "buffers_demo.py"), *options]
+    command = [sys.executable, str(ROOT / "apps" / "buffers_demo.py"), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         for line in process.stdout:

@@ -1,29 +1,21 @@
 """The solver of the heat equation, compared with exact solutions, and its samples."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import sparse
 from scipy.sparse.linalg import spsolve
 
-APPS = Path(__file__).parents[2] / "apps"
 WALLS = np.array([3.0, -1.0, 4.0, 1.5])
 COLD = np.zeros(4)
 
 
 @pytest.fixture
-def heat(monkeypatch):
-    monkeypatch.syspath_prepend(APPS)
-    before = sys.modules.pop("heat", None)
+def heat(modules):
     import heat
 
-    yield heat
-    del sys.modules["heat"]
-    if before is not None:
-        sys.modules["heat"] = before
+    return heat
 
 
 def nth(iterator, number):

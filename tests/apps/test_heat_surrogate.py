@@ -1,11 +1,8 @@
 """The app that learns a surrogate of the heat equation: its methods, reports and exit codes."""
 
+import functools
 import json
 import re
-import runpy
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +11,6 @@ from compss_train import SerialEngine
 from tests.apps.failures import assert_one_line_error, assert_wrong_option
 from tests.apps.pictures import assert_is_a_picture
 
-APPS = Path(__file__).parents[2] / "apps"
-APP = APPS / "heat_surrogate.py"
-MODULES = {path.stem for path in APPS.glob("*.py")}
 INTERRUPTED = 130
 SMALL = (
     *("--grid", 8, "--steps", 20, "--substeps", 1, "--validation-simulations", 2, "--seeds", 0),
@@ -29,21 +23,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def app(modules, monkeypatch, capsys, tmp_path):
-    """Run the app in this process, in an empty folder, with few panels in its figures: each takes time."""
+def app(here, monkeypatch):
+    """Run the app with few panels in its figures: each takes time."""
     import heat_plots
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(heat_plots, "SHOWN_STEPS", (1, 100))
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", [APP.name, *map(str, options)])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(APP), run_name="__main__")
-        printed = capsys.readouterr()
-        return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
-
-    return run
+    return functools.partial(here, "heat_surrogate")
 
 
 def history(folder, method, seed=0):

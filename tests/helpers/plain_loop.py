@@ -1,4 +1,4 @@
-"""Plain PyTorch training over the batches that the trainer makes."""
+"""The training loop that anybody would write, with which fits are compared."""
 
 import copy
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from compss_train.engines.machine import intra_op_threads
+from compss_train.model.random_state import random_state
 from tests.helpers.models import ADAM, SGD, state_arrays
 
 OPTIMIZERS = [
@@ -18,22 +19,32 @@ OPTIMIZERS = [
 ]
 
 
-def plain_loop(
-    net, make_optimizer, x, y, blocks, batches, epochs, seed, loss=nn.functional.cross_entropy, threads=1
-):
-    """Train as anybody would, over the batches that the trainer makes of these blocks."""
-    with intra_op_threads(threads):
-        return _loop(copy.deepcopy(net), make_optimizer, x, y, blocks, batches, epochs, seed, loss)
+def cut(x, y, blocks, batches):
+    """Yield the batches that the trainer makes of these blocks."""
+    for block_x, block_y in zip(np.array_split(x, blocks), np.array_split(y, blocks), strict=True):
+        yield from zip(np.array_split(block_x, batches), np.array_split(block_y, batches), strict=True)
 
 
-def _loop(net, make_optimizer, x, y, blocks, batches, epochs, seed, loss):
+def plain_loop(net, make_optimizer, x, y, blocks, batches, epochs, seed, **options):
+    """Train over the batches that the trainer makes of these blocks."""
+    made = (batch for _ in range(epochs) for batch in cut(x, y, blocks, batches))
+    return plain_steps(net, make_optimizer, made, seed, **options)
+
+
+def tensor(rows):
+    """Return rows of their own."""
+    return rows.clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))
+
+
+def plain_steps(net, make_optimizer, batches, seed, loss=nn.functional.cross_entropy, threads=1, after=None):
+    """Train over these batches; ``after`` is called with the network after each step."""
+    net = copy.deepcopy(net)
     optimizer = make_optimizer(net.parameters())
-    torch.manual_seed(seed)
-    for _ in range(epochs):
-        for block_x, block_y in zip(np.array_split(x, blocks), np.array_split(y, blocks), strict=True):
-            for bx, by in zip(np.array_split(block_x, batches), np.array_split(block_y, batches), strict=True):
-                optimizer.zero_grad()
-                output = net(torch.from_numpy(bx.copy()))
-                loss(output, torch.from_numpy(by.copy())).backward()
-                optimizer.step()
+    with intra_op_threads(threads), random_state(seed, "cpu"):
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss(net(tensor(x)), tensor(y)).backward()
+            optimizer.step()
+            if after is not None:
+                after(net)
     return state_arrays(net)

@@ -22,7 +22,6 @@ from torch.utils.data import (
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, Samples
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
-from compss_train.engines.machine import intra_op_threads
 from compss_train.model.random_state import random_state
 from tests.helpers.models import (
     MODES,
@@ -31,8 +30,8 @@ from tests.helpers.models import (
     awkward_net,
     blocked,
     mlp,
-    state_arrays,
 )
+from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 
@@ -151,22 +150,14 @@ def test_draws_of_a_data_set_are_those_of_the_sample_in_its_place(engine):
     """The plain loop seeds all generators for each sample; the network's draws are as if there were no others."""
     trainer = trainer_of(engine=engine, workers=1, optimizer=SGD, seed=3)
     fit(trainer, data=(Noisy(),), num_epochs=2, shuffle=None, shuffle_block_data=False)
-    net, data = awkward_net(), Noisy()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    with intra_op_threads(1), random_state(3, "cpu"):
-        for epoch in range(2):
-            for numbers in np.array_split(np.arange(57), 10):
-                samples = []
-                for number in numbers:
-                    with random_state(transform_seed(3, epoch, 0, number), "cpu"):
-                        samples.append(data[number])
-                xs, ys = zip(*samples, strict=True)
-                optimizer.zero_grad()
-                batch = torch.stack([torch.from_numpy(x) for x in xs])
-                loss = nn.functional.cross_entropy(net(batch), torch.tensor(np.array(ys)))
-                loss.backward()
-                optimizer.step()
-    assert_same_bits(trainer.get_parameters(), state_arrays(net))
+
+    def seeded(epoch, number):
+        with random_state(transform_seed(3, epoch, 0, number), "cpu"):
+            return Noisy()[number]
+
+    in_batches = [(epoch, numbers) for epoch in range(2) for numbers in np.array_split(np.arange(57), 10)]
+    batches = (zip(*(seeded(epoch, number) for number in numbers), strict=True) for epoch, numbers in in_batches)
+    assert_same_bits(trainer.get_parameters(), plain_steps(awkward_net(), OPTIMIZERS[0][1], batches, seed=3))
 
 
 @pytest.mark.parametrize("data", [Noisy(), Samples(Stream(noise=0.1), size=57)], ids=["by number", "stream"])

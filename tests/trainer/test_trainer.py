@@ -1,5 +1,6 @@
 """Laws 5 and 6, and what the trainer offers besides fitting."""
 
+import functools
 import json
 from collections import Counter
 from pathlib import Path
@@ -24,13 +25,10 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
+from tests.helpers.small_fits import trainer_of
 from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 
-
-def built(engine, workers, seed=0, net=awkward_net, optimizer=SGD, **options):
-    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
-    trainer.build(net(), optimizer, "cross_entropy", "accuracy", **options)
-    return trainer
+built = functools.partial(trainer_of, optimizer=SGD)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +94,7 @@ def test_every_fit_trains_on_every_sample_once_an_epoch(engine, tmp_path, fit):
     assert list(parameters) == list(mlp().state_dict())
     assert all(np.isfinite(array).all() for array in parameters.values())
     assert sum(record["samples"] for record in trainer.history) == 4 * 43
+    assert len(trainer.history) == (1 if "asynchronous" in fit and "n_epochs" in fit else 4)  # by default
 
 
 @pytest.mark.parametrize("fit", FITS)
@@ -109,19 +108,6 @@ def test_every_fit_learns(engine, fit):
     assert after["loss"] < before["loss"] / 2
     assert after["accuracy"] > 0.85
     assert len(trainer.history) == (3 if extra else 1 if "n_epochs" in fit and "asynchronous" in fit else 6)
-
-
-def test_fits_have_the_defaults_of_the_interface_they_replace(engine):
-    x, y = classification()
-    rounds = {}
-    for fit in FITS:
-        trainer = built(engine, 2)
-        getattr(trainer, fit)(*blocked(x, y, 4), 2, 3)
-        rounds[fit] = len(trainer.history)
-    assert set(rounds.values()) == {1, 3}
-    assert [fit for fit in FITS if rounds[fit] == 1] == [
-        fit for fit in FITS if "asynchronous" in fit and "n_ep" in fit
-    ]
 
 
 def test_a_second_fit_goes_on_as_if_there_had_been_one(engine):

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from compss_train import DistributedTrainer, Gradients
+from compss_train import Gradients
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, WorkerCallback
 from tests.helpers.models import SGD, assert_same_bits, blocked, mlp
-from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
+from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
+from tests.helpers.small_fits import STILL, X, Y, assert_alike, fit, trainer_of
 from tests.helpers.tolerances import sum_error
 
 
@@ -79,36 +80,22 @@ def test_callbacks_that_only_look_change_nothing():
     assert_same_bits(seen.get_parameters(), plain.get_parameters())
 
 
+@torch.no_grad()
+def bound(net):
+    for parameter in net.parameters():
+        parameter.clamp_(-0.1, 0.1)
+
+
 class Bounded(WorkerCallback):
     def on_batch_end(self, context):
-        with torch.no_grad():
-            for parameter in context.model.parameters():
-                parameter.clamp_(-0.1, 0.1)
+        bound(context.model)
 
 
 def test_they_may_change_parameters():
     """As in a plain loop."""
-    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
-    ours = trainer.fit(
-        *blocked(X, Y, 1),
-        num_epochs=2,
-        batch_size=19,
-        shuffle=None,
-        shuffle_block_data=False,
-        callbacks=[Bounded()],
-    )
-    net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    for _ in range(2):
-        for x, y in zip(torch.from_numpy(X).split(19), torch.from_numpy(Y).split(19), strict=True):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.clamp_(-0.1, 0.1)
-    assert_same_bits(ours, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+    trainer = trainer_of(workers=1, net=mlp, optimizer=SGD)
+    ours = fit(trainer, Bounded(), blocks=1, num_epochs=2, batch_size=19, **STILL)
+    assert_same_bits(ours, plain_loop(mlp(), OPTIMIZERS[0][1], X, Y, 1, 3, 2, seed=0, after=bound))
 
 
 class Skipped(WorkerCallback):

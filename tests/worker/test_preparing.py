@@ -12,7 +12,6 @@ from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
-from compss_train.engines.machine import intra_op_threads
 from compss_train.model.devices import pieces
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
@@ -21,6 +20,7 @@ from compss_train.worker.batches import Batch, batches
 from compss_train.worker.preparing import Preparation
 from compss_train.worker.source import source_of, unshuffled
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.plain_loop import OPTIMIZERS, cut, plain_steps
 from tests.helpers.small_fits import fit, trainer_of
 
 X, Y = classification(samples=62)
@@ -59,26 +59,21 @@ def scaled(x):
 RANDOM = [noisy, noisy_by_numpy, flipped, noisy_by_all, noisy_by_a_seed_of_its_own]
 
 
-def zipped(x, y, parts):
-    return zip(np.array_split(x, parts), np.array_split(y, parts), strict=True)
-
-
 def plain_loop(transform, epochs, blocks, batches_of_block, seed):
     """A plain loop, with the transform between two steps."""
-    net = awkward_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    with intra_op_threads(1), random_state(seed, "cpu"):
+
+    def batches():
         for epoch in range(epochs):
-            for block, (block_x, block_y) in enumerate(zipped(X, Y, blocks)):
-                position = 0
-                for bx, by in zipped(block_x, block_y, batches_of_block):
-                    with random_state(transform_seed(seed, epoch, block, position), "cpu"):
-                        x = transform(torch.from_numpy(bx.copy()))
-                    position += len(bx)
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(net(x), torch.from_numpy(by.copy())).backward()
-                    optimizer.step()
-    return state_arrays(net)
+            position = 0
+            for number, (x, y) in enumerate(cut(X, Y, blocks, batches_of_block)):
+                block, first = divmod(number, batches_of_block)
+                position *= first > 0
+                with random_state(transform_seed(seed, epoch, block, position), "cpu"):
+                    transformed = transform(torch.from_numpy(x.copy()))
+                yield transformed, y
+                position += len(x)
+
+    return plain_steps(awkward_net(), OPTIMIZERS[0][1], batches(), seed)
 
 
 @pytest.mark.parametrize("transform", [scaled, *RANDOM])

@@ -23,17 +23,15 @@ from tests.helpers.models import (
     state_arrays,
 )
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
+from tests.helpers.small_fits import STILL, fit, trainer_of
 
 
 @pytest.mark.parametrize("make_net", [mlp, awkward_net])
 @pytest.mark.parametrize(("spec", "plain"), OPTIMIZERS, ids=["sgd", "adam", "nadam", "adamw", "callable"])
 def test_one_worker_is_the_plain_loop(engine, make_net, spec, plain):
     x, y = classification(samples=62)
-    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
-    trainer.build(make_net(), spec, "cross_entropy", "accuracy")
-    ours = trainer.fit(
-        *blocked(x, y, 4), num_epochs=3, num_batches_per_worker=3, shuffle=None, shuffle_block_data=False
-    )
+    trainer = trainer_of(engine, 1, seed=3, net=make_net, optimizer=spec)
+    ours = fit(trainer, data=blocked(x, y, 4), num_batches_per_worker=3, **STILL)
     assert_same_bits(ours, plain_loop(make_net(), plain, x, y, 4, 3, 3, seed=3))
 
 
@@ -51,16 +49,8 @@ def test_the_default_threads_are_those_of_a_plain_program(engine):
 def test_how_often_it_merges_changes_nothing_for_one_worker(engine, every):
     x, y = classification()
     unit, number = every
-    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
-    ours = trainer.fit(
-        *blocked(x, y, 4),
-        num_epochs=3,
-        batch_size=5,
-        merge=Merge(every=number, unit=unit),
-        shuffle=None,
-        shuffle_block_data=False,
-    )
+    trainer = trainer_of(engine, 1, seed=3)
+    ours = fit(trainer, data=blocked(x, y, 4), batch_size=5, merge=Merge(every=number, unit=unit), **STILL)
     assert_same_bits(ours, plain_loop(awkward_net(), OPTIMIZERS[1][1], x, y, 4, 3, 3, seed=3))
 
 
@@ -71,9 +61,7 @@ def test_double_precision_and_convolutions_keep_their_bits_too(engine):
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double()
     trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
     trainer.build(net, SGD, "mse")
-    ours = trainer.fit(
-        *blocked(x, y, 2), num_epochs=2, num_batches_per_worker=2, shuffle=None, shuffle_block_data=False
-    )
+    ours = fit(trainer, data=blocked(x, y, 2), num_epochs=2, num_batches_per_worker=2, **STILL)
     plain = plain_loop(net, OPTIMIZERS[0][1], x, y, 2, 2, 2, seed=0, loss=nn.functional.mse_loss)
     assert_same_bits(ours, plain)
 
@@ -102,17 +90,9 @@ def test_a_new_optimizer_every_round_on_request(engine):
     x, y = classification()
     results = {}
     for kept in ("keep", "reset"):
-        trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
-        trainer.build(mlp(), SGD, "cross_entropy")
-        results[kept] = trainer.fit(
-            x,
-            y,
-            num_epochs=2,
-            batch_size=20,
-            shuffle=None,
-            shuffle_block_data=False,
-            merge=Merge(optimizer_state=kept),
-        )
+        trainer = trainer_of(engine, 1, seed=3, net=mlp, optimizer=SGD)
+        merge = Merge(optimizer_state=kept)
+        results[kept] = fit(trainer, data=(x, y), num_epochs=2, batch_size=20, merge=merge, **STILL)
     one = plain_loop(mlp(), OPTIMIZERS[0][1], x, y, 1, 3, 1, seed=3)
     net = mlp()
     net.load_state_dict({name: torch.from_numpy(array) for name, array in one.items()})
@@ -133,21 +113,16 @@ def falling(epoch):
 def test_a_new_optimizer_every_block_on_request(every, build):
     """Blocks of three batches; merges inside them keep the optimizer, and a schedule is not forgotten."""
     x, y = classification(samples=54)
-    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy", **build)
+    trainer = trainer_of(workers=1, seed=3, net=mlp, optimizer=SGD, **build)
     merge = Merge(optimizer_state="reset_blocks", **every)
-    options = {"num_batches_per_worker": 3, "shuffle": None, "shuffle_block_data": False}
-    ours = trainer.fit(*blocked(x, y, 3), num_epochs=2, merge=merge, **options)
+    ours = fit(trainer, data=blocked(x, y, 3), num_epochs=2, num_batches_per_worker=3, merge=merge, **STILL)
     net = mlp()
     for epoch in range(2):
-        for block_x, block_y in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
-            alone = DistributedTrainer(1, engine="serial", seed=3, threads=1)
+        for block in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
             spec = {**SGD, "lr": SGD["lr"] * (falling(epoch) if "schedule" in build else 1)}
-            alone.build(net, spec, "cross_entropy", gradients=build.get("gradients"))
-            by_batch = every.get("unit") == "batches"
-            whole = alone.fit(
-                block_x, block_y, num_epochs=1, merge=Merge(unit="batches" if by_batch else None), **options
-            )
+            alone = trainer_of(workers=1, seed=3, net=lambda: net, optimizer=spec, gradients=build.get("gradients"))
+            merge = Merge(unit="batches" if every.get("unit") == "batches" else None)
+            whole = fit(alone, data=block, num_epochs=1, num_batches_per_worker=3, merge=merge, **STILL)
             net.load_state_dict({name: torch.from_numpy(array) for name, array in whole.items()})
     assert_same_bits(ours, state_arrays(net))
 
@@ -169,9 +144,8 @@ class SharedSteps(torch.optim.Optimizer):
 
 def test_states_of_an_optimizer_share_the_tensors_that_they_shared():
     x, y = classification()
-    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
-    trainer.build(mlp(), SharedSteps, "cross_entropy")
-    ours = trainer.fit(x, y, num_epochs=3, batch_size=20, shuffle=None, shuffle_block_data=False)
+    trainer = trainer_of(workers=1, seed=3, net=mlp, optimizer=SharedSteps)
+    ours = fit(trainer, data=(x, y), batch_size=20, **STILL)
     assert_same_bits(ours, plain_loop(mlp(), SharedSteps, x, y, 1, 3, 3, seed=3))
 
 
