@@ -126,7 +126,9 @@ def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
 
 def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dict[str, str]:
     row = {"run": run.name, **({"state": run.state} if run.state else {})}
-    row |= {_short(name, names): run.settings.get(name, MISSING) for name in names}
+    last = [name.rpartition(".")[2] for name in names]
+    for name, short in zip(names, last, strict=True):  # by the last part of its name, if no other has the same
+        row[short if last.count(short) == 1 else name] = run.settings.get(name, MISSING)
     seconds, samples = sum(training_seconds(run.history)), sum(record["samples"] for record in run.history)
     row |= {"rounds": number(len(run.history)), "epochs": number(run.history[-1]["epoch"]) if run.history else "0"}
     for name in measured:
@@ -135,9 +137,3 @@ def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dic
         row[name] = number(values[-1][name]) if values else MISSING
         row[f"best {name}"] = MISSING if best is None else f"{number(best[0])}, round {best[1]}"
     return {**row, "time": duration(seconds), "samples/s": speed(samples / seconds) if seconds else MISSING}
-
-
-def _short(name: str, names: Sequence[str]) -> str:
-    """Return the last part of a setting's name, or the whole name if it is not the only one with this part."""
-    last = name.rpartition(".")[2]
-    return last if [other.rpartition(".")[2] for other in names].count(last) == 1 else name

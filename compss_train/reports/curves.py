@@ -69,15 +69,13 @@ class Curve:
             return self
         size = -(-2 * len(self.xs) // MAX_POINTS)
         drawn = self.drawable().ys
-        kept = [index for start in range(0, len(drawn), size) for index in _extremes(drawn, start, size)]
+        kept = []
+        for start in range(0, len(drawn), size):
+            segment = range(start, min(start + size, len(drawn)))
+            numbers = [index for index in segment if not math.isnan(drawn[index])] or [start]
+            kept += sorted({min(numbers, key=drawn.__getitem__), max(numbers, key=drawn.__getitem__)})
         xs, ys, *band = ([values[index] for index in kept] for values in (self.xs, self.ys, *(self.band or ())))
         return replace(self, xs=xs, ys=ys, band=(band[0], band[1]) if band else None)
-
-
-def _extremes(ys: Sequence[float], start: int, size: int) -> list[int]:
-    """Return the indices of the lowest and the highest value of a segment, or its start if all are NaN."""
-    numbers = [index for index in range(start, min(start + size, len(ys))) if not math.isnan(ys[index])]
-    return sorted({min(numbers, key=ys.__getitem__), max(numbers, key=ys.__getitem__)}) if numbers else [start]
 
 
 def summary(name: str, xs: list[float], values: Sequence[Sequence[float]]) -> Curve:
@@ -152,7 +150,10 @@ def panels(
     """
     xs = positions(history, against)
     measured = [measured_numbers(record) for record in history]
-    titles = dict.fromkeys(title_of(name) for each in measured for name in each if name != LEARNING_RATE)
+    names = dict.fromkeys(name for each in measured for name in each if name != LEARNING_RATE)
+    by_title: dict[str, list[str]] = {}
+    for name in names:
+        by_title.setdefault(title_of(name), []).append(name)
     speeds = training_speeds(history)
     rows = [{**flatten(record), SPEED: speed} for record, speed in zip(history, speeds, strict=True)]
     others = [(title, names) for title, names in _OTHER_PANELS.items() if any(names[0] in cells for cells in rows)]
@@ -160,7 +161,7 @@ def panels(
     seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
     found = filled(
         [
-            *(_measured_panel(title, xs, measured) for title in titles),
+            *(Panel(title, [_curve(name, xs, measured) for name in own]) for title, own in by_title.items()),
             *(Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True) for title, names in others),
             *([by_worker] if len(by_worker.curves) > 1 else []),
             *([_shares_panel(xs, [seconds.get(index, {}) for index in range(len(xs))])] if seconds else []),
@@ -181,17 +182,14 @@ def _limited(curves: Sequence[Curve]) -> list[Curve]:
         kinds[curve.name.partition("[")[0].partition(" ")[0]].append(curve)
     limited: list[Curve] = []
     for kind, members in kinds.items():
-        limited += members if len(members) <= MAX_CURVES else [_summarized(kind, members)]
+        if len(members) > MAX_CURVES:
+            values: dict[float, list[float]] = defaultdict(list)
+            for x, y in (point for curve in members for point in zip(curve.xs, curve.ys, strict=True)):
+                values[x].append(y)
+            xs = sorted(values)
+            members = [summary(f"{kind}, median", xs, [values[x] for x in xs])]
+        limited += members
     return limited
-
-
-def _summarized(kind: str, curves: list[Curve]) -> Curve:
-    values: dict[float, list[float]] = defaultdict(list)
-    for curve in curves:
-        for x, y in zip(curve.xs, curve.ys, strict=True):
-            values[x].append(y)
-    xs = sorted(values)
-    return summary(f"{kind}, median", xs, [values[x] for x in xs])
 
 
 def _shares_panel(xs: list[float], seconds: Sequence[Mapping[str, float]]) -> Panel:
@@ -230,11 +228,6 @@ def worker_panel(history: Sequence[Record], name: str = "loss", against: Axis = 
         for worker in sorted(points)
     ]
     return Panel(f"{name} by worker", curves)
-
-
-def _measured_panel(title: str, xs: list[float], measured: list[dict[str, float]]) -> Panel:
-    names = dict.fromkeys(name for each in measured for name in each if title_of(name) == title)
-    return Panel(title, [_curve(name, xs, measured) for name in names])
 
 
 def _curve(name: str, xs: list[float], records: Sequence[Mapping[str, Any]]) -> Curve:

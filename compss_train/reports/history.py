@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
@@ -122,8 +123,10 @@ def _plain(value: object) -> Any:
 def _records(path: Path) -> Iterator[Record]:
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
-        record = _parsed(line)
-        if _is_record(record):
+        record = None
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+        if isinstance(record, dict) and {"round", "epoch", "samples", "workers"} <= record.keys():
             yield record
         elif number == len(lines) and not line.endswith(b"\n"):
             warn_user(f"{path} ends with an incomplete line, which was skipped")
@@ -143,14 +146,3 @@ def _without_repetitions(records: list[Record], path: str | Path) -> list[Record
             f"{path} has {num_repeated} rounds that later ones repeat, as of another run; only the last were read"
         )
     return kept
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_record(value: object) -> bool:
-    return isinstance(value, dict) and {"round", "epoch", "samples", "workers"} <= value.keys()

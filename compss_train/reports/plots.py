@@ -1,8 +1,16 @@
-"""Panels of histories drawn with matplotlib, without a display and without the global state of pyplot."""
+"""Panels of histories drawn with matplotlib, without a display and without the global state of pyplot.
+
+In figures they are side by side; in pages each is an SVG element of its own.
+"""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from io import StringIO
+from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -27,6 +35,12 @@ _KINDS = {"training": "#2f74b5", "merging": "#ef9a3c", "waiting": "#dfe3ea"}
 _OTHERS = {"muted": "#667085", "grid": "#eceef2"}
 COLORS = {f"c{number}": color for number, color in enumerate(_CURVES)} | _KINDS | _OTHERS
 """Colors by the names that they have in a page's style, which has others for dark screens."""
+
+_WIDTH, _HEIGHT = 480, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 10, 16, 24
+_FONT_SIZE = 11.5
+_LABEL = {"ha": "center", "va": "bottom", "fontsize": _FONT_SIZE, "color": COLORS["muted"]}
+"""The picture of a panel in a page, in points."""
 
 
 def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
@@ -76,18 +90,18 @@ def _grid(number: int) -> tuple[Figure, list[Axes]]:
 
 
 def _draw_titled(ax: Axes, panel: Panel, against: Axis) -> None:
-    draw_panel(ax, panel, against)
+    _draw_panel(ax, panel, against)
     ax.set_title(panel.title, fontsize="medium")
     ax.set_xlabel(against)
 
 
-def draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
+def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
     """Draw the curves of a panel, without its title and the names of its curves."""
     if panel.stacked:
         _stack(ax, panel)
     for number, curve in enumerate(() if panel.stacked else panel.curves):
         drawn = curve.drawable()
-        color = COLORS[color_of(panel, number)]
+        color = COLORS[_color_of(panel, number)]
         marker = "." if sum(map(math.isfinite, drawn.ys)) <= MAX_DOTS else None
         ax.plot(drawn.xs, drawn.ys, label=curve.name, linewidth=1.8, marker=marker, color=color, clip_on=False)
         if drawn.band is not None:
@@ -120,9 +134,58 @@ def _stack(ax: Axes, panel: Panel) -> None:
     ax.set_ylim(0, 100)
 
 
-def color_of(panel: Panel, number: int) -> str:
+def _color_of(panel: Panel, number: int) -> str:
     """Return the name of the color of a curve of a panel."""
     curve = panel.curves[number]
     if panel.stacked:
         return curve.name
     return f"c{(number if curve.color is None else curve.color) % len(_CURVES)}"
+
+
+def chart_of(panel: Panel, against: Axis = "round") -> dict[str, Any]:
+    """Return a panel as the templates of pages draw it, with the values that the script shows under the pointer.
+
+    The values have 6 digits, and are ``None`` where JSON cannot represent them.
+    """
+    panel = replace(panel, curves=[curve.downsampled() for curve in panel.curves])
+    legend = [(curve.name, _color_of(panel, number)) for number, curve in enumerate(panel.curves)]
+    curves = [
+        {"name": curve.name, "x": _rounded(curve.xs), "y": _rounded(curve.ys)}
+        | dict(zip(("low", "high"), map(_rounded, curve.band or ()), strict=False))
+        for curve in panel.curves
+    ]
+    axis = [*_rounded(panel.span), _LEFT / _WIDTH, 1 - _RIGHT / _WIDTH]
+    return {
+        "title": panel.title,
+        "note": "logarithmic" if panel.spans_decades else None,
+        "legend": legend if len(legend) > 1 else [],
+        "picture": _svg(panel, against),
+        "script_data": {"x": axis, "over": against, "curves": curves},
+    }
+
+
+def _svg(panel: Panel, against: Axis) -> str:
+    """Return an SVG element without title and legend, whose colors have the names of the page's style."""
+    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
+    size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (_HEIGHT - _TOP - _BOTTOM) / _HEIGHT
+    ax = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *size))
+    _draw_panel(ax, panel, against)
+    ax.tick_params(labelsize=_FONT_SIZE)
+    above = ax.get_xaxis_transform()
+    for at in panel.breaks:
+        ax.text(at, 1, "continued", _LABEL, transform=above)
+    text = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
+        figure.savefig(
+            text, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+    drawn = text.getvalue()
+    drawn = re.sub(r' xmlns(:xlink)?="[^"]*"| font-family: [^;"]*;', "", drawn[drawn.index("<svg") :])
+    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in all charts of a page
+    for name, color in COLORS.items():
+        drawn = drawn.replace(color, f"var(--{name})")
+    return re.sub(r"(\.\d\d)\d+", r"\1", drawn)
+
+
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -16,7 +16,8 @@ to them, so that the intervals of a worker never overlap and leave no gap within
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
+from math import inf
 from typing import Literal, TypeAlias, get_args
 
 from compss_train.reports.records import Record, Row, flatten
@@ -56,19 +57,12 @@ def worker_intervals(history: Sequence[Record]) -> list[Interval]:
 
 def startup_seconds(history: Sequence[Record]) -> list[float]:
     """Return the seconds of each round in which no worker had started yet: in the first round of each fit."""
-    starts = zip([{}, *history], history, strict=False)
-    return [
-        _startup(record) if before.get("fit_started") != record.get("fit_started") else 0.0
-        for before, record in starts
-    ]
-
-
-def _startup(record: Record) -> float:
-    """Return the seconds until the first worker trained in the first round of a fit, of those of the record."""
-    if not _is_timed(record):
-        return 0.0
-    first = min(own["started"] for own in record["workers"] if "started" in own)
-    return float(min(max(0.0, first - record["fit_started"]), record["seconds"]))
+    seconds = [0.0] * len(history)
+    for number, (before, record) in enumerate(zip([{}, *history], history, strict=False)):
+        if _is_timed(record) and before.get("fit_started") != record["fit_started"]:
+            first = min(own["started"] for own in record["workers"] if "started" in own)
+            seconds[number] = float(min(max(0.0, first - record["fit_started"]), record["seconds"]))
+    return seconds
 
 
 def totals(intervals: Iterable[Interval]) -> dict[tuple[int, int], dict[str, float]]:
@@ -130,8 +124,14 @@ class _Fit:
         self._ended = rounds[-1][1]["ended"]
         self._barriers = rounds[0][1].get("merge", "synchronous") == "synchronous"
         self._trainings = [
-            {own["worker"]: _training(own) for own in record["workers"] if "started" in own} for _, record in rounds
+            {
+                own["worker"]: (own["started"], own["started"] + own["seconds"])
+                for own in record["workers"]
+                if "started" in own
+            }
+            for _, record in rounds
         ]
+        """The start and stop of each worker's training, by round."""
         self._starts = [min(start for start, _ in each.values()) for each in self._trainings]
         self._stops = [max(stop for _, stop in each.values()) for each in self._trainings]
         trainings = [times for each in self._trainings for times in each.values()]
@@ -147,21 +147,14 @@ class _Fit:
         own = [number for number, each in enumerate(self._trainings) if worker in each]
         now = self._trainings[own[0]][worker][0]
         for number, following in zip(own, [*own[1:], None], strict=True):
-            position = self._positions[number]
             stop = max(now, self._trainings[number][worker][1])
-            yield Interval(worker=worker, position=position, kind="training", start=now, stop=stop)
-            for interval in self._between(worker, number, following, stop):
-                yield interval
-                stop = interval.stop
-            now = stop
-
-    def _between(self, worker: int, number: int, following: int | None, now: float) -> Iterator[Interval]:
-        """Iterate over the intervals between a worker's training in one round and in the following one."""
-        limit = float("inf") if following is None else max(now, self._trainings[following][worker][0])
-        for kind, until, position in self._marks(worker, number, following):
-            if (stop := min(until, limit)) > now:
-                yield Interval(worker=worker, position=position, kind=kind, start=now, stop=stop)
-                now = stop
+            limit = inf if following is None else max(stop, self._trainings[following][worker][0])
+            marks: list[_Mark] = [("training", stop, self._positions[number])]
+            for kind, until, position in chain(marks, self._marks(worker, number, following)):
+                if kind == "training" or min(until, limit) > now:
+                    until = min(until, limit)
+                    yield Interval(worker=worker, position=position, kind=kind, start=now, stop=until)
+                    now = until
 
     def _marks(self, worker: int, number: int, following: int | None) -> Iterator[_Mark]:
         last = len(self._positions) - 1 if following is None else following
@@ -198,8 +191,3 @@ class _FullTimes:
     def _until(self, time: float) -> float:
         place = bisect_right(self._times, time) - 1
         return self._sums[place] + (time - self._times[place] if self._full[place] else 0.0)
-
-
-def _training(own: Record) -> tuple[float, float]:
-    """Return the start and stop of a worker's training."""
-    return own["started"], own["started"] + own["seconds"]

@@ -7,7 +7,7 @@ import pytest
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Report
 from tests.helpers.models import SGD, blocked, classification, mlp
-from tests.reports.html.page_reader import PageReader
+from tests.reports.page_reader import PageReader
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compss_train.reports.comparison import ComparedRun, comparison_panels, comparison_table, differing, grouped
-from compss_train.reports.html import comparison_page
-from compss_train.reports.html.page import page
-from tests.reports.html.page_reader import PageReader
+from compss_train.reports.html import comparison_page, page
+from tests.reports.page_reader import PageReader
 
 
 def record(number, **measured):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.reports.formatting import duration, number, percent, speed, tick, uniform_format
-from tests.reports.html.page_reader import value_of
+from tests.reports.page_reader import value_of
 
 FLOATS = st.floats(-1e307, 1e307)
 

@@ -89,11 +89,8 @@ def _table(rows: Sequence[Row], note: str | None = None) -> CellTable:
     names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1)
     formats = {name: _column_format(name, [row[name] for row in rows if name in row]) for name in names}
     cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
-    return CellTable([_heading(name) for name in names], cells, note)
-
-
-def _heading(name: str) -> str:
-    return f"{name} (s)" if name in KINDS else name.replace("_per_second", "/s").replace("_", " ")
+    texts = {name: name.replace("_per_second", "/s").replace("_", " ") for name in names}
+    return CellTable([f"{text} (s)" if name in KINDS else text for name, text in texts.items()], cells, note)
 
 
 def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], Cell]:

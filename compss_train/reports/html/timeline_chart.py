@@ -5,10 +5,9 @@ training is drawn from the bottom, the share of merging above it, and waiting is
 than lanes on a screen, several workers share a lane. It is drawn here, as the page's script zooms into it.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -30,41 +29,15 @@ _GAP = 2
 _LABEL_PIXELS = 14
 """Height of the name of a lane."""
 
-Mark: TypeAlias = tuple[str, str]
-"""A position, and the text that is shown there."""
 
+def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> dict[str, Any] | None:
+    """Return the timeline of all workers as the template draws it, ``None`` if the history has no times.
 
-@dataclass(frozen=True)
-class Lane:
-    """A lane with one or more workers."""
-
-    name: str
-    paths: list[tuple[str, str]]
-    """Pairs of a kind and the outline of its bars, each in front of the one before."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimelineChart:
-    """A timeline as the template draws it."""
-
-    width: int = WIDTH
-    height: int
-    """In pixels."""
-    seconds: float
-    """Length of the axis: that of all fits, one after another, without the time between them."""
-    lanes: list[Lane]
-    is_binned: bool
-    """Whether bars have equal lengths."""
-    breaks: list[Mark]
-    """Where another fit begins, and when it did."""
-    labels: list[Mark]
-    """Pixels from the top, and the names of lanes that have room for them."""
-    ticks: list[Mark]
-    """Percent of the axis, and seconds; the script replaces them when it zooms."""
-
-
-def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> TimelineChart | None:
-    """Return the timeline of all workers, ``None`` if the history has no times."""
+    Its axis has the ``seconds`` of all fits, one after another, without the time between them. The paths of a lane
+    are pairs of a kind and the outline of its bars, which have equal lengths if ``is_binned``. ``breaks`` are where
+    another fit begins, and when it did; ``labels`` pixels from the top, and the names of lanes that have room for
+    them; ``ticks`` percent of the axis, and seconds, which the script replaces when it zooms.
+    """
     if not intervals:
         return None
     kinds = np.array([KINDS.index(interval.kind) for interval in intervals])
@@ -84,20 +57,22 @@ def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> 
         name = f"worker {group[0]}" if len(group) == 1 else f"workers {group[0]}-{group[-1]}"
         base = index * pitch + pitch - _GAP
         edges = np.unique(times[own]) if bars is None else bars
-        lanes.append(Lane(name, _outlines(times[own], kinds[own], edges, len(group), base, pitch - _GAP)))
+        paths = _outlines(times[own], kinds[own], edges, len(group), base, pitch - _GAP)
+        lanes.append({"name": name, "paths": paths})
     step = -(-_LABEL_PIXELS // pitch)
-    shown = [
-        value for value in MaxNLocator(10, steps=[1, 2, 5, 10]).tick_values(0, seconds) if 0 <= value <= seconds
-    ]
-    return TimelineChart(
-        height=pitch * len(lanes),
-        seconds=seconds,
-        lanes=lanes,
-        is_binned=is_binned,
-        breaks=[(f"{at / seconds * WIDTH:.0f}", timestamp(start)) for at, start in starts[1:]],
-        labels=[(f"{at * pitch + (pitch - _GAP) / 2:g}", lanes[at].name) for at in range(0, len(lanes), step)],
-        ticks=[(f"{100 * value / seconds:.2f}", f"{tick(value)} s") for value in shown],
-    )
+    marks = MaxNLocator(10, steps=[1, 2, 5, 10]).tick_values(0, seconds)
+    return {
+        "width": WIDTH,
+        "height": pitch * len(lanes),
+        "seconds": seconds,
+        "lanes": lanes,
+        "is_binned": is_binned,
+        "breaks": [(f"{at / seconds * WIDTH:.0f}", timestamp(start)) for at, start in starts[1:]],
+        "labels": [
+            (f"{at * pitch + (pitch - _GAP) / 2:g}", lanes[at]["name"]) for at in range(0, len(lanes), step)
+        ],
+        "ticks": [(f"{100 * at / seconds:.2f}", f"{tick(at)} s") for at in marks if 0 <= at <= seconds],
+    }
 
 
 def _joined(
@@ -124,7 +99,7 @@ def _outlines(
     base: int,
     thickness: int,
 ) -> list[tuple[str, str]]:
-    """Return stacked areas, each in front of the one before: all three kinds, two of them, training alone."""
+    """Return outlines of bars, each in front of the one before: all three kinds, two of them, training alone."""
     heights = np.zeros(len(edges) - 1)
     outlines: list[tuple[str, str]] = []
     for number, kind in enumerate(KINDS):
@@ -132,7 +107,11 @@ def _outlines(
         starts, stops = np.sort(own[:, 0]), np.sort(own[:, 1])
         spent = _until(edges, starts) - _until(edges, stops)
         heights = heights + np.diff(spent) / np.diff(edges) / workers
-        outlines.append((kind, _outline(edges, np.minimum(heights, 1) * thickness, base)))
+        path, index = f"M{edges[0]:.0f} {base}", 0
+        for height, run in groupby(round(float(height), 1) for height in np.minimum(heights, 1) * thickness):
+            index += len(list(run))
+            path += f"V{base - height:g}H{edges[index]:.0f}"
+        outlines.append((kind, f"{path}V{base}z"))
     return outlines[::-1]
 
 
@@ -141,12 +120,3 @@ def _until(edges: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np
     number = np.searchsorted(times, edges)
     lengths: NDArray[np.float64] = number * edges - np.concatenate([[0.0], np.cumsum(times)])[number]
     return lengths
-
-
-def _outline(edges: NDArray[np.float64], heights: Iterable[float], base: int) -> str:
-    """Return the outline of adjacent bars."""
-    path, index = f"M{edges[0]:.0f} {base}", 0
-    for height, run in groupby(round(float(height), 1) for height in heights):
-        index += len(list(run))
-        path += f"V{base - height:g}H{edges[index]:.0f}"
-    return f"{path}V{base}z"

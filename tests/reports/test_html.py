@@ -13,7 +13,7 @@ from compss_train.reports import html as report
 from compss_train.reports.html import page
 from compss_train.reports.timeline import KINDS, round_rows, worker_intervals
 from tests.helpers.histories import histories, online_record, steady_run
-from tests.reports.html.page_reader import PageReader, value_of
+from tests.reports.page_reader import PageReader, value_of
 
 CONFIGURATION = {
     "trainer": {"num_workers": 2, "engine": "local"},
