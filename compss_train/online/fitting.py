@@ -15,10 +15,11 @@ from typing import ClassVar
 from compss_train.model.parameters import Parameters
 from compss_train.net.connection import Header
 from compss_train.online.event_server import Client, Event, EventServer
-from compss_train.online.options import OnlineJob, OnlineOptions
+from compss_train.online.options import OnlineJob
 from compss_train.online.records import Recorder
 from compss_train.online.simulation_queue import SimulationQueue
 from compss_train.online.simulation_runner import SimulationRunner
+from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
 from compss_train.online.workers import CheckpointStore, Workers
 from compss_train.training.rounds import MERGE_SECONDS
@@ -42,7 +43,7 @@ class OnlineFit:
         self,
         *,
         session: Session,
-        options: OnlineOptions,
+        simulations: Simulations,
         job: OnlineJob,
         server: EventServer,
         pull: Callable[..., Parameters],
@@ -56,7 +57,6 @@ class OnlineFit:
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
         numbers = itertools.count()
-        simulations = options.simulations
         inputs = None if simulations.simulate is None else simulations.inputs
         self._simulations = SimulationQueue(inputs, simulations.retries, numbers.__next__)
         self._workers = Workers(
@@ -152,3 +152,4 @@ class OnlineFit:
         if done:
             self._workers.finish()
             self._recorder.finish(self._simulations.counts(), self._workers.repetitions())
+        self._recorder.close()

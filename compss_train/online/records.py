@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from compss_train._utils.closing import Closable
 from compss_train.engines import Ref
 from compss_train.model.measured import Measured
 from compss_train.model.metrics import Measures
@@ -131,7 +130,7 @@ def _counts(reports: Sequence[Report]) -> dict[str, int]:
     return {name: sum(getattr(report, name) for report in reports) for name in ("samples", "batches")}
 
 
-class Evaluation(Closable):
+class Evaluation:
     """Evaluates parameters on held-out samples in tasks, one evaluation at a time."""
 
     def __init__(self, inference: Inference, coordinator: Address) -> None:
@@ -154,20 +153,18 @@ class Evaluation(Closable):
         """Return True if the result is available or the tasks failed; ``number`` is that of a completion event."""
         return number == self._number or len(self._inference.engine.arrived(self._sums)) == len(self._sums)
 
-    def wait(self, stopping: Stopping) -> list[Measured] | None:
+    def result(self, stopping: Stopping) -> list[Measured] | None:
         """Wait for the tasks' results; ``None`` if the fit has to stop at once. Raises the tasks' exceptions."""
         engine = self._inference.engine
-        while not engine.wait(self._sums, TICK):
-            if stopping.urgent:
-                return None
-        return [*itertools.chain.from_iterable(engine.fetch(self._sums, small=True))]
+        try:
+            while not engine.wait(self._sums, TICK):
+                if stopping.urgent:
+                    return None
+            return [*itertools.chain.from_iterable(engine.fetch(self._sums, small=True))]
+        finally:
+            engine.delete([*self._owned, *self._sums])
 
-    def clear(self) -> None:
-        """Free the data of the last evaluation."""
-        self._inference.engine.delete([*self._owned, *self._sums])
-        self._owned, self._sums = [], []
-
-    def close(self) -> None:
+    def delete(self) -> None:
         """Free the held-out samples."""
         self._inference.data.delete()
 
@@ -233,8 +230,7 @@ class Recorder:
 
     def _validation(self, evaluation: Evaluation) -> Record | None:
         """Return the fields of the evaluation; ``None`` if the fit has to stop at once."""
-        sums = evaluation.wait(self._stopping)
-        evaluation.clear()
+        sums = evaluation.result(self._stopping)
         if sums is None:
             return None
         self._warned = self._warned or warn_of_random_transform(any(part.random_transform for part in sums))
@@ -254,3 +250,8 @@ class Recorder:
                 return  # callbacks expect validation in every record
             record |= validation
         self._on_record(record | {"repetitions": repetitions})
+
+    def close(self) -> None:
+        """Free the held-out samples."""
+        if self._evaluation is not None:
+            self._evaluation.delete()
