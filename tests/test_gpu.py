@@ -78,7 +78,7 @@ def test_dropout_on_a_gpu_is_reproducible():
     assert_close(*results, ROUNDING)
 
 
-def test_a_resumed_fit_goes_on_on_a_gpu_and_on_a_cpu(tmp_path):
+def test_a_fit_is_resumed_on_a_gpu_and_a_cpu(tmp_path):
     """Generators, too: the network has Dropout. On a CPU it goes on without the GPU's generator."""
     x, y = double_data()
     options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(unit="blocks"), "progress": False}
@@ -168,7 +168,7 @@ def test_a_block_is_never_on_a_gpu_as_a_whole():
 
 
 @pytest.mark.parametrize("transform", [noisy, noisy_by_numpy])
-def test_draws_of_a_transform_on_a_gpu_are_seeded_by_place(transform):
+def test_transforms_on_a_gpu_are_seeded_by_place(transform):
     x = torch.rand(40, 6)
     for place, ours in prepared(x, transform, 8, "cuda:0"):
         with random_state(transform_seed(3, *place), "cuda:0"):
@@ -176,7 +176,7 @@ def test_draws_of_a_transform_on_a_gpu_are_seeded_by_place(transform):
             assert torch.equal(ours, transform(own).cpu())
 
 
-def test_fits_with_random_transforms_and_buffers_are_reproducible_on_a_gpu():
+def test_random_transforms_and_buffers_are_reproducible_on_a_gpu():
     x, y = double_data()
     results = []
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_fits_with_random_transforms_and_buffers_are_reproducible_on_a_gpu():
     assert_close(*results, ROUNDING)
 
 
-def test_fp16_on_a_gpu_keeps_its_scale_and_resumes_with_it(tmp_path):
+def test_fp16_on_a_gpu_resumes_with_its_scale(tmp_path):
     x, y = classification(samples=60)
     options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(unit="blocks"), "progress": False}
     results = []

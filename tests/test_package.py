@@ -27,7 +27,7 @@ assert compss_train.cli.main.main(["doctor"]) == 1
     )
 
 
-def test_names_are_there_when_asked_for_and_without_scikit_learn_all_but_those_of_estimators():
+def test_names_are_listed_without_scikit_learn_except_estimators():
     run(
         """
 import sys
@@ -52,7 +52,7 @@ else:
     )
 
 
-def test_a_fit_imports_neither_torchmetrics_nor_zeromq_unless_it_uses_them():
+def test_a_fit_imports_torchmetrics_and_zeromq_only_for_use():
     run(
         """
 import sys

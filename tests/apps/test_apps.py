@@ -152,7 +152,7 @@ def test_wrong_options_are_errors_of_the_command_line(here, options, parts):
     assert_wrong_option(here("digits", *QUICK, *options), *parts)
 
 
-def test_an_output_folder_that_cannot_be_made_and_a_loss_that_diverges_are_one_line(here, tmp_path):
+def test_bad_outputs_and_losses_are_errors_of_one_line(here, tmp_path):
     (tmp_path / "file").write_text("")
     assert_one_line_error(here("digits", *QUICK, "--output", tmp_path / "file"), "--output", "file")
     assert_one_line_error(here("digits", *QUICK, "--lr", "1e30"), "lower the learning rate")

@@ -58,7 +58,7 @@ def test_the_reservoir_keeps_what_the_fifo_forgets(demo, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_seed_fixes_the_run_also_where_the_stream_is_faster_than_the_training(demo):
+def test_a_seed_fixes_the_run_of_a_fast_stream_too(demo):
     options = ("--batches-per-chunk", 1, "--chunk", 100, "--batch-size", 30, "--seed", 3)
     first, again = (demo(*options).stdout for _ in range(2))
     assert first == again

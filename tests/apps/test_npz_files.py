@@ -23,7 +23,7 @@ def test_it_trains_from_files_and_says_how_they_were_read(here, images, tmp_path
     assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 80
 
 
-def test_a_second_run_replaces_the_files_of_the_first_and_no_others(here, images, tmp_path):
+def test_a_second_run_replaces_only_files_of_the_first(here, images, tmp_path):
     others = [
         tmp_path / "run" / "train" / name for name in ("notes.txt", "part-000000.npz.txt", "apart/part-0.npz")
     ]
@@ -37,7 +37,7 @@ def test_a_second_run_replaces_the_files_of_the_first_and_no_others(here, images
         assert all(other.exists() for other in others)
 
 
-def test_files_of_the_users_own_are_not_mixed_with_those_that_are_written(here, images, tmp_path):
+def test_files_of_the_user_are_not_mixed_with_others(here, images, tmp_path):
     (tmp_path / "run" / "train").mkdir(parents=True)
     (own := tmp_path / "run" / "train" / "own.npz").touch()
     done = here("npz_files", *OPTIONS, "--data", images, "--output", tmp_path / "run")

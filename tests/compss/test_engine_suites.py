@@ -12,10 +12,10 @@ CONFORMANCE = ROOT / "tests/engines/test_conformance.py"
 TRAINER = ROOT / "tests/trainer/test_trainer.py"
 TRAINER_TESTS = (
     "test_every_fit_learns",
-    "test_a_second_fit_goes_on_as_if_there_had_been_one",
+    "test_two_fits_are_one_of_all_their_epochs",
     "test_evaluate_and_predict_agree_with_the_model",
     "test_validation_is_the_evaluation_after_each_round",
-    "test_a_callback_that_raises_ends_the_fit_and_keeps_the_last_complete_round",
+    "test_a_raising_callback_ends_the_fit_after_its_last_round",
     "test_callbacks_see_the_parameters_of_their_round",
 )
 DATASETS = ROOT / "tests/trainer/test_dataset_fits.py"

@@ -27,7 +27,7 @@ def test_the_examples_of_a_first_training_run_as_printed(run_blocks, document, l
     assert "'accuracy'" in run_blocks(blocks)
 
 
-def test_the_example_of_long_runs_runs_and_has_nothing_left_to_do_when_it_runs_again(run_blocks):
+def test_the_example_of_long_runs_ends_once(run_blocks):
     blocks = python_blocks("docs/long-runs.md")
     assert [run_blocks(blocks) for _ in range(2)] == ["None None\n", "None run/checkpoints/round-000009\n"]
 

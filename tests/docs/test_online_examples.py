@@ -31,7 +31,7 @@ def test_the_examples_run(run_blocks):
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_solvers_in_c_in_python_and_without_the_package_send_side_by_side(run_blocks, tmp_path):
+def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     address = free_address()
     (tmp_path / "solver.c").write_text(blocks("c")[0])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)

@@ -34,7 +34,7 @@ def test_a_tutorial_prints_what_it_shows(run_blocks, notebook, monkeypatch):
 
 
 @pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_was_run_from_start_to_end_and_is_small(notebook):
+def test_a_tutorial_was_run_whole_and_is_small(notebook):
     cells = code_cells(notebook)
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]

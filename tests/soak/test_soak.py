@@ -23,7 +23,7 @@ def launch(folder: Path, program: str, *args: object) -> subprocess.Popen:
         return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def test_a_fit_on_processes_ends_with_the_bits_of_one_that_was_not_disturbed(soak_folder, soak_minutes):
+def test_a_disturbed_fit_on_processes_ends_with_the_bits(soak_folder, soak_minutes):
     disturb_fit(soak_folder, lambda epochs: launch(soak_folder, "fit_program", epochs), soak_minutes, megabytes=16)
 
 

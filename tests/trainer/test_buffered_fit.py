@@ -31,7 +31,7 @@ def reference(queue, mode, shuffle):
 
 @pytest.mark.parametrize("queue", [0, 1], ids=["FIFO", "FIRO"])
 @pytest.mark.parametrize("shuffle", ["blocks", "total", None])
-def test_a_queue_gives_the_same_bits_on_every_engine_and_every_time(engine, queue, shuffle):
+def test_a_queue_gives_every_engine_the_same_bits(engine, queue, shuffle):
     for number, mode in enumerate(MODES):
         ours, history = fitted(engine, 3, QUEUES[queue], shuffle=shuffle, **mode)
         theirs, expected = reference(queue, number, shuffle)
@@ -41,7 +41,7 @@ def test_a_queue_gives_the_same_bits_on_every_engine_and_every_time(engine, queu
         assert trained == 3 * 57
 
 
-def test_a_fifo_on_one_worker_is_the_plain_loop_over_all_samples(engine):
+def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
     x, y = classification(samples=60)
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy")
@@ -81,7 +81,7 @@ def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, 
 
 
 @pytest.mark.parametrize("merge_unit", ["epochs", "blocks", "batches"])
-def test_passes_train_each_sample_that_often_with_the_same_bits_on_every_engine(engine, merge_unit):
+def test_passes_have_the_same_bits_on_every_engine(engine, merge_unit):
     buffer = BufferSpec("FIRO", 57, threshold=9, passes=3)
     unit = {"merge": Merge(every=1 if merge_unit == "epochs" else 4, unit=merge_unit)}
     ours, history = fitted(engine, 2, buffer, num_epochs=2, **unit)
@@ -90,7 +90,7 @@ def test_passes_train_each_sample_that_often_with_the_same_bits_on_every_engine(
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_batches_are_as_many_as_block_by_block_where_their_number_is_given(number):
+def test_a_given_number_of_batches_is_that_of_blocks(number):
     counted = []
 
     class Counting(torch.optim.SGD):
@@ -128,7 +128,7 @@ def test_what_cannot_be_is_an_error_before_anything_starts():
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-def test_an_exception_in_the_network_ends_the_fit_and_the_reading(kind, merge):
+def test_an_exception_in_the_network_ends_the_reading(kind, merge):
     class Failing(torch.nn.Linear):
         calls = 0
 

@@ -81,13 +81,13 @@ def error_of(call, *args, **options):
         (mlp(), X.astype(np.float64), Y),
     ],
 )
-def test_a_network_that_does_not_fit_the_data_is_the_error_of_the_fit(net, x, y):
+def test_a_network_for_other_data_is_the_fits_error(net, x, y):
     trainer = trainer_of(net, engine="serial", workers=1)
     expected = error_of(trainer.fit, x, y, **FIT, shuffle=None, shuffle_block_data=False)
     assert error_of(trainer_of(net, workers=1).check_fit, x, y, **FIT) == expected
 
 
-def test_a_loss_that_is_nan_is_found_unless_such_batches_are_skipped():
+def test_a_nan_loss_is_found_unless_batches_are_skipped():
     bad = np.full_like(X, np.nan)
     with pytest.raises(DivergedError, match="the loss became nan in the first batch; lower the learning rate"):
         trainer_of().check_fit(bad, Y, **FIT)
@@ -99,7 +99,7 @@ def test_no_batch_is_trained_for_gpus(monkeypatch):
     trainer_of(mlp(inputs=5), num_gpu=1).check_fit(X, Y, **FIT)
 
 
-def test_warnings_are_those_of_the_fit_and_point_to_the_call():
+def test_warnings_of_the_fit_point_to_the_call():
     with pytest.warns(UserWarning, match="5 workers share 3 blocks") as caught:
         trainer_of(workers=5).check_fit(*blocked(X, Y, 3), **FIT)
     assert [warning.filename for warning in caught] == [__file__]
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_checked_and_not_loaded(tmp_path):
         trainer_of(mlp()).check_fit(*blocked(X, Y, 4), **FIT, resume=tmp_path)
 
 
-def test_a_file_that_is_skipped_leaves_the_next_to_be_tried(tmp_path):
+def test_a_skipped_file_leaves_the_next_to_be_tried(tmp_path):
     files = write_files(tmp_path, {"x": X, "y": Y}, rows=20)
     dataset = FileDataset(files, y="y", on_bad_file="skip")
     with open(files[0], "r+b") as file:

@@ -146,7 +146,7 @@ def test_a_loaders_collate_fn_makes_the_batches():
     assert_same_bits(after(data).get_parameters(), after((2 * X, Y)).get_parameters())
 
 
-def test_draws_of_a_data_set_are_those_of_the_sample_in_its_place(engine):
+def test_each_sample_of_a_data_set_has_draws_of_its_own(engine):
     """The plain loop seeds all generators for each sample; the network's draws are as if there were no others."""
     trainer = trainer_of(engine=engine, workers=1, optimizer=SGD, seed=3)
     fit(trainer, data=(Noisy(),), num_epochs=2, shuffle=None, shuffle_block_data=False)
@@ -210,7 +210,7 @@ def test_a_shard_that_has_ended_is_not_read_again(monkeypatch):
     assert Counter(Counted.begun)[1] == Counter(Counted.begun)[2] == 2  # an epoch each
 
 
-def test_a_stream_of_a_loader_is_prepared_by_its_worker_init_fn():
+def test_a_loaders_worker_init_fn_prepares_its_stream():
     class Range(IterableDataset):
         first, last = 0, 57
 
@@ -240,7 +240,7 @@ def lengths(pairs):
 
 
 @pytest.mark.parametrize(("net", "collate"), [(text_net, None), (lambda: mlp(inputs=1), lengths)])
-def test_sequences_of_a_data_set_are_padded_or_collated_as_lists_are(net, collate):
+def test_sequences_of_data_sets_are_padded_like_lists(net, collate):
     texts, kinds = [np.arange(1 + number % 5) for number in range(20)], np.arange(20) % 3
     fits = []
     for data in ((Pairs(texts, kinds),), (texts, kinds)):

@@ -39,7 +39,7 @@ class KillOnce:
 
 
 @pytest.mark.parametrize("merge_unit", ["epochs", "blocks"])
-def test_after_a_kill_in_a_round_training_goes_on_with_the_same_bits(shared_local, tmp_path, merge_unit):
+def test_a_kill_in_a_round_changes_no_bits(shared_local, tmp_path, merge_unit):
     x, y = classification()
     results = []
     for flag in ("never", "killed"):
@@ -76,7 +76,7 @@ def test_places_that_join_and_leave_change_no_bit():
     assert_same_bits(*results)
 
 
-def test_a_stopped_worker_is_named_and_its_task_runs_elsewhere_with_the_same_bits(shared_local, tmp_path, capsys):
+def test_a_stopped_workers_task_runs_elsewhere_with_the_same_bits(shared_local, tmp_path, capsys):
     x, y = classification()
     results = []
     (tmp_path / "never").touch()
@@ -125,7 +125,7 @@ class Explosive(nn.Module):
 
 
 @pytest.mark.usefixtures("forked_processes")
-def test_an_exception_in_the_model_reaches_the_caller_once_and_ends_everything():
+def test_an_exception_in_the_model_ends_everything():
     x, y = classification(samples=120)
     x[62] = 666  # the second worker's third batch; alone, the first would go on for a minute
     processes, files = children(), leftovers(os.getpid())
@@ -165,7 +165,7 @@ def test_classes_that_the_network_has_no_output_for_are_explained(engine):
     assert "go from 1 to 3: classes are numbered from 0" in "\n".join(caught.value.__notes__)
 
 
-def test_what_an_embedding_does_not_have_is_no_matter_of_classes():
+def test_an_embeddings_index_is_no_matter_of_classes():
     trainer = DistributedTrainer(1, engine="serial", seed=0)
     trainer.build(nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3)), SGD, "cross_entropy")
     with pytest.raises(IndexError) as caught:
@@ -183,7 +183,7 @@ def test_types_that_do_not_fit_are_explained(engine):
     assert "dtype float64 went through a network with float32 parameters. If this is the problem, convert" in note
 
 
-def test_shapes_that_do_not_fit_are_told_without_a_word_on_types(engine):
+def test_wrong_shapes_are_told_without_types(engine):
     x, y = classification()
     trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
@@ -233,7 +233,7 @@ def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, merge):
     assert (kept["0.weight"] != initial["0.weight"]).any()
 
 
-def test_an_engine_that_was_shut_down_is_an_error_not_a_hang():
+def test_an_engine_that_was_shut_down_is_an_error():
     engine = LocalEngine(1)
     trainer = DistributedTrainer(1, engine=engine, seed=1)
     trainer.build(mlp(), SGD, "cross_entropy")

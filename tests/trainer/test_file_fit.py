@@ -85,9 +85,7 @@ def in_memory(blocks):
 
 @pytest.mark.parametrize("pools", [1, 2])
 @pytest.mark.parametrize("file_buffer", [1, 2, 10])
-def test_a_partial_shuffle_gives_the_same_bits_on_every_engine_from_files_and_from_memory(
-    engine, files, in_memory, pools, file_buffer
-):
+def test_partial_shuffles_of_files_and_memory_give_the_same_bits(engine, files, in_memory, pools, file_buffer):
     for number in range(0, len(MODES), 1 if file_buffer == 2 else 3):
         dataset = FileDataset(files.files, file_buffer=file_buffer)
         ours, history = fitted(engine, 3, dataset, shuffle=PartialShuffle(11, pools=pools), **MODES[number])
@@ -118,7 +116,7 @@ def test_every_worker_reads_its_share_and_each_file_once(engine, files):
 
 
 @pytest.mark.parametrize("cache", ["memory", "folder"])
-def test_threads_and_a_cache_change_no_bits_and_no_file_is_read_again(engine, files, in_memory, cache, tmp_path):
+def test_threads_and_a_cache_change_no_bits(engine, files, in_memory, cache, tmp_path):
     cache = cache if cache == "memory" else tmp_path
     for number in range(0, len(MODES), 3):
         dataset = FileDataset(files.files, threads=3, cache=cache)
@@ -150,7 +148,7 @@ def test_a_task_knows_the_files_that_its_worker_needs_next(files, tmp_path, monk
         assert upcoming[: len(needed)] == needed
 
 
-def test_evaluation_reads_with_its_threads_and_from_the_cache_of_training(files, samples, tmp_path):
+def test_evaluation_reads_with_threads_and_from_the_cache(files, samples, tmp_path):
     dataset = FileDataset(files.files, threads=4, cache=tmp_path)
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy")
@@ -216,7 +214,7 @@ def test_options_that_do_not_fit(files, options, message):
         fitted("serial", 1, files, **options)
 
 
-def test_more_threads_than_files_in_memory_are_an_error_before_any_task(files):
+def test_more_threads_than_files_in_memory_are_an_error(files):
     dataset = FileDataset(files.files, threads=10)
     with pytest.raises(ValueError, match=r"threads=10, file_buffer=10: .*give a file_buffer of at least 11"):
         fitted("serial", 1, dataset)
@@ -236,7 +234,7 @@ def test_y_is_in_the_files(files, blocks):
         fitted("serial", 1, (blocks[0], files))
 
 
-def test_arrays_that_torch_cannot_hold_and_names_that_are_not_there(tmp_path):
+def test_unknown_types_and_names_of_arrays(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2), ">f4"), y=np.arange(3), z=np.ones((3, 6), np.float32))
     with pytest.raises(BadFileError, match=r"a\.npz holds >f4 \(2,\) in 'x', which torch cannot hold"):
         fitted("serial", 1, FileDataset(tmp_path / "a.npz"))
@@ -245,7 +243,7 @@ def test_arrays_that_torch_cannot_hold_and_names_that_are_not_there(tmp_path):
         fitted("serial", 1, FileDataset(tmp_path / "a.npz", x="images"))
 
 
-def test_more_workers_than_there_is_to_train_on_are_warned_of(files):
+def test_more_workers_than_files_or_samples_are_warned_of(files):
     with pytest.warns(UserWarning, match="6 workers share 4 files, so that 2 have nothing"):
         fitted("serial", 6, files)
     with pytest.warns(UserWarning, match="60 workers share 57 samples, so that 3 have nothing"):

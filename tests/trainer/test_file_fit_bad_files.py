@@ -107,7 +107,7 @@ BY_BLOCKS = {"merge": Merge(every=1, unit="blocks")}
     ],
     ids=str,
 )
-def test_a_round_whose_files_are_all_bad_is_as_if_it_were_not_there(engine, tmp_path, workers, merge, bad, epochs):
+def test_a_round_of_only_bad_files_changes_nothing(engine, tmp_path, workers, merge, bad, epochs):
     files = write_alike(tmp_path)
     dataset = FileDataset(files, on_bad_file="skip")
     good = FileDataset([file for number, file in enumerate(files) if number not in bad])
@@ -124,7 +124,7 @@ def test_a_round_whose_files_are_all_bad_is_as_if_it_were_not_there(engine, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
-def test_commutative_workers_go_on_after_a_round_whose_files_are_all_bad(engine, tmp_path):
+def test_commutative_workers_survive_a_round_of_only_bad_files(engine, tmp_path):
     files = write_alike(tmp_path)
     dataset = FileDataset(files, on_bad_file="skip")
     for number in (2, 3):
@@ -136,7 +136,7 @@ def test_commutative_workers_go_on_after_a_round_whose_files_are_all_bad(engine,
 
 @pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, BY_BLOCKS, {"merge": Merge(every=0)}], ids=str)
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-def test_an_epoch_without_a_file_that_can_be_read_is_an_error(own_files, merge, options):
+def test_an_epoch_without_a_readable_file_is_an_error(own_files, merge, options):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     for file in own_files.iterdir():
         spoil(file)
@@ -158,7 +158,7 @@ RESERVOIR = BufferSpec("Reservoir", 16, threshold=4)
 @pytest.mark.filterwarnings("ignore:skipped")
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 @pytest.mark.parametrize("bad", [[], [2], [0, 3]], ids=str)
-def test_a_record_counts_the_samples_that_were_given_however_often_they_were_trained_on(own_files, merge, bad):
+def test_records_count_given_samples_however_often_they_were_trained_on(own_files, merge, bad):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     for number in bad:
         spoil(own_files / f"{number}.npz")
@@ -187,7 +187,7 @@ def test_versions_weigh_by_the_samples_that_were_given(own_files, monkeypatch, b
 
 @pytest.mark.filterwarnings("ignore:skipped")
 @pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 8}, set(range(8)), set(range(1, 9))], ids=str)
-def test_in_a_tree_of_averages_workers_without_samples_have_no_vote(engine, tmp_path, bad):
+def test_workers_without_samples_have_no_vote_in_a_tree(engine, tmp_path, bad):
     files = write_alike(tmp_path, 9)
     dataset = FileDataset(files, on_bad_file="skip")
     alone = [fitted("serial", 1, FileDataset([file]), mlp, **AS_THEY_ARE)[0] for file in files]
@@ -200,7 +200,7 @@ def test_in_a_tree_of_averages_workers_without_samples_have_no_vote(engine, tmp_
     assert history[0]["samples"] == 10 * len(good)
 
 
-def test_evaluating_files_of_which_none_can_be_read_is_an_error(engine, own_files):
+def test_evaluating_only_bad_files_is_an_error(engine, own_files):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     for file in own_files.iterdir():
         spoil(file)
@@ -210,7 +210,7 @@ def test_evaluating_files_of_which_none_can_be_read_is_an_error(engine, own_file
         trainer.evaluate(dataset)
 
 
-def test_files_left_out_are_told_by_evaluate_and_an_error_for_predict(own_files, samples):
+def test_evaluate_tells_of_skipped_files_and_predict_raises(own_files, samples):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     spoil(own_files / "2.npz")
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)

@@ -45,7 +45,7 @@ def in_blocks(sizes, dtype=np.float32):
 
 @pytest.mark.filterwarnings(NOTE, "ignore:2 workers share 1")
 @in_every(TABLES)
-def test_a_fit_on_a_table_has_the_bits_of_one_in_memory(tmp_path, form):
+def test_a_table_trains_to_the_bits_of_arrays(tmp_path, form):
     files = table(form, tmp_path)
     from_files, from_memory = trainer_of(), trainer_of()
     with pytest.warns(UserWarning, match=r"^x: float64 becomes float32, the dtype of the network's parameters"):
@@ -73,7 +73,7 @@ def test_every_engine_has_the_same_bits(tmp_path, shared_local, options):
 
 @pytest.mark.filterwarnings(NOTE)
 @in_every({"parquet": TABLES["parquet"], "compressed": TABLES["feather, compressed"]})
-def test_a_resumed_fit_has_the_bits_of_one_that_went_on(tmp_path, form):
+def test_a_resumed_fit_has_the_bits_of_a_whole_one(tmp_path, form):
     files = table(form, tmp_path)
     whole = trainer_of().fit(files, **FIT, **POOLS)
     first = {**FIT, "num_epochs": 1}
@@ -120,7 +120,7 @@ def test_a_missing_value_is_an_error_before_training(tmp_path):
         FileDataset(saved(TABLES["parquet"], tmp_path, kinds=kinds), x=["a"], y="kind")
 
 
-def test_a_fit_on_a_folder_of_images_has_the_same_bits_on_every_engine(tmp_path, shared_local):
+def test_a_folder_of_images_gives_every_engine_the_same_bits(tmp_path, shared_local):
     image = pytest.importorskip("PIL.Image")
     for number in range(12):
         (folder := tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)

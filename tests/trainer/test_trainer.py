@@ -51,7 +51,7 @@ def test_every_engine_gives_the_same_bits_in_every_synchronous_mode(engine, work
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", None])
-def test_a_seed_gives_the_same_bits_twice_and_another_does_not(engine, shuffle):
+def test_a_seed_decides_the_bits(engine, shuffle):
     x, y = classification()
     options = {"num_epochs": 2, "batch_size": 5, "shuffle": shuffle}
     first, again, other = (built(engine, 2, seed).fit(*blocked(x, y, 6), **options) for seed in (1, 1, 2))
@@ -110,7 +110,7 @@ def test_every_fit_learns(engine, fit):
     assert len(trainer.history) == (3 if extra else 1 if "n_epochs" in fit and "asynchronous" in fit else 6)
 
 
-def test_a_second_fit_goes_on_as_if_there_had_been_one(engine):
+def test_two_fits_are_one_of_all_their_epochs(engine):
     x, y = classification()
     options = {"batch_size": 5, "shuffle": "total"}
     whole, parts = built(engine, 3, optimizer=ADAM), built(engine, 3, optimizer=ADAM)
@@ -195,7 +195,7 @@ def test_anything_with_a_grid_of_tensors_is_taken(engine):
     assert_same_bits(ours, theirs)
 
 
-def test_an_array_is_cut_like_the_other_if_that_is_in_blocks():
+def test_an_array_is_cut_like_the_blocks_beside_it():
     x, y = classification(samples=20)
     uneven = [BlockedTensor([[rows[:3]], [rows[3:12]], [rows[12:]]]) for rows in (x, y)]
     expected = built("serial", 2).fit(*uneven, num_epochs=2, batch_size=4)
@@ -206,7 +206,7 @@ def test_an_array_is_cut_like_the_other_if_that_is_in_blocks():
         built("serial", 2).fit(uneven[0], y[:19], num_epochs=2, batch_size=4)
 
 
-def test_by_default_there_are_as_many_workers_as_run_at_the_same_time(monkeypatch):
+def test_the_default_workers_are_those_that_run_together(monkeypatch):
     for module in (machine, nodes):
         monkeypatch.setattr(module, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8)
     trainer = DistributedTrainer(engine="local")
@@ -284,7 +284,7 @@ def test_callbacks_are_told_in_order(engine, tmp_path):
     assert "epoch=3" in shown
 
 
-def test_a_callback_that_raises_ends_the_fit_and_keeps_the_last_complete_round(engine):
+def test_a_raising_callback_ends_the_fit_after_its_last_round(engine):
     errors = []
 
     class Stop(Callback):
@@ -330,7 +330,7 @@ def test_callbacks_see_the_parameters_of_their_round(engine):
 
 
 @pytest.mark.parametrize("shuffle", [None, "total"])
-def test_what_a_network_does_in_place_does_not_reach_the_blocks(engine, shuffle):
+def test_changes_in_place_do_not_reach_the_blocks(engine, shuffle):
     x, y = classification(samples=3000)
     results = []
     for merge_every in (1, 0):
@@ -365,7 +365,7 @@ def test_a_failed_evaluation_loses_nothing(engine):
     assert_same_bits(trainer.fit(x, y, num_epochs=2, **options), expected)
 
 
-def test_networks_with_several_outputs_predict_all_of_them_if_they_are_tensors(engine):
+def test_networks_predict_all_outputs_that_are_tensors(engine):
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -389,7 +389,7 @@ def test_networks_with_several_outputs_predict_all_of_them_if_they_are_tensors(e
             trainer.predict(x)
 
 
-def test_a_loss_of_one_element_will_do_and_one_of_many_is_an_error(engine):
+def test_a_loss_has_one_element(engine):
     x, y = classification()
     trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
     trainer.build(mlp(), SGD, lambda output, target: nn.functional.cross_entropy(output, target).reshape(1))

@@ -52,7 +52,7 @@ def test_planning_a_long_round_ends_when_the_time_is_up():
     }
 
 
-def test_a_round_that_is_planned_too_long_beside_one_that_is_trained():
+def test_planning_a_long_round_keeps_the_one_before():
     """The first round is kept."""
     trainer = trainer_of(clock=Clock(), workers=1)
     fit(
@@ -76,7 +76,7 @@ def test_a_round_of_too_many_passes_is_an_error(merge_every):
     assert MAX_PASSES // 7 == 1428571
 
 
-def test_merge_every_is_checked_for_the_first_epochs_and_later_when_they_are_reached():
+def test_a_functions_intervals_are_checked_when_they_are_reached():
     def every(epoch):
         return 1 if epoch < limit else 0
 
@@ -91,7 +91,7 @@ def test_merge_every_is_checked_for_the_first_epochs_and_later_when_they_are_rea
         next(rounds)
 
 
-def test_a_schedule_that_ends_too_early_is_found_at_once_all_the_same():
+def test_a_schedule_that_ends_too_early_is_found_at_once():
     trainer = trainer_of(NoTasks(), schedule=lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=5))
     with pytest.raises(ValueError, match="schedule= fails in epoch 6"):
         fit(trainer, num_epochs=MANY)

@@ -17,7 +17,7 @@ def test_post_local_sgd_merges_after_every_batch_until_an_epoch():
     assert [PostLocal(epochs=2, then=16)(epoch) for epoch in range(4)] == [1, 1, 16, 16]
 
 
-def test_the_quadratic_rule_merges_more_rarely_as_the_learning_rate_falls():
+def test_the_quadratic_rule_follows_the_learning_rate():
     rule = Quadratic(lr=0.8, growth=0.2, least=2, schedule=lambda epoch: 0.5**epoch)
     assert [rule(epoch) for epoch in range(6)] == [2, 2, 2, 4, 16, 64]
     assert Quadratic(lr=np.float32(0.5), growth=np.float64(1))(0) == 4
@@ -68,7 +68,7 @@ def test_a_function_that_is_a_number_is_that_number(shared_local, unit):
 
 @pytest.mark.parametrize("value", [0, 1.0, True, None])
 @pytest.mark.parametrize("unit", ["epochs", "blocks", "batches"])
-def test_what_it_returns_is_checked_for_every_epoch_before_a_task_starts(unit, value):
+def test_what_it_returns_is_checked_before_a_task_starts(unit, value):
     trainer = trainer_of()
     every = {0: 1, 1: 1, 2: value}.get
     for check in (trainer.check_fit, trainer.fit):

@@ -35,7 +35,7 @@ def refused(name):
     return ({*FIXED[name], *ARGUMENTS} & KEYWORDS) - {"shuffle_block_data"}
 
 
-def test_all_names_are_in_the_table_and_hold_keywords_of_fit_and_merge():
+def test_all_names_fix_keywords_of_fit_and_merge():
     merge = {each.name for each in fields(Merge)}
     assert sorted(FIXED) == sorted(FITS)
     for fixed in FIXED.values():
@@ -43,7 +43,7 @@ def test_all_names_are_in_the_table_and_hold_keywords_of_fit_and_merge():
     assert set(ARGUMENTS) <= KEYWORDS | merge
 
 
-def test_the_typed_keywords_are_those_of_fit_that_no_name_fixes():
+def test_typed_keywords_are_those_that_no_name_fixes():
     decided = {*ARGUMENTS, *POSITIONAL, "shuffle_block_data", *itertools.chain.from_iterable(FIXED.values())}
     assert set(FitKeywords.__annotations__) == KEYWORDS - decided
 
@@ -75,7 +75,7 @@ def test_what_a_name_fixes_is_refused_with_the_reason(name):
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_other_options_of_a_merge_and_presets_go_with_a_name(name):
+def test_merges_and_presets_go_with_a_name(name):
     kind, every = FIXED[name]["kind"], {"n_epocs_sync": 3} if "every" not in FIXED[name] else {}
     given = {"outer_optimizer": {"optimizer": "sgd", "lr": 1.0}, "dtype": "int8"}
     whole = {"every": every.get("n_epocs_sync", 1), "unit": "epochs", **given}
@@ -96,7 +96,7 @@ def test_a_keyword_that_fit_does_not_have_is_an_error(name):
         getattr(trainer, name)(*blocked(*classification(), 2), 2, 1, callback_s=())
 
 
-def test_arguments_of_other_names_are_refused_with_what_the_name_fixes():
+def test_arguments_of_other_names_are_refused():
     with pytest.raises(TypeError, match=r"takes no n_epocs_sync=: its name fixes every=1"):
         call("fit_synchronous_with_GPU", n_epocs_sync=2)
     with pytest.raises(TypeError, match=r"takes no shuffle_blocks=: its name fixes shuffle='total'"):

@@ -17,7 +17,7 @@ def spans(path):
     return sorted({int(each["name"].split()[1]) for each in events if str(each.get("name")).startswith("batch ")})
 
 
-def test_the_second_round_of_the_first_worker_is_traced_and_the_report_links_it(tmp_path, shared_local):
+def test_the_report_links_the_trace_of_a_round(tmp_path, shared_local):
     path, report = tmp_path / "traces" / "a b.json", tmp_path / "report.html"
     traced, plain = trainer_of(shared_local), trainer_of()
     fit(traced, Profile(path), Report(report))

@@ -46,7 +46,7 @@ def every_round_resumed(folder, build, *, engine="serial", data=None, step=1, **
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
 @pytest.mark.parametrize("mode", [*MODES[:3], BLOCKS], ids=str)
-def test_a_resumed_fit_ends_with_the_same_bits_whatever_the_round(tmp_path, mode, shuffle):
+def test_resuming_after_any_round_gives_the_same_bits(tmp_path, mode, shuffle):
     every_round_resumed(tmp_path, trainer_of, shuffle=shuffle, **mode)
 
 
@@ -141,7 +141,7 @@ def test_files_that_cannot_be_read_are_left_out_again(tmp_path, files):
     assert len(whole.history[-1]["skipped"]) == 2
 
 
-def test_what_is_made_anew_in_each_program_is_no_other_schedule(tmp_path):
+def test_the_same_function_in_another_program_is_no_other_schedule(tmp_path):
     """No warning: a function is told by its name, and not by where it lies in memory."""
     for epochs in (1, 2):
         trainer = trainer_of(schedule=partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch))
@@ -203,7 +203,7 @@ def test_interrupted_again_and_again(tmp_path, every):
     assert_alike(trainer, whole)
 
 
-def test_a_fit_that_has_ended_trains_nothing_and_gives_the_same(tmp_path):
+def test_a_resumed_fit_that_had_ended_trains_nothing(tmp_path):
     whole = trainer_of()
     ended = fit(whole, Checkpoint(tmp_path))
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -224,7 +224,7 @@ def test_a_fit_may_be_longer_when_it_is_resumed(tmp_path):
     assert_alike(again, whole)
 
 
-def test_a_fit_goes_on_after_a_resumed_one_as_after_any(tmp_path):
+def test_a_fit_continues_a_resumed_one_as_any_other(tmp_path):
     whole, first, again = trainer_of(), trainer_of(), trainer_of()
     fit(first, Checkpoint(tmp_path, keep=9), num_epochs=2)
     fit(again, resume=tmp_path / "round-000000", num_epochs=2)
@@ -299,7 +299,7 @@ def test_with_other_threads_it_says_so(tmp_path):
         trainer.restore(tmp_path)
 
 
-def test_with_other_options_of_the_optimizer_it_says_so_and_takes_them(tmp_path):
+def test_other_options_of_the_optimizer_are_told_and_taken(tmp_path):
     """An optimizer's state_dict holds its options, too."""
     fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
     resumed, restored, same = (trainer_of(optimizer={"optimizer": "adam", "lr": lr}) for lr in (0.5, 0.5, 0.01))
@@ -356,7 +356,7 @@ def test_what_else_changes_numbers_is_told(tmp_path):
             fit(trainer_of(**options), resume=tmp_path, num_epochs=2)
 
 
-def test_a_second_fit_into_the_folder_of_the_first_is_told_of(tmp_path):
+def test_a_second_fit_into_the_same_folder_is_told_of(tmp_path):
     trainer = trainer_of()
     fit(trainer, Checkpoint(tmp_path), resume=True, num_epochs=2)
     with pytest.warns(
@@ -374,7 +374,7 @@ def test_a_second_fit_into_the_folder_of_the_first_is_told_of(tmp_path):
 @pytest.mark.parametrize(
     ("every", "told"), [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None), (lambda epoch: 2, "after 1 of 2")]
 )
-def test_a_longer_fit_whose_last_round_was_cut_short_is_told_of(tmp_path, every, told):
+def test_a_last_round_that_was_cut_short_is_told_of(tmp_path, every, told):
     fit(trainer_of(), Checkpoint(tmp_path), merge=Merge(every=every), num_epochs=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -403,7 +403,7 @@ def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
     assert counted == [[len(X)] * 2, [len(X)] * 3, [len(X)] * 4]
 
 
-def test_a_fit_with_a_preset_resumes_with_the_options_that_it_chose(tmp_path):
+def test_a_preset_resumes_with_the_options_that_it_chose(tmp_path):
     whole, again = trainer_of(), trainer_of()
     options = {"num_epochs": 2, "batch_size": 6}
     fit(whole, Checkpoint(tmp_path, keep=99), **combined(options, merge="auto"))

@@ -63,9 +63,7 @@ def height(parameters) -> float:
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("merge", MERGES)
-def test_a_checkpoint_has_all_updates_of_its_round_and_a_resumed_fit_each_of_the_others_once(
-    engine, tmp_path, merge, every
-):
+def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, merge, every):
     whole = trainer_of(engine)
     assert (
         height(fit(whole, Checkpoint(tmp_path, every, keep=9), data=data(), **combined(OPTIONS, merge=merge))) == 5
@@ -92,7 +90,7 @@ def test_the_best_round_is_saved_as_it_is(shared_local, tmp_path, merge):
 
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_interrupted_and_resumed_with_any_number_of_workers_every_sample_is_trained_once(tmp_path, merge, workers):
+def test_resuming_with_any_workers_trains_every_sample_once(tmp_path, merge, workers):
     options = combined(OPTIONS, data=data(), merge=Merge(merge, unit="blocks"), num_epochs=2)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of("serial"), Checkpoint(tmp_path, 2), InterruptAt(3), **options)
@@ -110,7 +108,7 @@ def test_interrupted_and_resumed_with_any_number_of_workers_every_sample_is_trai
 
 
 @pytest.mark.parametrize("merge", MERGES)
-def test_a_fit_that_is_stopped_saves_nothing_of_rounds_that_are_under_way(engine, tmp_path, merge):
+def test_a_stopped_fit_saves_nothing_of_rounds_under_way(engine, tmp_path, merge):
     stopped = trainer_of(engine, ballast=500_000)  # so that merging takes a while
     kept = Checkpoint(tmp_path, every=99, keep=9)
     end = height(fit(stopped, kept, StopAfter(0), data=data(), **combined(OPTIONS, merge=merge)))

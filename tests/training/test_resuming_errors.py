@@ -148,7 +148,7 @@ def test_what_is_minimised_has_to_be_the_same(folder, name):
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_data_of_the_same_sizes_with_other_values_are_warned_of(folder, part):
+def test_other_values_of_the_same_sizes_are_warned_of(folder, part):
     x, y = blocked(X, Y, 7)
     data = [(x, y), (blocked(X + 1, Y, 7)[0], blocked(X, 2 - Y, 7)[1])]
     chosen = [data[1][n] if n == part else data[0][n] for n in (0, 1)]
@@ -235,7 +235,7 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_after_a_damaged_checkpoint_the_newest_good_one_leads_to_the_same_end(own, folder, by_name):
+def test_the_newest_good_checkpoint_leads_to_the_same_end(own, folder, by_name):
     damage(own / "round-000002")
     message = "round-000002 cannot be used: .* is damaged.*; using .*round-000001 instead"
     again, whole, restored = trainer_of(), trainer_of(), trainer_of()
@@ -251,7 +251,7 @@ def test_after_a_damaged_checkpoint_the_newest_good_one_leads_to_the_same_end(ow
     storage.read_checkpoint(own / "round-000002")  # the damaged one has been replaced
 
 
-def test_a_damaged_checkpoint_that_is_named_is_an_error_that_names_the_newest_good_one(own):
+def test_a_damaged_checkpoint_by_name_names_the_newest_good_one(own):
     path = own / "round-000002"
     damage(path)
     error = assert_refused(
@@ -287,7 +287,7 @@ def test_a_folder_with_checkpoints_of_another_run(own):
     assert sorted(os.listdir(own)) == ["round-000000"]
 
 
-def test_a_fit_that_is_resumed_into_a_folder_with_checkpoints_of_another_run(own, folder):
+def test_resuming_into_a_folder_of_another_run(own, folder):
     other = own.with_name("other")
     fit(trainer_of(), Checkpoint(other, keep=3), num_epochs=2)
     names = sorted(os.listdir(other))
@@ -361,7 +361,7 @@ class Full(Callback):
 
 
 @pytest.mark.parametrize("call", ["compss_train.model.state_files.save_file", "os.fsync"])
-def test_a_disk_that_is_full_in_the_middle_of_a_fit(tmp_path, monkeypatch, call):
+def test_a_disk_that_fills_up_during_a_fit(tmp_path, monkeypatch, call):
     trainer, first, whole = trainer_of(), trainer_of(), trainer_of()
     with pytest.raises(OSError, match="No space left") as caught:
         fit(trainer, Checkpoint(tmp_path), Full(monkeypatch, call, 1))

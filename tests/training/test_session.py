@@ -8,7 +8,7 @@ from compss_train.training import session
 from tests.helpers.models import SGD, classification, mlp
 
 
-def test_own_engines_start_when_needed_and_can_be_closed_and_started_again(monkeypatch, forked_processes):
+def test_own_engines_start_when_needed_and_again_after_close(monkeypatch, forked_processes):
     monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "local")
     x, y = classification()
     with DistributedTrainer(1, seed=0) as trainer:
@@ -39,7 +39,7 @@ class Remembering(SerialEngine):
         self.held.difference_update(refs)
 
 
-def test_a_closed_trainer_leaves_nothing_in_an_engine_that_is_given():
+def test_a_closed_trainer_leaves_nothing_in_a_given_engine():
     x, y = classification()
     engine = Remembering()
     with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:

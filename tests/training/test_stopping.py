@@ -53,7 +53,7 @@ def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, m
     assert_alike(stopped, serial)
 
 
-def test_a_fit_after_a_stopped_one_goes_on_as_if_only_that_had_been_asked_for(any_engine):
+def test_a_fit_after_a_stopped_one_continues_it(any_engine):
     stopped, short = trainer_of(any_engine), trainer_of()
     fit(stopped, StopAfter(1), num_epochs=5)
     fit(short, num_epochs=2)
@@ -163,7 +163,7 @@ class Passing(Callback):
 
 
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=8), st.integers(1, 40))
-def test_no_round_is_begun_that_would_take_longer_than_there_is(durations, max_time):
+def test_no_round_is_begun_without_time_for_it(durations, max_time):
     clock = Clock(tick=0)
     stopping, begun = Stopping(max_time, clock), 0
     while begun < len(durations) and stopping.reason is None:
@@ -191,7 +191,7 @@ def test_a_fit_ends_before_its_program_is_ended(max_time, time_left, stops):
 
 
 @pytest.mark.parametrize(("durations", "rounds"), [([10] * 6, 3), ([1, 20, *[1] * 4], 2), ([1] * 6, 6), ([40], 1)])
-def test_a_fit_stops_before_a_round_that_would_take_too_long(tmp_path, durations, rounds):
+def test_a_fit_stops_before_a_round_that_takes_too_long(tmp_path, durations, rounds):
     clock = Clock()
     stopped, whole = trainer_of(clock=clock), trainer_of()
     fit(stopped, Passing(clock, durations), Checkpoint(tmp_path, 4), max_time=timedelta(seconds=35), num_epochs=6)
@@ -212,7 +212,7 @@ def test_rounds_may_be_shorter_than_a_tick_of_the_clock():
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_round_for_which_there_is_no_time_is_given_up(tmp_path, at):
+def test_a_round_without_time_left_is_given_up(tmp_path, at):
     engine, clock = LookaheadEngine(), Clock()
 
     def in_time(trainer):
@@ -234,7 +234,7 @@ def test_a_round_for_which_there_is_no_time_is_given_up(tmp_path, at):
     assert_alike(stopped, short)
 
 
-def test_workers_keep_their_states_where_a_trainers_own_engine_is_ended():
+def test_workers_keep_their_states_when_their_engine_ends():
     clock = Clock()
     stopped, short = trainer_of(clock=clock), trainer_of()
     fit(stopped, Passing(clock, [10, 100]), max_time=50, num_epochs=5)
@@ -318,7 +318,7 @@ def test_fits_in_other_threads_train_and_stop_as_well(tmp_path):
     assert_alike(stopped, whole)
 
 
-def test_early_stopping_after_time_is_up_gives_the_best_so_far():
+def test_early_stopping_in_time_gives_the_best_so_far():
     clock = Clock()
     trainer, short = trainer_of(clock=clock), trainer_of()
     worst = EarlyStopping("loss", mode="max", patience=9)

@@ -86,7 +86,7 @@ def test_a_handler_of_the_programs_own_is_left_alone():
     assert told == [signal.SIGTERM]
 
 
-def test_after_an_exception_and_a_fit_the_handler_is_as_before():
+def test_fits_and_exceptions_leave_the_handler_as_it_was():
     def fail(trainer):
         raise KeyError("mine")
 

@@ -27,7 +27,7 @@ class PayingEngine(CopyingEngine):
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", None])
 @pytest.mark.parametrize("columns", [1, 2, 3])
-def test_the_columns_of_a_block_are_one_value_where_an_engine_pays_by_value(shuffle, columns):
+def test_columns_travel_as_one_value_where_values_cost(shuffle, columns):
     x, y = classification(samples=57)
     data = [x, *([y.astype(np.float32).reshape(-1, 1)] if columns > 1 else [])]
     weights = {"sample_weight": np.linspace(0.5, 2, len(x), dtype=np.float32)} if columns > 2 else {}

@@ -129,7 +129,7 @@ def test_a_fifo_only_moves_the_borders_of_batches():
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 2**22])
-def test_draws_do_not_depend_on_how_much_is_read_at_a_time(chunk, monkeypatch):
+def test_draws_do_not_depend_on_the_size_of_reads(chunk, monkeypatch):
     x, y = data(60, 4)
     (work,) = works(x, 1, Batching(size=5), BufferSpec("FIRO", 20))
     expected = trained(work, x, y)
@@ -187,7 +187,7 @@ def test_epochs_do_not_mix_and_differ():
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total"])
 @pytest.mark.parametrize("batching", [Batching(size=7), Batching(number=2)])
-def test_passes_are_passes_over_all_samples_in_batches_of_the_same_sizes(shuffle, batching):
+def test_each_pass_has_all_samples_in_equal_batches(shuffle, batching):
     x, y = data(50, 5)
     once, thrice = (BufferSpec("FIRO", 30, 10, passes=passes) for passes in (1, 3))
     pairs = zip(*(works(x, 2, batching, spec, shuffle, epochs=2) for spec in (once, thrice)), strict=True)
@@ -208,7 +208,7 @@ def test_passes_are_passes_over_all_samples_in_batches_of_the_same_sizes(shuffle
     more=st.integers(0, 12),
     chunk=st.integers(1, 30),
 )
-def test_draws_begin_at_the_threshold_and_the_buffer_then_fills_up(size, number, threshold, more, chunk):
+def test_draws_begin_at_the_threshold_and_the_buffer_fills(size, number, threshold, more, chunk):
     total, capacity = size * number, max(threshold, size) + more
     chunks = [(torch.arange(start, min(start + chunk, total)),) for start in range(0, total, chunk)]
     buffer = Spying(capacity, threshold, seed=0)

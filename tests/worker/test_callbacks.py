@@ -62,7 +62,7 @@ def test_what_is_logged_is_in_the_record():
             assert own["own_loss"] == pytest.approx(own["loss"], rel=1e-12)
 
 
-def test_states_go_on_in_later_rounds_and_after_a_resume_on_every_engine(tmp_path, shared_local):
+def test_states_continue_in_later_rounds_and_after_a_resume(tmp_path, shared_local):
     whole, resumed, local = trainer_of(), trainer_of(), trainer_of(shared_local)
     fit(whole, Numbers(), Checkpoint(tmp_path, keep=9))
     fit(resumed, Numbers(), resume=tmp_path / "round-000001")
@@ -187,7 +187,7 @@ class LogsOfRounds(WorkerCallback):
 
 
 @pytest.mark.parametrize("lengths", [(3, 9, 14), (5, 0, 20), (0, 0, 4)])
-def test_logs_of_a_round_count_by_the_samples_that_workers_trained_on(lengths):
+def test_logs_of_a_round_count_by_trained_samples(lengths):
     trainer = trainer_of(workers=3)
     fit(trainer, LogsOfRounds(), data=(Uneven(lengths),), num_epochs=1)
     (record,) = trainer.history

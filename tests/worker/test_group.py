@@ -91,7 +91,7 @@ def test_groups_are_large_where_tasks_cost_much(workers):
     )
 
 
-def test_files_that_cannot_be_read_have_no_vote_in_any_group(tmp_path):
+def test_bad_files_have_no_vote_in_any_group(tmp_path):
     write_files(tmp_path, classification(samples=sum(SIZES)))
     dataset = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
     (tmp_path / "1.npz").write_bytes(b"")
@@ -115,7 +115,7 @@ def test_workers_without_samples_keep_their_states():
 
 
 @pytest.mark.filterwarnings("ignore:13 workers share 3 blocks")
-def test_workers_with_samples_share_the_places_whatever_the_number_of_the_others():
+def test_only_workers_with_samples_share_the_places():
     x, y = classification(samples=60)
     engine = Places(2)
     trainer = trainer_with(engine)

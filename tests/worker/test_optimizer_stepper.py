@@ -116,7 +116,7 @@ def test_one_worker_is_the_plain_loop(clip, clipped, precision, accumulate):
 
 
 @pytest.mark.parametrize("mode", MODES[1:3], ids=str)
-def test_how_many_epochs_a_round_has_changes_nothing_for_one_worker(mode):
+def test_one_worker_learns_the_same_in_rounds_of_any_length(mode):
     options = {"gradients": Gradients(clip_norm=0.5, accumulate=3), "optimizer": ADAM}
     assert_same_bits(fitted(built(**options), **mode), fitted(built(**options)))
 
@@ -126,7 +126,7 @@ def test_processes_give_the_bits_of_the_serial_engine(shared_local):
     assert_same_bits(*(fitted(built(engine, **options)) for engine in (shared_local, "serial")))
 
 
-def test_what_the_optimizer_does_not_train_is_not_in_the_norm():
+def test_untrained_parameters_are_not_in_the_norm():
     def last_layer(parameters):
         return torch.optim.SGD(list(parameters)[-1:], lr=0.05)
 
@@ -271,7 +271,7 @@ def test_a_batch_that_is_skipped_leaves_nothing_behind(batch, how, options):
 
 @pytest.mark.parametrize("batch", [0, 4, 11])
 @pytest.mark.parametrize("how", ["nan", "gradient"])
-def test_of_several_batches_that_make_a_step_only_the_one_is_skipped(batch, how):
+def test_only_one_of_several_batches_a_step_is_skipped(batch, how):
     """With the epoch's last batch skipped, the last step is of one less; with another, batches move up."""
     _, ours = skipping(spoilt(batch, how), accumulate=3)
     assert_same_bits(ours, skipping(without(batch), accumulate=3)[1])
@@ -292,7 +292,7 @@ class TwoBuffers(nn.Module):
         return self.linear(x)
 
 
-def test_a_skipped_batch_leaves_a_buffer_with_two_names_as_it_was():
+def test_a_skipped_batch_restores_a_buffer_with_two_names():
     x = X[:10].copy()
     x[:5] = np.nan
     trainer = built(net=TwoBuffers, gradients=Gradients(on_nan="skip"))
@@ -338,7 +338,7 @@ def test_a_last_step_that_leads_to_infinity_is_never_merged(merge, on_nan):
     assert_same_bits(trainer.get_parameters(), before)
 
 
-def test_what_is_not_finite_is_trained_on_where_it_is_to_be_ignored():
+def test_ignored_values_that_are_not_finite_are_trained_on():
     trainer = built(gradients=Gradients(on_nan="ignore"))
     final = trainer.fit(*spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **IN_ORDER)
     assert all(np.isnan(record["loss"]) and np.isnan(record["val_loss"]) for record in trainer.history)

@@ -83,7 +83,7 @@ def test_a_network_without_such_buffers_has_nothing_to_keep():
     assert [state.buffers for state in trainer.snapshot().workers] == [None] * 3
 
 
-def test_a_tensor_that_is_also_in_the_state_dict_is_merged():
+def test_a_buffer_also_in_the_state_dict_is_merged():
     net = nn.BatchNorm1d(3)
     net.register_buffer("also", net.running_mean, persistent=False)
     before = nn.BatchNorm1d(3)

@@ -77,7 +77,7 @@ def plain_loop(transform, epochs, blocks, batches_of_block, seed):
 
 
 @pytest.mark.parametrize("transform", [scaled, *RANDOM])
-def test_one_worker_is_the_plain_loop_with_a_seed_a_batch(engine, transform):
+def test_one_worker_is_the_loop_with_a_seed_a_batch(engine, transform):
     """The network has Dropout, whose draws are as if the transform drew nothing."""
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
     trainer.build(awkward_net(), SGD, "cross_entropy", transform=transform)
@@ -170,7 +170,7 @@ def test_single_batches_are_those_of_an_iterator(transform):
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_blocks_go_to_a_gpu_a_few_batches_at_a_time(monkeypatch, shuffled):
+def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
     x, y = torch.arange(900.0).reshape(300, 3), torch.arange(300)
     copied = []
 

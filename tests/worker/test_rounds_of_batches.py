@@ -96,7 +96,7 @@ def test_a_merge_ends_a_step_of_several_batches():
 
 @pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_reservoir_returns_each_sample_in_the_epoch_at_least_once(kind, every):
+def test_a_reservoir_returns_each_sample_of_the_epoch(kind, every):
     x = BlockedTensor.from_array(torch.arange(57), (4, 1))
     spec = BufferSpec(kind, 20, 5)
     options = FitOptions(num_epochs=2, batch_size=6, buffer=spec, **combined(BATCHES, merge=Merge(every=every)))
@@ -114,7 +114,7 @@ BUFFERS = [
 
 
 @pytest.mark.parametrize("buffer", BUFFERS, ids=str)
-def test_one_worker_with_a_buffer_learns_the_same_however_often_it_merges(shared_local, buffer):
+def test_merging_more_often_changes_nothing_with_a_buffer(shared_local, buffer):
     one, other = trainer_of(workers=1), trainer_of(shared_local, workers=1)
     fit(one, buffer=buffer)
     fit(other, buffer=buffer, **combined(BATCHES, merge=Merge(every=3)))
@@ -122,7 +122,7 @@ def test_one_worker_with_a_buffer_learns_the_same_however_often_it_merges(shared
     assert [state.buffer for state in other.snapshot().workers] == [None]
 
 
-def test_another_number_of_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):
+def test_other_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):
     options = combined(BATCHES, buffer=BUFFERS[1], merge=Merge(every=5))
     trainer = trainer_of(workers=2)
     fit(trainer, Checkpoint(tmp_path, keep=99), **options)
@@ -151,13 +151,13 @@ def test_files_that_are_skipped_leave_the_others(tmp_path, buffer):
 
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
 @pytest.mark.parametrize("buffer", [None, BUFFERS[1]], ids=str)
-def test_workers_that_do_not_wait_train_every_sample_once_an_epoch(merge, buffer):
+def test_workers_that_do_not_wait_train_every_sample_once(merge, buffer):
     trainer = trainer_of(workers=3)
     fit(trainer, buffer=buffer, num_epochs=2, **combined(BATCHES, merge=Merge(merge, every=2)))
     assert sum(record["samples"] for record in trainer.history) == 2 * len(X)
 
 
-def test_a_new_fit_does_not_continue_the_buffers_of_one_that_was_stopped():
+def test_a_new_fit_starts_with_empty_buffers():
     trainer = trainer_of(workers=2)
     fit(trainer, StopAfter(0), buffer=BUFFERS[1], **BATCHES)
     assert all(state.buffer is not None for state in trainer.snapshot().workers)

@@ -66,7 +66,7 @@ def test_double_precision_and_convolutions_keep_their_bits_too(engine):
     assert_same_bits(ours, plain)
 
 
-def test_the_callers_random_numbers_threads_and_network_stay_as_they_were():
+def test_the_callers_randomness_threads_and_network_stay():
     x, y = classification()
     net = awkward_net()
     before = state_arrays(copy.deepcopy(net))
@@ -154,7 +154,7 @@ class Moments(NamedTuple):
 
 
 @pytest.mark.parametrize("container", [dict, OrderedDict, lambda moments: Moments(**moments)])
-def test_tensors_in_any_dict_or_tuple_of_a_state_go_to_the_cpu(container):
+def test_tensors_in_nested_states_go_to_the_cpu(container):
     held = container({"first": torch.zeros(2)})
     own = to_cpu({"state": {0: held}, "param_groups": [{"lr": 0.1}]})
     assert (type(own["state"][0]), own["param_groups"]) == (type(held), [{"lr": 0.1}])

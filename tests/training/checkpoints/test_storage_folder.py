@@ -75,7 +75,7 @@ def test_a_folder_without_checkpoints_is_an_error(tmp_path):
         (tmp_path / "file").touch()
 
 
-def test_damaged_ones_are_passed_over_with_a_warning_unless_they_are_asked_for_by_name(folder):
+def test_damaged_ones_are_passed_over_unless_asked_for_by_name(folder):
     damage(folder / "round-1000000")
     damage(folder / "round-000010")
     message = r"round-1000000 cannot be used: .*; using .*round-000009 instead, which is the latest good one"

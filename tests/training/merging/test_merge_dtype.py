@@ -168,7 +168,7 @@ def test_tasks_return_fewer_bytes(dtype, share):
     assert max(sizes[dtype]) <= share * min(sizes[None])
 
 
-def test_moments_travel_as_bf16_and_numbers_of_steps_as_they_are():
+def test_moments_travel_as_bf16_and_step_counts_unchanged():
     engine = Recording()
     fit(trainer_of(engine, workers=2, net=mlp), merge=Merge(optimizer_state="average", dtype="int8"))
     values = engine.results[-1].values
@@ -238,7 +238,7 @@ def test_what_diverges_is_an_error():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_that_are_not_finite_are_merged_where_they_are_to_be_ignored(dtype):
+def test_ignored_values_that_are_not_finite_are_merged(dtype):
     options = {"optimizer": {"optimizer": "sgd", "lr": 1e38}, "net": mlp, "gradients": Gradients(on_nan="ignore")}
     ends = fit(trainer_of(**options), merge=Merge(dtype=dtype))
     assert not np.isfinite(ends["0.weight"]).any()

@@ -139,7 +139,7 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
     assert all(isinstance(value, float | int) for each in measured for value in each.__getstate__().values())
 
 
-def test_more_workers_than_samples_are_told_how_many_there_may_be():
+def test_more_workers_than_samples_are_told_the_most():
     x, y = classification(samples=3)
     with pytest.warns(UserWarning, match="nothing to train; there are 3 samples, enough for as many workers at"):
         fitted("serial", 5, x, y, num_epochs=1, batch_size=1)

@@ -185,7 +185,7 @@ def _mean(one, other):
     return ((one.double() * 12 + other.double() * 18) / 30).to(one.dtype)
 
 
-def test_after_averaging_a_fit_that_keeps_states_starts_from_the_averages():
+def test_a_fit_that_keeps_states_starts_from_averages():
     trainer = trainer_of(workers=2, optimizer=SGD, net=mlp)
     fit(trainer, num_epochs=1, merge=Merge(optimizer_state="average"))
     moments = trainer.snapshot().merge["moments"]

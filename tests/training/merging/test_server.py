@@ -90,7 +90,7 @@ def test_the_order_of_arrival_changes_nothing(order):
     assert (ours["mask"] == np.any([version["mask"] for version in trained], axis=0)).all()
 
 
-def test_statistics_are_means_of_what_workers_had_last_however_late_they_come():
+def test_statistics_are_means_of_what_workers_had_last():
     """One that is slow adds nothing against a base that is gone: the mean of positive numbers is positive."""
     start, tiny = {"v": np.full(2, 100, np.float32)}, {"v": np.full(2, 1e-9, np.float32)}
     server, exchange = published(start, workers=2)
@@ -106,7 +106,7 @@ def test_statistics_are_means_of_what_workers_had_last_however_late_they_come():
         np.testing.assert_allclose(exchange.pull(server)["v"], 1e-9, rtol=sum_error(np.float32, 4))
 
 
-def test_a_layer_is_a_key_and_the_first_layers_come_first():
+def test_layers_are_keys_and_the_first_come_first():
     net = awkward_net()
     initial = params.from_module(net)
     calls = []
@@ -162,7 +162,7 @@ def test_a_callback_that_raises_ends_the_server():
     assert_same_bits(trainer.get_parameters(), fitted("serial", 2, *blocked(x, y, 2), **options))
 
 
-def test_a_fit_that_ends_before_its_first_round_ends_the_server(monkeypatch):
+def test_a_fit_without_a_round_ends_the_server(monkeypatch):
     def refuse(self, server, parameters):
         raise ArithmeticError("nothing is published today")
 
@@ -194,7 +194,7 @@ def test_the_server_steps_with_each_change_as_a_gradient(order):
     assert ours["v"].tobytes() == added["v"].tobytes()
 
 
-def test_frozen_weights_are_not_stepped_and_statistics_and_integers_are_merged_as_without():
+def test_outer_steps_leave_frozen_weights_and_statistics_alone():
     def frozen():
         net = awkward_net()
         net[0].requires_grad_(False)
@@ -209,7 +209,7 @@ def test_frozen_weights_are_not_stepped_and_statistics_and_integers_are_merged_a
     assert (ours["4.weight"] != plain["4.weight"]).all()
 
 
-def test_frozen_weights_of_a_module_are_a_layer_of_their_own():
+def test_frozen_weights_are_a_layer_of_their_own():
     parameters = params.from_module(awkward_net())
     names = TensorNames(("0.weight", "4.weight"), frozenset({"1.running_mean"}))
     layers = Exchange.of(parameters, names, 2, stepped=True).layers
