@@ -146,7 +146,7 @@ def test_a_loaders_collate_fn_makes_the_batches():
     assert_same_bits(after(data).get_parameters(), after((2 * X, Y)).get_parameters())
 
 
-def test_each_sample_of_a_data_set_has_draws_of_its_own(engine):
+def test_each_sample_has_draws_of_its_own(engine):
     """The plain loop seeds all generators for each sample; the network's draws are as if there were no others."""
     trainer = trainer_of(engine=engine, workers=1, optimizer=SGD, seed=3)
     fit(trainer, data=(Noisy(),), num_epochs=2, shuffle=None, shuffle_block_data=False)

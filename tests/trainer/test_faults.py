@@ -21,7 +21,7 @@ from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children, leftovers, session, wait_until
-from tests.helpers.small_fits import fit, trainer_of
+from tests.helpers.small_fits import STILL, fit, trainer_of
 
 
 class KillOnce:
@@ -145,59 +145,59 @@ def test_an_exception_in_the_model_ends_everything():
     assert leftovers(os.getpid()) == files
 
 
-def test_the_serial_engine_leaves_exceptions_as_they_are():
+def test_the_serial_engine_leaves_exceptions_and_the_callers_threads_as_they_are():
     x, y = classification()
     x[3] = 666
-    trainer = DistributedTrainer(2, engine="serial", seed=1)
+    threads = torch.get_num_threads()
+    trainer = DistributedTrainer(2, engine="serial", seed=1, threads=threads + 1)
     trainer.build(Explosive(), SGD, "cross_entropy")
+    state = torch.get_rng_state()
     with pytest.raises(ArithmeticError) as caught:
-        trainer.fit(x, y, num_epochs=1, batch_size=30, shuffle_block_data=False, shuffle=None)
+        trainer.fit(x, y, num_epochs=1, batch_size=30, **STILL)
     assert caught.value.__cause__ is None
     assert caught.traceback[-1].name == "forward"
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_classes_that_the_network_has_no_output_for_are_explained(engine):
-    x, y = classification()
-    trainer = DistributedTrainer(2, engine=engine, seed=0)
-    trainer.build(mlp(), SGD, "cross_entropy")
-    with pytest.raises(IndexError, match="Target 3 is out of bounds") as caught:
-        trainer.fit(x, y + 1, num_epochs=1, batch_size=len(x))
-    assert "go from 1 to 3: classes are numbered from 0" in "\n".join(caught.value.__notes__)
+X, Y = classification()
+EMBEDDING = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3))
 
 
-def test_an_embeddings_index_is_no_matter_of_classes():
-    trainer = DistributedTrainer(1, engine="serial", seed=0)
-    trainer.build(nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3)), SGD, "cross_entropy")
-    with pytest.raises(IndexError) as caught:
-        trainer.fit(np.full((6, 1), 7), np.zeros(6, np.int64), num_epochs=1, batch_size=6)
-    assert "classes" not in "\n".join(caught.value.__notes__)
-
-
-def test_types_that_do_not_fit_are_explained(engine):
-    x, y = classification()
-    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
-    with pytest.raises(RuntimeError) as caught:
-        trainer.fit(x.astype(np.float64), y, num_epochs=1, batch_size=30)
-    note = caught.value.__notes__[0]
-    assert "dtype float64 went through a network with float32 parameters. If this is the problem, convert" in note
-
-
-def test_wrong_shapes_are_told_without_types(engine):
-    x, y = classification()
-    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
-    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
-        trainer.fit(x[:, 1:], y, num_epochs=1, batch_size=30)
-    assert caught.value.__notes__[0].endswith("went through a network with float32 parameters.")
-
-
-def test_what_is_its_own_target_is_told(engine):
-    trainer = DistributedTrainer(1, engine=engine, seed=1, threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
-    with pytest.raises(ValueError, match="do not match outputs") as caught:
-        trainer.evaluate(classification()[0])
-    assert caught.value.__notes__[1] == "There is no y, so that x is its own target."
+@pytest.mark.parametrize(
+    ("net", "data", "error", "message", "note"),
+    [
+        (
+            mlp(),
+            (X, Y + 1),
+            IndexError,
+            "Target 3 is out of bounds",
+            "go from 1 to 3: classes are numbered from 0",
+        ),
+        (EMBEDDING, (np.full((6, 1), 7), Y[:6]), IndexError, None, r"\A((?!classes)[\s\S])*\Z"),
+        (
+            mlp(),
+            (X.astype(np.float64), Y),
+            RuntimeError,
+            None,
+            "dtype float64 went through a network with float32 parameters. If this is the problem, convert",
+        ),
+        (
+            mlp(),
+            (X[:, 1:], Y),
+            RuntimeError,
+            "cannot be multiplied",
+            "^[^\n]*went through a network with float32 parameters.(\n|$)",
+        ),
+        (mlp(), (X,), ValueError, "do not match outputs", r"\nThere is no y, so that x is its own target\.$"),
+    ],
+    ids=["classes", "embedding", "types", "shapes", "no targets"],
+)
+def test_errors_of_the_network_are_explained(engine, net, data, error, message, note):
+    trainer = trainer_of(engine, workers=1, net=lambda: net, optimizer=SGD)
+    with pytest.raises(error, match=message) as caught:
+        trainer.evaluate(X) if len(data) == 1 else fit(trainer, data=data, num_epochs=1, batch_size=60)
+    assert re.search(note, "\n".join(caught.value.__notes__)), caught.value.__notes__
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
@@ -332,16 +332,3 @@ def test_workers_and_files_go_when_the_coordinator_is_killed(start, tmp_path):
     process.kill()
     process.communicate()
     wait_until(lambda: not session(process.pid) and not leftovers(process.pid), 20)
-
-
-def test_threads_of_the_caller_are_given_back_after_an_exception():
-    threads = torch.get_num_threads()
-    x, y = classification()
-    x[3] = 666
-    trainer = DistributedTrainer(2, engine="serial", seed=1, threads=threads + 1)
-    trainer.build(Explosive(), SGD, "cross_entropy")
-    state = torch.get_rng_state()
-    with pytest.raises(ArithmeticError):
-        trainer.fit(x, y, num_epochs=1, batch_size=30)
-    assert torch.get_num_threads() == threads
-    assert torch.equal(torch.get_rng_state(), state)
