@@ -1,6 +1,7 @@
 """A small run file, a run of it, and the command called in this process."""
 
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,10 @@ metric = "accuracy"
 [fit]
 num_epochs = 3
 batch_size = 8
+progress = false
+
+[output]
+report = false
 """
 
 
@@ -45,9 +50,10 @@ def run_file(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(capsys):
-    """Run the command, check its exit code and return its output."""
+    """Run the command with settings, check its exit code and return its output."""
 
-    def run(*arguments, code=0):
+    def run(*arguments, code=0, settings=()):
+        arguments = [*arguments, *(part for setting in settings for part in ("--set", setting))]
         capsys.readouterr()
         try:
             returned = main([str(argument) for argument in arguments])
@@ -60,8 +66,20 @@ def command(capsys):
     return run
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a completed run, which tests copy."""
+    path = tmp_path_factory.mktemp("trained") / "small.toml"
+    path.write_text(RUN_FILE)
+    assert main(["fit", str(path)]) == 0
+    return path.parent / "runs" / "small"
+
+
 @pytest.fixture
-def fitted(run_file, command):
-    """The folder of a completed run."""
-    command("fit", run_file, "--set", "fit.progress=false")
-    return run_file.parent / "runs" / "small"
+def fitted(run_file, trained):
+    """The folder of a completed run of the run file."""
+    folder = run_file.parent / "runs" / "small"
+    shutil.copytree(trained, folder)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace(str(trained.parents[1]), str(run_file.parent)))
+    return folder

@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,16 +54,6 @@ def test_shard_shuffles_samples(arrays, tmp_path):
     assert sorted(orders[0]) == list(range(30))
 
 
-@pytest.mark.parametrize("more", [[], ["--keys", "x,note"]])
-def test_shard_names_its_own_option_for_arrays_of_strings(tmp_path, capsys, more):
-    np.savez(tmp_path / "a.npz", x=np.zeros((2, 3)), note=np.array(["a", "b"]))
-    command = ["shard", f"{tmp_path}/a.npz", "--rows", "4", "--output", str(tmp_path / "out")]
-    assert main([*command, *more]) == 2
-    error = capsys.readouterr().err
-    assert "a.npz holds no numbers in 'note': name other arrays with --keys NAME,..." in error
-    assert main([*command, "--keys", "x"]) == 0
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, capsys, suffix):
     pytest.importorskip("pyarrow")
@@ -93,37 +82,3 @@ def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, cap
         "y": [2, 1, 2, 0, 2],
         "note": [2, 1, 2, 0, 2],
     }
-
-
-def test_shard_prints_errors_in_one_line(arrays, tmp_path, capsys, monkeypatch):
-    def error_of(*arguments):
-        assert main(["shard", *map(str, arguments)]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("compss-train shard: ")
-        assert error.count("\n") == 1
-        return error
-
-    o = ["--rows", 5, "--output", tmp_path / "o"]
-    hint = "give each array a different name, NAME=FILE.npy"
-    assert hint in error_of(arrays[0], arrays[0], *o)
-    assert hint in error_of(arrays[0], f"={tmp_path / 'labels.npy'}", *o)
-    assert "no files found" in error_of(f"{tmp_path}/none-*.npz", *o)
-    assert "occurs more than once" in error_of(tmp_path / "labels.npy", f"{tmp_path}/label*.npy", *o)
-    np.save(tmp_path / "words.npy", np.array(["a", "b"]))
-    assert "torch cannot hold" in error_of(f"x={tmp_path / 'words.npy'}", *o)
-    assert "holds no numbers" in error_of(tmp_path / "words.npy", *o)
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "h5py", None)
-        assert "pip install 'compss_train[hdf5]'" in error_of(*arrays, *o, "--format", "h5")
-    assert not list((tmp_path / "o").glob("*"))
-    assert "rows=0" in error_of(*arrays, "--rows", 0, "--output", tmp_path / "o")
-    assert "give all inputs this way" in error_of(
-        arrays[0], tmp_path / "labels.npy", "--rows", 5, "--output", tmp_path / "o"
-    )
-    assert "does not exist" in error_of(tmp_path / "none.npz", "--rows", 5, "--output", tmp_path / "o")
-    assert "give a folder without .npy files" in error_of(
-        tmp_path / "images.npy", "--rows", 5, "--format", "npy", "--output", tmp_path
-    )
-    assert "one array, named 'x'" in error_of(*arrays, "--rows", 5, "--format", "npy", "--output", tmp_path / "o")
-    np.save(tmp_path / "labels.npy", np.arange(29))
-    assert "different lengths: 'x' 30, 'y' 29" in error_of(*arrays, "--rows", 5, "--output", tmp_path / "p")

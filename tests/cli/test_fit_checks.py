@@ -5,98 +5,83 @@ import pytest
 from compss_train import write_files
 from tests.cli.user_objects import USER_OBJECTS, history, nans
 
-
-def test_a_dry_run_prints_the_plan_and_writes_nothing(run_file, command, tmp_path):
-    output = command("fit", run_file, "--dry-run").out
-    for text in (
-        "45 samples in 4 blocks",
-        "15 samples in 2 blocks",
-        "2 (serial)",
-        "num_epochs=3",
-        "Sequential, 163",
-    ):
-        assert text in output
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
-    command("fit", run_file, "--dry-run", "--set", "fit.batch_size=0", code=2)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("fti.num_epochs=1", "[fti]: unknown section; did you mean fit?"),
-        ("fit.num_epoch=1", "[fit] num_epoch: unknown key; did you mean num_epochs?"),
-        ("fit.validation_data=1", "[fit] validation_data: unknown key"),
-        ("fit.earlystoping=true", "[fit] earlystoping: unknown key; did you mean early_stopping?"),
-        ("fit.num_epochs=0", "[fit]: num_epochs=0: give an integer of at least 1"),
-        ("fit.batch_size=none", "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one"),
-        ("fit.merge=sync", '[fit] merge: "sync" is not accepted; give "synchronous" or'),
-        ("fit.shuffle=total", None),
-        (f"fit.callbacks='import:{USER_OBJECTS}:data'", "is not accepted; give an array"),
-        (
-            "fit.early_stopping={patient=1}",
-            "[fit] early_stopping patient: unknown key; did you mean patience",
-        ),
-        ("build.loss=entropy", "[build]: unknown loss 'entropy'; choose one of mean_squared_error"),
-        ("build.loss=crossentropy", "did you mean cross_entropy?"),
-        ("build.metric=acuracy", "did you mean accuracy?"),
-        ("build.optimizer.optimizer=adamm", "unknown optimizer 'adamm'; choose one of adam, sgd"),
-        ("build.optimizer.learning_rate=1", "no parameter ['learning_rate']; it takes lr, momentum"),
-        ("build.optimizer=adam", '[build] optimizer: "adam" is a string; give a table, for example { optimizer ='),
-        ("build.optimizer.lr=-1", "[build]: Invalid learning rate: -1"),
-        (
-            "network.import=tests.helpers.models:mpl",
-            "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no mpl; did you mean mlp?",
-        ),
-        ("network.input=3", "[network]: tests.helpers.models:mlp has no argument input; did you mean inputs?"),
-        ("trainer.engine=cloud", "[trainer]: engine='cloud' is not an engine; choose one of auto"),
-        ("trainer.num_workers=0", "[trainer]: num_workers=0: give an integer of at least 1"),
-        ("validation.fraction=2", "[validation]: fraction = 2: give a number between 0 and 1"),
-        ("validation.seed=2", "[validation] seed: unknown key"),
-        ("data.blocks=99", "[data]: blocks=99 makes 99 blocks of 60 samples"),
-        ("output.checkpoint=3", "[output] checkpoint: 3 is not accepted; give true or false or a table"),
-        ("output.checkpoint={evry=3}", "[output] checkpoint evry: unknown key; did you mean every?"),
-        (
-            "fit.callbacks=['import:compss_train.callbacks:ProgressBar']",
-            "is not a Callback; call the class to create one",
-        ),
-        ("output.where=x", "[output] where: unknown key"),
-        ("output.folder=3", "[output] folder: 3 is not accepted; give a string"),
-    ],
-)
-def test_invalid_settings_are_an_error_before_the_run_starts(run_file, command, tmp_path, setting, message):
-    if message is None:
-        command("fit", run_file, "--dry-run", "--set", setting)
-        return
-    output = command("fit", run_file, "--set", setting, code=2).err
-    assert output.startswith(f"compss-train fit: {run_file}: ")
-    assert message in output
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
-
-
 OWN = f"fit.callbacks=[{{import='{USER_OBJECTS}:Own'}}]"
 STOP = "fit.early_stopping={{monitor='{}', mode='{}', patience=1}}"
+NANS = f"data.import={USER_OBJECTS}:nans"
+
+
+@pytest.fixture
+def nothing_written(run_file):
+    """Checks that the test leaves the folder as it is."""
+    yield
+    assert [path.name for path in run_file.parent.iterdir()] == ["small.toml"]
+
+
+def test_a_dry_run_prints_the_plan(run_file, command, nothing_written):
+    output = command("fit", run_file, "--dry-run", settings=["fit.shuffle=total"]).out
+    sizes = ("45 samples in 4 blocks", "15 samples in 2 blocks", "2 (serial)", "num_epochs=3", "Sequential, 163")
+    assert all(text in output for text in sizes)
+    command("fit", run_file, "--dry-run", code=2, settings=["fit.batch_size=0"])
+
+
+ERRORS = {
+    "fti.num_epochs=1": "[fti]: unknown section; did you mean fit?",
+    "fit.num_epoch=1": "[fit] num_epoch: unknown key; did you mean num_epochs?",
+    "fit.validation_data=1": "[fit] validation_data: unknown key",
+    "fit.earlystoping=true": "[fit] earlystoping: unknown key; did you mean early_stopping?",
+    "fit.num_epochs=0": "[fit]: num_epochs=0: give an integer of at least 1",
+    "fit.batch_size=none": "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one",
+    "fit.merge=sync": '[fit] merge: "sync" is not accepted; give "synchronous" or',
+    f"fit.callbacks='import:{USER_OBJECTS}:data'": "is not accepted; give an array",
+    "fit.callbacks=['import:compss_train.callbacks:ProgressBar']": "is not a Callback; call the class",
+    "fit.early_stopping={patient=1}": "[fit] early_stopping patient: unknown key; did you mean patience",
+    "build.loss=entropy": "[build]: unknown loss 'entropy'; choose one of mean_squared_error",
+    "build.loss=crossentropy": "did you mean cross_entropy?",
+    "build.metric=acuracy": "did you mean accuracy?",
+    "build.optimizer.optimizer=adamm": "unknown optimizer 'adamm'; choose one of adam, sgd",
+    "build.optimizer.learning_rate=1": "no parameter ['learning_rate']; it takes lr, momentum",
+    "build.optimizer=adam": '[build] optimizer: "adam" is a string; give a table, for example { optimizer =',
+    "build.optimizer.lr=-1": "[build]: Invalid learning rate: -1",
+    "network.import=tests.helpers.models:mpl": "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no",
+    "network.input=3": "[network]: tests.helpers.models:mlp has no argument input; did you mean inputs?",
+    "trainer.engine=cloud": "[trainer]: engine='cloud' is not an engine; choose one of auto",
+    "trainer.num_workers=0": "[trainer]: num_workers=0: give an integer of at least 1",
+    "validation.fraction=2": "[validation]: fraction = 2: give a number between 0 and 1",
+    "validation.seed=2": "[validation] seed: unknown key",
+    "data.blocks=99": "[data]: blocks=99 makes 99 blocks of 60 samples",
+    "output.checkpoint=3": "[output] checkpoint: 3 is not accepted; give true or false or a table",
+    "output.checkpoint={evry=3}": "[output] checkpoint evry: unknown key; did you mean every?",
+    "output.where=x": "[output] where: unknown key",
+    "output.folder=3": "[output] folder: 3 is not accepted; give a string",
+    "output.profile={round = 0}": "[output] profile: round=0: give an integer of at least 1",
+}
+
+
+@pytest.mark.parametrize("setting", ERRORS)
+def test_invalid_settings_are_errors_before_a_run(run_file, command, nothing_written, setting):
+    output = command("fit", run_file, code=2, settings=[setting]).err
+    assert output.startswith(f"compss-train fit: {run_file}: ")
+    assert ERRORS[setting] in output
 
 
 @pytest.mark.parametrize("monitor", ["accuracy", "val_accuracy", "loss"])
 def test_callbacks_may_monitor_what_is_measured(run_file, command, monitor):
     best = f"output.checkpoint={{best='{monitor}'}}"
-    command("fit", run_file, "--dry-run", "--set", STOP.format(monitor, "max"), "--set", best)
+    command("fit", run_file, "--dry-run", settings=[STOP.format(monitor, "max"), best])
 
 
 @pytest.mark.parametrize(
     "setting", [STOP.format("val_acuracy", "max"), "output.checkpoint={best='val_acuracy', mode='max'}"]
 )
-def test_monitoring_an_unknown_name_is_an_error_with_a_suggestion(run_file, command, tmp_path, setting):
+def test_monitoring_an_unknown_name_is_an_error(run_file, command, nothing_written, setting):
     for arguments in (("--dry-run",), ()):
-        output = command("fit", run_file, *arguments, "--set", setting, code=2).err
+        output = command("fit", run_file, *arguments, code=2, settings=[setting]).err
         assert "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
         assert "did you mean val_accuracy?" in output
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
 def test_numbers_that_a_callback_adds_are_written_and_monitored(run_file, command, tmp_path):
-    settings = (OWN, "output.csv=true", STOP.format("own", "min"))
-    command("fit", run_file, *(part for setting in settings for part in ("--set", setting)))
+    command("fit", run_file, settings=[OWN, "output.csv=true", STOP.format("own", "min")])
     folder = tmp_path / "runs" / "small"
     assert [record["own"] for record in history(folder)] == [0, 1]
     assert "own" in (folder / "history.csv").read_text().splitlines()[0].split(",")
@@ -111,36 +96,31 @@ def test_numbers_that_a_callback_adds_are_written_and_monitored(run_file, comman
         (f"build.metric='import:{USER_OBJECTS}:broken'", "this function is broken"),
         ("build.loss=cce", "are not probabilities"),
         (f"network.import={USER_OBJECTS}:Broken", "the network is broken here"),
+        (NANS, "DivergedError: the loss became nan"),
     ],
 )
-def test_a_dry_run_trains_on_a_batch(run_file, command, tmp_path, setting, message):
-    err = command("fit", run_file, "--dry-run", "--set", setting, code=2).err
+def test_a_dry_run_trains_on_a_batch(run_file, command, nothing_written, setting, message):
+    err = command("fit", run_file, "--dry-run", code=2, settings=[setting]).err
     assert err.startswith("compss-train fit: the fit would fail: ")
     assert message in err
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
 def test_a_dry_run_trains_on_one_batch_only(run_file, command, monkeypatch):
     seen = []
     monkeypatch.setattr("tests.cli.user_objects.to_float", lambda x: seen.append(len(x)) or x.float())
-    command("fit", run_file, "--dry-run", "--set", f"build.transform='import:{USER_OBJECTS}:to_float'")
+    command("fit", run_file, "--dry-run", settings=[f"build.transform='import:{USER_OBJECTS}:to_float'"])
     assert len(seen) == 1
 
 
-NANS = ("--set", f"data.import={USER_OBJECTS}:nans")
-
-
-def test_a_dry_run_finds_that_the_first_loss_is_nan(run_file, command):
-    output = command("fit", run_file, "--dry-run", *NANS, code=2).err
-    assert "the fit would fail: DivergedError: the loss became nan" in output
-    for on_nan in ("skip", "ignore"):
-        command("fit", run_file, "--dry-run", *NANS, "--set", f"build.gradients={{on_nan = '{on_nan}'}}")
+@pytest.mark.parametrize("on_nan", ["skip", "ignore"])
+def test_a_dry_run_accepts_nan_where_the_fit_does(run_file, command, on_nan):
+    command("fit", run_file, "--dry-run", settings=[NANS, f"build.gradients={{on_nan = '{on_nan}'}}"])
 
 
 @pytest.mark.parametrize("size", ["fit.batch_size=8", "fit.num_batches_per_worker=2"])
 def test_a_dry_run_does_not_train_on_later_batches(run_file, command, size):
     run_file.write_text(run_file.read_text().replace("batch_size = 8", "").replace("[validation]\nfraction", "#"))
-    command("fit", run_file, "--dry-run", *NANS, "--set", "data.first=8", "--set", size)
+    command("fit", run_file, "--dry-run", settings=[NANS, "data.first=8", size])
 
 
 @pytest.mark.parametrize(("first", "code"), [(0, 2), (8, 0)])
@@ -154,9 +134,8 @@ def test_a_dry_run_reads_a_batch_of_the_first_file(run_file, command, first, cod
 
 @pytest.mark.filterwarnings("default")
 def test_a_dry_run_warns_as_fit_does(run_file, command):
-    output = command(
-        "fit", run_file, "--dry-run", "--workers", 5, "--set", f"fit.callbacks=[{{import='{USER_OBJECTS}:Other'}}]"
-    )
+    other = f"fit.callbacks=[{{import='{USER_OBJECTS}:Other'}}]"
+    output = command("fit", run_file, "--dry-run", "--workers", 5, settings=[other])
     idle = "5 workers share 4 blocks, so that 1 has nothing to train; cut the data into at least 5 blocks"
     assert f"compss-train fit: {idle}" in output.err
     assert "compss-train fit: fits do not call on_epoch_end of Other" in output.err
@@ -171,28 +150,25 @@ def test_an_invalid_output_folder_is_an_error(run_file, command, place):
 
 def test_early_stopping_without_validation_is_an_error(run_file, command):
     text = run_file.read_text()
-    assert "[validation]\nfraction" in text
     run_file.write_text(text.replace("[validation]\nfraction", "# fraction"))
     command("fit", run_file, "--dry-run")
-    output = command("fit", run_file, "--dry-run", "--set", "fit.early_stopping=true", code=2).err
+    output = command("fit", run_file, "--dry-run", code=2, settings=["fit.early_stopping=true"]).err
     assert "the fit would fail: EarlyStopping monitors 'val_loss', but records have no 'val_loss'" in output
 
 
-def test_all_errors_are_printed_at_once(run_file, command):
-    settings = [
-        "fit.epochs=1",
-        "fit.shuffle={pools = 7}",
-        "build.loss=entropy",
-        "network.import=no:thing",
-        "validation.fraction=7",
-    ]
-    output = command("fit", run_file, *(part for setting in settings for part in ("--set", setting)), code=2).err
-    for section in ("[fit] epochs", "[network]", "[validation]"):
-        assert section in output
-    settings = ["fit.batch_size=0", "build.loss=entropy"]
-    output = command("fit", run_file, *(part for setting in settings for part in ("--set", setting)), code=2).err
-    assert "[fit]: " in output
-    assert "[build]: " in output
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [
+        (
+            ["fit.epochs=1", "fit.shuffle={pools = 7}", "network.import=no:thing", "validation.fraction=7"],
+            ["[fit] epochs", "[network]", "[validation]"],
+        ),
+        (["fit.batch_size=0", "build.loss=entropy"], ["[fit]: ", "[build]: "]),
+    ],
+)
+def test_all_errors_are_printed_at_once(run_file, command, settings, places):
+    output = command("fit", run_file, code=2, settings=settings).err
+    assert all(place in output for place in places)
 
 
 def test_keys_outside_of_sections_are_an_error(run_file, command):
@@ -202,17 +178,16 @@ def test_keys_outside_of_sections_are_an_error(run_file, command):
     assert "num_epochs: unknown section" in output
 
 
-def test_a_callback_that_refuses_the_fit_is_invalid_input_and_leaves_no_run(run_file, command):
+def test_a_callback_that_refuses_the_fit_leaves_no_run(run_file, command):
     refuse = f"fit.callbacks=[{{import='{USER_OBJECTS}:RefuseToStart'}}]"
-    output = command("fit", run_file, "--set", refuse, code=2).err
-    assert "not today" in output
+    assert "not today" in command("fit", run_file, code=2, settings=[refuse]).err
     command("fit", run_file)
 
 
-def test_failed_training_prints_a_line_and_the_traceback_on_request(run_file, command):
-    broken = ("--set", f"network.import={USER_OBJECTS}:Broken")
-    output = command("fit", run_file, *broken, code=1).err
+def test_failed_training_prints_a_line_and_on_request_the_traceback(run_file, command):
+    broken = [f"network.import={USER_OBJECTS}:Broken"]
+    output = command("fit", run_file, code=1, settings=broken).err
     assert "training failed: RuntimeError: the network is broken here " in output
     assert "no round was completed; --traceback shows where" in output
     assert "Traceback" not in output
-    assert "in forward" in command("fit", run_file, *broken, "--traceback", code=1).err
+    assert "in forward" in command("fit", run_file, "--traceback", code=1, settings=broken).err

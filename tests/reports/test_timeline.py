@@ -69,12 +69,18 @@ def test_synchronous_workers_wait_for_the_last_worker_and_the_merge(run):
         assert spent == pytest.approx(summed, abs=1e-6)
 
 
+def timed(merge, *rounds):
+    """Records of rounds, each of trainings (worker, start, seconds) and its end."""
+    records = []
+    for trainings, end in rounds:
+        own = [{"worker": worker, "started": start, "seconds": took} for worker, start, took in trainings]
+        records.append({"fit_started": 0.0, "ended": end, "merge": merge, "workers": own})
+    return records
+
+
 def test_a_worker_waits_during_a_round_without_data_for_it():
-    both = [{"worker": 0, "started": 1.0, "seconds": 1.0}, {"worker": 1, "started": 1.0, "seconds": 2.0}]
-    one = [{"worker": 1, "started": 4.0, "seconds": 2.0}]
-    again = [{"worker": 0, "started": 7.0, "seconds": 1.0}, {"worker": 1, "started": 7.5, "seconds": 2.0}]
-    times = {"fit_started": 0.0, "merge": "synchronous"}
-    history = [{"workers": own, "ended": end, **times} for own, end in ((both, 3.5), (one, 6.5), (again, 10.0))]
+    both, one, again = [(0, 1.0, 1.0), (1, 1.0, 2.0)], [(1, 4.0, 2.0)], [(0, 7.0, 1.0), (1, 7.5, 2.0)]
+    history = timed("synchronous", (both, 3.5), (one, 6.5), (again, 10.0))
     idle = [(i.position, i.kind, i.start, i.stop) for i in worker_intervals(history) if i.worker == 0]
     assert idle == [
         (0, "training", 1.0, 2.0),
@@ -91,15 +97,7 @@ def test_a_worker_waits_during_a_round_without_data_for_it():
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
 def test_asynchronous_workers_merge_between_trainings(merge):
     entries = [[(0, 1.0, 1.0), (1, 1.5, 5.0)], [(0, 3.0, 1.0), (1, 7.0, 1.0)]]
-    history = [
-        {
-            "fit_started": 0.0,
-            "ended": 9.0,
-            "merge": merge,
-            "workers": [{"worker": worker, "started": start, "seconds": took} for worker, start, took in round_],
-        }
-        for round_ in entries
-    ]
+    history = timed(merge, *zip(entries, (9.0, 9.0), strict=True))
     waits = [(i.position, i.kind, i.start, i.stop) for i in worker_intervals(history) if i.worker == 0]
     assert waits == [
         (0, "training", 1.0, 2.0),
@@ -113,15 +111,7 @@ def test_asynchronous_workers_merge_between_trainings(merge):
 def test_workers_wait_while_no_process_is_free():
     first = [(0, 0.0, 2.0), (1, 0.0, 2.5), (2, 2.1, 1.9)]  # on two processes
     second = [(0, 2.6, 2.0), (1, 4.1, 1.9)]
-    history = [
-        {
-            "fit_started": 0.0,
-            "ended": 6.0,
-            "merge": "commutative",
-            "workers": [{"worker": worker, "started": start, "seconds": took} for worker, start, took in round_],
-        }
-        for round_ in (first, second)
-    ]
+    history = timed("commutative", (first, 6.0), (second, 6.0))
     gaps = {
         (i.worker, i.position, i.kind): i.seconds
         for i in worker_intervals(history)
@@ -137,7 +127,7 @@ def test_records_without_times_have_no_intervals():
     assert worker_intervals([]) == []
 
 
-def test_startup_is_until_the_first_worker_trains_in_the_first_round_of_each_fit():
+def test_startup_is_until_the_first_worker_trains_in_each_fit():
     history = [*steady_run(3, 2), *({**record, "fit_started": 999.9} for record in steady_run(2, 2))]
     startup = startup_seconds(history)  # both fits train from 1000, with records of 0.8 s
     assert startup == [0.8, 0.0, 0.0, pytest.approx(0.1), 0.0]

@@ -7,6 +7,7 @@ from compss_train.cli import doctor
 from compss_train.cli.doctor import Request, nodes
 from compss_train.cli.doctor import machine as local_machine
 from compss_train.cli.main import main
+from compss_train.engines.compss.configuration import read_project, read_resources
 from compss_train.engines.compss.worker_nodes import WorkerNode
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
@@ -94,3 +95,12 @@ def test_json_output(machine, capsys):
     assert {"name": "numpy", "state": "ok", "found": metadata.version("numpy"), "advice": ""} in answer["findings"]
     assert main(["doctor", "--json", "--nodes", "nowhere"]) == 1
     assert json.loads(capsys.readouterr().out)["ready"] is False
+
+
+def test_configure_writes_both_files(tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    assert main(["configure", "--nodes", "2", "--units", "3", "--folder", str(folder)]) == 0
+    assert len(read_project(folder / "project.xml")) == 2
+    assert "127.0.0.2: 3 CPU units, 0 GPUs" in capsys.readouterr().out
+    assert main(["configure", "--hosts", "n1, n2", "--gpus", "4", "--folder", str(folder)]) == 0
+    assert [*read_resources(folder / "resources.xml")] == ["n1", "n2"]

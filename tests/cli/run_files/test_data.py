@@ -38,13 +38,6 @@ def read(**table):
     return read_section("[data]", table)
 
 
-def test_optional_arrays_may_be_none():
-    np.save("x.npy", X)
-    dataset = read(x="x.npy", y="none", weight="none", blocks="none")
-    assert dataset[1:] == (None, None)
-    assert np.array_equal(dataset.x, X)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -79,13 +72,13 @@ def test_all_forms_of_naming_arrays_are_equivalent(table):
     assert np.array_equal(x.collect(), X)
 
 
-def test_npy_files_are_memory_mapped():
+def test_y_and_weights_are_optional():
     assert isinstance(read(x="x.npy").x, np.memmap)
-
-
-def test_samples_may_be_their_own_targets():
     assert read(x="x.npy").y is None
     assert read(**{"import": f"{__name__}:single"}).y is None
+    dataset = read(x="x.npy", y="none", weight="none", blocks="none")
+    assert dataset[1:] == (None, None)
+    assert np.array_equal(dataset.x, X)
 
 
 def test_samples_may_have_weights():
@@ -204,7 +197,7 @@ def hugging_face():
 @pytest.mark.parametrize(
     "make", [Pairs, lambda: Samples(Pairs(), blocks=2), lambda: DataLoader(Pairs(), batch_size=3), hugging_face]
 )
-def test_a_split_of_a_data_set_keeps_every_sample_with_its_weight(make):
+def test_a_split_data_set_keeps_samples_with_their_weights(make):
     dataset = Dataset(make(), weight=np.arange(10) / 4)
     training, validation = split_validation(dataset, 0.3, 0)
     found = []
@@ -217,37 +210,40 @@ def test_a_split_of_a_data_set_keeps_every_sample_with_its_weight(make):
     assert sorted(found) == list(range(10))
 
 
-def test_a_split_of_a_data_set_drops_neither_targets_nor_weights():
+def test_a_split_of_a_data_set_keeps_wrong_targets():
     training, validation = split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0)
     for part in (training, validation):
         with pytest.raises(TypeError, match="whose samples have targets in them"):
             as_data_source(part.x, part.y, num_workers=1)
-    with pytest.raises(ValueError, match="different lengths: x 10, weight 11"):
-        split_validation(Dataset(Pairs(), weight=np.arange(11)), 0.3, 0)
 
 
-def test_a_stream_has_no_fraction():
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(())
 
-    with pytest.raises(ValueError, match="no samples by number to take a fraction of"):
-        split_validation(Dataset(Stream()), 0.3, 0)
+
+SPLITS = [
+    *(
+        (Dataset(np.arange(10)), fraction, "give a number between 0 and 1")
+        for fraction in (0, 1, -0.5, 2, True, "half")
+    ),
+    (Dataset(np.arange(10), np.arange(9)), 0.5, "have different lengths: x 10, y 9"),
+    (Dataset(Pairs(), weight=np.arange(11)), 0.3, "different lengths: x 10, weight 11"),
+    (Dataset(Stream()), 0.3, "no samples by number to take a fraction of"),
+]
+
+
+@pytest.mark.parametrize(("dataset", "fraction", "message"), SPLITS)
+def test_invalid_fractions_are_errors(dataset, fraction, message):
+    with pytest.raises(ValueError, match=message):
+        split_validation(dataset, fraction, 0)
+
+
+def test_samples_that_cannot_be_selected_are_errors():
     with pytest.raises(TypeError, match="have no numbers to select them by"):
         Samples(Stream()).select([0])
     with pytest.raises(ValueError, match="has no samples"):
         Samples(Pairs()).select([])
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.5, 2, True, "half"])
-def test_a_fraction_is_between_0_and_1(fraction):
-    with pytest.raises(ValueError, match="give a number between 0 and 1"):
-        split_validation(Dataset(np.arange(10)), fraction, 0)
-
-
-def test_samples_of_different_lengths_are_an_error():
-    with pytest.raises(ValueError, match="have different lengths: x 10, y 9"):
-        split_validation(Dataset(np.arange(10), np.arange(9)), 0.5, 0)
 
 
 def test_a_run_reads_a_table_whose_reader_has_options(tmp_path, monkeypatch):

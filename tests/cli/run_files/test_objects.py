@@ -20,7 +20,7 @@ def test_strings_name_objects_and_tables_call_them():
     assert linear(out_features=4).out_features == 4
 
 
-def test_objects_are_resolved_at_any_depth_and_other_values_are_kept():
+def test_objects_are_resolved_at_any_depth_and_others_kept():
     value = {"a": [1, {"b": "import:math:pi"}], "c": "import", "d": {"import": "builtins:list"}}
     assert resolve(value) == {"a": [1, {"b": math.pi}], "c": "import", "d": []}
     net = resolve({"import": "torch.nn:Sequential", "arguments": [{"import": "torch.nn:ReLU"}]})

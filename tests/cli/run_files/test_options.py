@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
@@ -10,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pytest
 
 from compss_train import DistributedTrainer
-from compss_train.cli.run_files.options import describe, parse_options, signature_options
+from compss_train.cli.run_files.options import REQUIRED, describe, parse_options, signature_options
 from compss_train.cli.run_files.run_file import RunFileError
 
 
@@ -52,27 +51,19 @@ def parse(**table):
     return parse_options("[s]", {"count": 1, **table}, signature_options(function))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("count", 3),
-        ("share", 1),
-        ("share", 0.25),
-        ("flag", True),
-        ("name", "y"),
-        ("named", "a"),
-        ("many", ["a"]),
-        ("mapping", {"a": 1}),
-        ("unknown", "anything"),
-        ("bare", [1]),
-        ("bare", "none"),
-    ],
-)
-def test_accepted_values_are_returned_unchanged(key, value):
-    assert parse(**{key: value})[key] == value
+ACCEPTED = [
+    {"count": 3, "share": 1, "flag": True, "name": "y", "named": "a", "many": ["a"], "mapping": {"a": 1}},
+    {"share": 0.25, "unknown": "anything", "bare": [1]},
+    {"bare": "none"},
+]
 
 
-def test_none_is_converted_if_accepted_and_objects_and_dataclasses_are_made():
+@pytest.mark.parametrize("table", ACCEPTED)
+def test_accepted_values_are_returned_unchanged(table):
+    assert parse(**table) == {"count": 1, **table}
+
+
+def test_none_objects_and_dataclasses_are_made():
     assert parse(name="none", box="none") == {"count": 1, "name": None, "box": None}
     assert parse(named="import:operator:neg")["named"](1) == -1
     assert parse(box={"size": 2}) == {"count": 1, "box": Box(2)}
@@ -101,7 +92,7 @@ def test_none_is_converted_if_accepted_and_objects_and_dataclasses_are_made():
         ("box", {"size": "a"}, '[s] box size: "a" is not accepted; give an integer'),
     ],
 )
-def test_an_invalid_value_is_an_error_with_its_key_and_accepted_values(key, value, message):
+def test_invalid_values_are_errors_with_key_and_accepted_values(key, value, message):
     with pytest.raises(RunFileError) as error:
         parse(**{key: value})
     assert message in str(error.value)
@@ -110,10 +101,7 @@ def test_an_invalid_value_is_an_error_with_its_key_and_accepted_values(key, valu
 def test_all_errors_are_raised_at_once():
     with pytest.raises(RunFileError) as error:
         parse(count="a", shar=1, box={"size": 0})
-    assert len(str(error.value).splitlines()) == 4
-
-
-def test_a_missing_option_is_an_error():
+    assert len(error.value.messages) == 3
     with pytest.raises(RunFileError, match=r"\[s\]: count is missing; give an integer$"):
         parse_options("[s]", {}, signature_options(function))
 
@@ -121,13 +109,10 @@ def test_a_missing_option_is_an_error():
 @pytest.mark.parametrize("method", [DistributedTrainer, DistributedTrainer.build, DistributedTrainer.fit])
 def test_every_default_of_the_trainer_fits_what_it_takes(method):
     """Giving an option's default is the same as leaving it out."""
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(method).parameters.items()
-        if parameter.default is not parameter.empty
-    }
-    options = {name: option for name, option in signature_options(method).items() if name in defaults}
-    table = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
-    parse_options("[s]", {name: "none" if value is None else value for name, value in table.items()}, options)
-    assert options
-    assert all(describe(option.annotation) for option in signature_options(method).values())
+    options = signature_options(method)
+    defaults = {name: option.default for name, option in options.items() if option.default is not REQUIRED}
+    texts = {(): [], None: "none"}
+    table = {name: texts[value] if value in ((), None) else value for name, value in defaults.items()}
+    parse_options("[s]", table, {name: options[name] for name in defaults})
+    assert defaults
+    assert all(describe(option.annotation) for option in options.values())

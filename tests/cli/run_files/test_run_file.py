@@ -14,7 +14,7 @@ values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(tex
 
 @settings(max_examples=25)
 @given(st.dictionaries(texts, st.dictionaries(texts, values) | values))
-def test_a_dumped_file_has_all_values_and_the_seed_and_home(table):
+def test_a_dumped_file_has_all_values_seed_and_home(table):
     run_file = RunFile(Path("run.toml"), Path("/home/me"), {**table, "output": {"folder": "runs", "csv": True}})
     seeded = {**run_file.section("trainer"), "seed": 3}
     expected = {**table, "trainer": seeded, "output": {"csv": True}, "home": "/home/me"}
