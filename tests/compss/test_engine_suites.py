@@ -1,49 +1,65 @@
-"""Tests of every engine and properties of fits, run inside an application of COMPSs."""
+"""Tests of every engine, run inside an application of COMPSs."""
 
 import re
 
 import pytest
 
-from tests.compss.conftest import INSIDE
 from tests.helpers.documents import ROOT
 
-# All of tests/trainer/test_trainer.py and tests/training/merging/test_merging.py pass, too, in seven minutes.
-CONFORMANCE = ROOT / "tests/engines/test_conformance.py"
-TRAINER = ROOT / "tests/trainer/test_trainer.py"
-TRAINER_TESTS = (
-    "test_every_fit_learns",
-    "test_two_fits_are_one_of_all_their_epochs",
-    "test_evaluate_and_predict_agree_with_the_model",
-    "test_validation_is_the_evaluation_after_each_round",
-    "test_a_raising_callback_ends_the_fit_after_its_last_round",
-    "test_callbacks_see_the_parameters_of_their_round",
-)
-DATASETS = ROOT / "tests/trainer/test_dataset_fits.py"
-DATASET_TESTS = (
-    "test_samples_by_number_are_arrays",
-    "test_data_sets_are_evaluated_and_predicted_with",
-    "test_a_stream_is_sharded_by_worker",
-    "test_data_sets_of_hugging_face_are_arrays",
-)
+# All of tests/trainer/test_trainer.py and of tests/training/merging pass, too, in many minutes.
+SUITES = {
+    "engines/test_conformance.py": (),
+    "trainer/test_trainer.py": (
+        "test_every_engine_gives_the_same_bits_in_every_synchronous_mode",
+        "test_every_fit_learns",
+        "test_two_fits_are_one_of_all_their_epochs",
+        "test_evaluate_and_predict_agree_with_the_model",
+        "test_validation_is_the_evaluation_after_each_round",
+        "test_a_raising_callback_ends_the_fit_after_its_last_round",
+        "test_callbacks_see_the_parameters_of_their_round",
+    ),
+}
+MERGES = {
+    "training/merging/test_all_kinds.py": (
+        "test_every_engine_gives_the_same_bits",
+        "test_one_merge_at_the_end_is_the_mean_by_samples",
+    ),
+    "training/merging/test_server.py": ("test_one_worker_is_the_plain_loop",),
+}
+DATA = {
+    "trainer/test_dataset_fits.py": (
+        "test_samples_by_number_are_arrays",
+        "test_data_sets_are_evaluated_and_predicted_with",
+        "test_a_stream_is_sharded_by_worker",
+        "test_data_sets_of_hugging_face_are_arrays",
+    ),
+    "trainer/test_buffered_fit.py": (
+        "test_a_queue_gives_every_engine_the_same_bits",
+        "test_a_reservoir_trains_every_sample_at_least_once_an_epoch",
+    ),
+    "trainer/test_file_fit.py": (
+        "test_files_are_blocks",
+        "test_relative_paths_are_found_by_all_processes",
+        "test_partial_shuffles_of_files_and_memory_give_the_same_bits",
+    ),
+    "trainer/test_file_fit_bad_files.py": (
+        "test_a_corrupt_file_is_an_error_that_names_it",
+        "test_or_it_is_left_out_and_told",
+    ),
+}
 
 
-def passed(done):
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize(
+    ("suites", "least"), [(SUITES, 45), (MERGES, 20), (DATA, 30)], ids=["fits", "merges", "data"]
+)
+def test_the_tests_for_every_engine_pass(run, suites, least):
+    tests = [f"{ROOT}/tests/{file}{'::' * bool(name)}{name}" for file in suites for name in suites[file] or [""]]
+    done = run("run_tests.py", *tests, seconds=300)
     assert done.returncode == 0, done.output
-    return int(re.findall(r"(\d+) passed", done.output)[-1])
+    assert int(re.findall(r"(\d+) passed", done.output)[-1]) > least
 
 
-@pytest.mark.timeout(200)
-def test_the_tests_for_every_engine_pass(run):
-    tests = [CONFORMANCE, INSIDE / "fit_properties.py", *(f"{TRAINER}::{name}" for name in TRAINER_TESTS)]
-    assert passed(run("run_tests.py", *tests, seconds=180)) > 50
-
-
-@pytest.mark.timeout(200)
-def test_data_sets_are_trained_on_as_arrays(run):
-    assert passed(run("run_tests.py", *(f"{DATASETS}::{name}" for name in DATASET_TESTS), seconds=180)) >= 6
-
-
-@pytest.mark.parametrize(("file", "names"), [(TRAINER, TRAINER_TESTS), (DATASETS, DATASET_TESTS)])
+@pytest.mark.parametrize(("file", "names"), {**SUITES, **MERGES, **DATA}.items())
 def test_the_tests_that_are_run_inside_exist(file, names):
-    assert set(names) <= set(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE))
-    assert CONFORMANCE.exists()
+    assert set(names) <= set(re.findall(r"^def (test_\w+)", (ROOT / "tests" / file).read_text(), re.MULTILINE))

@@ -21,13 +21,14 @@ def trainer_of(
     seed=0,
     net=awkward_net,
     optimizer=ADAM,
+    loss="cross_entropy",
     metric="accuracy",
     clock=time.monotonic,
     **options,
 ):
     trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
     trainer._clock = clock
-    trainer.build(net(), optimizer, "cross_entropy", metric, **options)
+    trainer.build(net(), optimizer, loss, metric, **options)
     return trainer
 
 

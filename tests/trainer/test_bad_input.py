@@ -92,18 +92,23 @@ def test_data_that_are_none(trainer):
         trainer.fit(["a", "b"], **GOOD)
 
 
-@pytest.mark.parametrize("workers", [0, -3, 1.0, "2", True])
-def test_workers(workers):
-    with pytest.raises(ValueError, match=f"num_workers={workers!r}: give an integer of at least 1"):
-        DistributedTrainer(workers)
-
-
-@pytest.mark.parametrize("argument", [{"seed": -1}, {"seed": 0.5}, {"threads": 0}])
-def test_seed_and_threads(argument):
-    with pytest.raises(ValueError, match="give an integer of at least"):
-        DistributedTrainer(2, **argument)
-    with pytest.raises(ValueError, match=r"give an integer below 2\*\*63"):
-        DistributedTrainer(2, seed=2**63)
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        *(
+            ({"num_workers": bad}, f"num_workers={bad!r}: give an integer of at least 1")
+            for bad in (0, -3, 1.0, "2", True)
+        ),
+        ({"seed": -1}, "seed=-1: give an integer of at least"),
+        ({"seed": 0.5}, "seed=0.5: give an integer of at least"),
+        ({"seed": 2**63}, r"give an integer below 2\*\*63"),
+        ({"threads": 0}, "threads=0: give an integer of at least"),
+        ({"worker_timeout": 0}, "worker_timeout=0: give a number of seconds above 0"),
+    ],
+)
+def test_trainers(argument, message):
+    with pytest.raises(ValueError, match=message):
+        DistributedTrainer(**{"num_workers": 2, "engine": NoTasks(), **argument})
     DistributedTrainer(2, seed=2**63 - 1)
 
 
@@ -142,6 +147,30 @@ def loss(output, target):
     return output.mean()
 
 
+class WithLock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 2))
+        self.body[0].guard = {"inner": threading.Lock()}
+
+
+def with_back_reference():
+    net = nn.Module()
+    net.l = nn.Linear(2, 2)
+    net.l.owner = [net]
+    net.l.lock = threading.Lock()
+    return net
+
+
+LOCKED = lambda output, target, lock=threading.Lock(): output.sum()  # noqa: B008, E731
+
+
+def with_buffer(buffer):
+    net = mlp()
+    net.register_buffer("graph", buffer)
+    return net
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -162,6 +191,16 @@ def loss(output, target):
         ({"memory_format": "nhwc"}, ValueError, "choose one of 'contiguous', 'channels_last'"),
         ({"num_gpu": -1}, ValueError, "num_gpu=-1"),
         ({"gradients": 1.0}, TypeError, r"gradients=1.0: give Gradients\(...\)"),
+        (
+            {"net": mlp().to("meta")},
+            TypeError,
+            "'0.weight' of the network is on the meta device and holds no numbers",
+        ),
+        ({"net": with_buffer(torch.eye(3).to_sparse())}, TypeError, "'graph' of the network is a sparse tensor"),
+        ({"net": WithLock()}, TypeError, r"net.body.0.guard\['inner'\] \(_thread.lock\).* cannot be pickled"),
+        ({"loss": LOCKED}, TypeError, r"loss \(builtins.function\).* cannot be pickled"),
+        ({"transform": WithLock()}, TypeError, "transform.body.0.guard.* cannot be pickled"),
+        ({"net": with_back_reference()}, TypeError, r"net.l.lock \(_thread.lock\).* cannot be pickled"),
     ],
 )
 def test_build(changes, error, message):
@@ -188,11 +227,6 @@ def test_gradients(given, message):
         Gradients(**given)
 
 
-def test_a_timeout_of_workers_is_a_number_of_seconds():
-    with pytest.raises(ValueError, match="worker_timeout=0: give a number of seconds above 0"):
-        DistributedTrainer(2, engine=NoTasks(), worker_timeout=0)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpus_that_are_not_there():
     with pytest.raises(
@@ -208,37 +242,6 @@ def test_parameters_that_are_not_finite(trainer):
         trainer.set_parameters(parameters)
         with pytest.raises(ValueError, match=r"'2\.weight' has 1 NaN or infinite values of 48 before training"):
             trainer.fit(*blocked(X, Y, 4), **GOOD)
-
-
-class WithLock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 2))
-        self.body[0].guard = {"inner": threading.Lock()}
-
-
-def with_back_reference():
-    net = nn.Module()
-    net.l = nn.Linear(2, 2)
-    net.l.owner = [net]
-    net.l.lock = threading.Lock()
-    return net
-
-
-@pytest.mark.parametrize(
-    ("changes", "where"),
-    [
-        ({"net": WithLock()}, r"net.body.0.guard\['inner'\] \(_thread.lock\)"),
-        ({"loss": lambda output, target, lock=threading.Lock(): output.sum()}, r"loss \(builtins.function\)"),  # noqa: B008
-        ({"transform": WithLock()}, r"transform.body.0.guard"),
-        ({"net": with_back_reference()}, r"net.l.lock \(_thread.lock\)"),
-    ],
-    ids=["net", "loss", "transform", "back reference"],
-)
-def test_what_cannot_be_pickled_is_named(changes, where):
-    arguments = {"net": mlp(), "optimizer": SGD, "loss": "mse", **changes}
-    with pytest.raises(TypeError, match=f"{where}.* cannot be pickled"):
-        DistributedTrainer(2, engine=NoTasks()).build(**arguments)
 
 
 @pytest.mark.parametrize("value", [X, X[:2], 0.2, "x", (X, Y, Y)])

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BufferSpec, DistributedTrainer, Merge, SerialEngine
-from tests.helpers.models import ADAM, MODES, assert_same_bits, awkward_net, blocked, classification
+from compss_train import BufferSpec, Merge, SerialEngine
+from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
+from tests.helpers.small_fits import trainer_of
 
 QUEUES = [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)]
 RESERVOIRS = [BufferSpec("Reservoir", 16), BufferSpec("BatchReservoir", 16)]
@@ -17,8 +18,7 @@ RESERVOIRS = [BufferSpec("Reservoir", 16), BufferSpec("BatchReservoir", 16)]
 
 def fitted(engine, workers, buffer, **options):
     x, y = classification(samples=57)
-    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    trainer = trainer_of(engine, workers)
     parameters = trainer.fit(*blocked(x, y, 7), buffer=buffer, **{"num_epochs": 3, "batch_size": 4, **options})
     return parameters, trainer.history
 
@@ -43,8 +43,7 @@ def test_a_queue_gives_every_engine_the_same_bits(engine, queue, shuffle):
 
 def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
     x, y = classification(samples=60)
-    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer = trainer_of(engine, 1, seed=3)
     ours = trainer.fit(
         *blocked(x, y, 4),
         num_epochs=3,
@@ -99,8 +98,7 @@ def test_a_given_number_of_batches_is_that_of_blocks(number):
             return super().step(closure)
 
     x, y = classification(samples=57)
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(awkward_net(), {"optimizer": Counting, "lr": 0.01}, "cross_entropy")
+    trainer = trainer_of(workers=2, optimizer={"optimizer": Counting, "lr": 0.01})
     options = {"num_epochs": 2, "num_batches_per_worker": number}
     trainer.fit(*blocked(x, y, 7), buffer=BufferSpec("FIFO", 57), **options)
     assert len(counted) == 2 * 7 * number
@@ -108,8 +106,7 @@ def test_a_given_number_of_batches_is_that_of_blocks(number):
 
 def test_what_cannot_be_is_an_error_before_anything_starts():
     x, y = classification()
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer = trainer_of(workers=2)
     with pytest.raises(TypeError, match=r"buffer='FIRO': give a BufferSpec, such as"):
         trainer.fit(x, y, num_epochs=1, batch_size=4, buffer="FIRO")
     for options, batch in (({"batch_size": 25}, 25), ({"num_batches_per_worker": 1}, 30)):
@@ -139,8 +136,7 @@ def test_an_exception_in_the_network_ends_the_reading(kind, merge):
             return super().forward(x)
 
     x, y = classification(samples=57)
-    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
-    trainer.build(Failing(6, 3), ADAM, "cross_entropy")
+    trainer = trainer_of(workers=1, net=lambda: Failing(6, 3))
     with pytest.raises(RuntimeError, match="this batch is not for me"):
         trainer.fit(*blocked(x, y, 3), num_epochs=1, batch_size=4, merge=merge, buffer=BufferSpec(kind, 16))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill"))]

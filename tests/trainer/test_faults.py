@@ -45,8 +45,7 @@ def test_a_kill_in_a_round_changes_no_bits(shared_local, tmp_path, merge_unit):
     for flag in ("never", "killed"):
         if flag == "never":
             (tmp_path / flag).touch()
-        trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1)
-        trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(tmp_path / flag, at=3))
+        trainer = trainer_of(shared_local, seed=1, optimizer=SGD, transform=KillOnce(tmp_path / flag, at=3))
         results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, merge=Merge(unit=merge_unit)))
     assert (tmp_path / "killed").exists()
     assert_same_bits(*results)
@@ -68,8 +67,7 @@ def test_places_that_join_and_leave_change_no_bit():
     results = []
     with LocalEngine(1) as engine:
         for used, callbacks in (("serial", []), (engine, [Resize(engine, [3, 1, 2])])):
-            trainer = DistributedTrainer(9, engine=used, seed=1, threads=1)
-            trainer.build(awkward_net(), SGD, "cross_entropy")
+            trainer = trainer_of(used, 9, seed=1, optimizer=SGD)
             options = {"num_epochs": 6, "batch_size": 4, "progress": False}
             results.append(trainer.fit(*blocked(x, y, 9), callbacks=callbacks, **options))
         assert engine.processes == 2
@@ -129,8 +127,7 @@ def test_an_exception_in_the_model_ends_everything():
     x, y = classification(samples=120)
     x[62] = 666  # the second worker's third batch; alone, the first would go on for a minute
     processes, files = children(), leftovers(os.getpid())
-    trainer = DistributedTrainer(2, engine="local", seed=1)
-    trainer.build(Explosive(), SGD, "cross_entropy")
+    trainer = trainer_of("local", 2, seed=1, net=Explosive, optimizer=SGD)
     trainer.predict(x[:2])  # the processes start, which may take long on a busy machine
     started = time.monotonic()
     with pytest.raises(ArithmeticError, match="the forward pass met 666") as caught:
@@ -235,8 +232,7 @@ def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, merge):
 
 def test_an_engine_that_was_shut_down_is_an_error():
     engine = LocalEngine(1)
-    trainer = DistributedTrainer(1, engine=engine, seed=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer = trainer_of(engine, 1, seed=1, net=mlp, optimizer=SGD)
     engine.shutdown()
     x, y = classification()
     with pytest.raises(EngineClosedError, match="shut down"):

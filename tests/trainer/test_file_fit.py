@@ -3,6 +3,7 @@
 import functools
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from compss_train import (
     BadFileError,
     BlockedTensor,
     BufferSpec,
-    DistributedTrainer,
     FileDataset,
     Merge,
     PartialShuffle,
@@ -21,7 +21,6 @@ from compss_train import (
 from compss_train.samplers.loader import FileLoader
 from tests.helpers.file_fits import POOLS, SIZES, fitted, rows, write_files
 from tests.helpers.models import (
-    ADAM,
     MODES,
     assert_close,
     assert_same_bits,
@@ -30,6 +29,7 @@ from tests.helpers.models import (
     mlp,
 )
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
+from tests.helpers.small_fits import trainer_of
 from tests.helpers.tolerances import WIDTHS, largest, loss_error, sum_error
 
 
@@ -66,6 +66,12 @@ def test_files_are_blocks(engine, files, blocks, shuffle):
         theirs, expected = fitted(SerialEngine(), 3, blocks, **options)
         assert_same_bits(ours, theirs)
         assert [record["loss"] for record in history] == [record["loss"] for record in expected]
+
+
+def test_relative_paths_are_found_by_all_processes(engine, files, blocks, monkeypatch):
+    monkeypatch.chdir(Path(files.files[0]).parent)
+    ours, _ = fitted(engine, 3, FileDataset("*.npz"))
+    assert_same_bits(ours, fitted(SerialEngine(), 3, blocks)[0])
 
 
 @pytest.mark.parametrize("spec", [BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)])
@@ -139,8 +145,7 @@ def test_a_task_knows_the_files_that_its_worker_needs_next(files, tmp_path, monk
         return whole(self, row_ranges, upcoming)
 
     monkeypatch.setattr(FileLoader, "open", recorded)
-    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer = trainer_of(workers=1)
     dataset = FileDataset(files.files, cache=tmp_path)
     trainer.fit(dataset, num_epochs=2, batch_size=5, progress=False, **shuffle, **options)
     assert opened[-1][1] == []
@@ -150,8 +155,7 @@ def test_a_task_knows_the_files_that_its_worker_needs_next(files, tmp_path, monk
 
 def test_evaluation_reads_with_threads_and_from_the_cache(files, samples, tmp_path):
     dataset = FileDataset(files.files, threads=4, cache=tmp_path)
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer = trainer_of(workers=2)
     trainer.fit(dataset, num_epochs=1, batch_size=5, progress=False)
     rounding = sum_error(np.float32, WIDTHS, 10)
     np.testing.assert_allclose(trainer.predict(dataset), trainer.predict(samples[0]), rtol=0, atol=rounding)
@@ -167,8 +171,7 @@ def test_commutative_workers_read_files(engine, files):
 
 def test_evaluate_predict_and_validation_take_files(engine, files, samples):
     x, y = samples
-    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    trainer = trainer_of(engine, 2)
     trainer.fit(files, num_epochs=1, batch_size=5, validation_data=files, **POOLS)
     measured = trainer.evaluate(files)
     rounding = loss_error(np.float32, len(x))

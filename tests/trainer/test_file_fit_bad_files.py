@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from compss_train import BadFileError, BufferSpec, DistributedTrainer, FileDataset, Merge, SerialEngine
+from compss_train import BadFileError, BufferSpec, FileDataset, Merge, SerialEngine
 from compss_train.model.weighted_mean import PartialSum
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, write_files
 from tests.helpers.means import average
-from tests.helpers.models import ADAM, assert_close, assert_same_bits, awkward_net, classification, mlp
-from tests.helpers.small_fits import combined
+from tests.helpers.models import assert_close, assert_same_bits, classification, mlp
+from tests.helpers.small_fits import combined, trainer_of
 from tests.helpers.tolerances import largest, loss_error, sum_error
 
 
@@ -140,8 +140,7 @@ def test_an_epoch_without_a_readable_file_is_an_error(own_files, merge, options)
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     for file in own_files.iterdir():
         spoil(file)
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer = trainer_of(workers=2)
     before = trainer.get_parameters()
     with (
         pytest.warns(UserWarning, match="skipped"),
@@ -204,8 +203,7 @@ def test_evaluating_only_bad_files_is_an_error(engine, own_files):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     for file in own_files.iterdir():
         spoil(file)
-    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer = trainer_of(engine, 2)
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(BadFileError, match=r"\d\.npz is corrupt"):
         trainer.evaluate(dataset)
 
@@ -213,8 +211,7 @@ def test_evaluating_only_bad_files_is_an_error(engine, own_files):
 def test_evaluate_tells_of_skipped_files_and_predict_raises(own_files, samples):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
     spoil(own_files / "2.npz")
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    trainer = trainer_of(workers=2)
     kept = np.r_[0 : BOUNDS[2], BOUNDS[3] : BOUNDS[4]]
     with pytest.warns(UserWarning, match=r"skipped .*2\.npz"):
         loss = trainer.evaluate(dataset)["loss"]

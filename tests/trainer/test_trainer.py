@@ -173,8 +173,7 @@ def test_validation_is_the_evaluation_after_each_round(engine):
 
 def test_without_targets_a_batch_is_its_own(engine):
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
-    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-    trainer.build(mlp(6, 6), ADAM, "mse", "mae")
+    trainer = trainer_of(engine, 2, net=lambda: mlp(6, 6), loss="mse", metric="mae")
     trainer.fit(x, num_epochs=20, batch_size=5)
     assert trainer.history[-1]["loss"] < trainer.history[0]["loss"]
     with torch.no_grad():
@@ -376,8 +375,14 @@ def test_networks_predict_all_outputs_that_are_tensors(engine):
 
     extra = ()
     x, y = classification()
-    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-    trainer.build(Two(), SGD, lambda output, target: nn.functional.cross_entropy(output[0], target))
+    trainer = trainer_of(
+        engine,
+        2,
+        net=Two,
+        optimizer=SGD,
+        loss=lambda output, target: nn.functional.cross_entropy(output[0], target),
+        metric=None,
+    )
     trainer.fit(x, y, num_epochs=1, batch_size=5)
     assert trainer.evaluate(x, y)["loss"] > 0
     logits, same = trainer.predict(x)
@@ -391,11 +396,16 @@ def test_networks_predict_all_outputs_that_are_tensors(engine):
 
 def test_a_loss_has_one_element(engine):
     x, y = classification()
-    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-    trainer.build(mlp(), SGD, lambda output, target: nn.functional.cross_entropy(output, target).reshape(1))
+    trainer = trainer_of(
+        engine,
+        2,
+        net=mlp,
+        optimizer=SGD,
+        loss=lambda output, target: nn.functional.cross_entropy(output, target).reshape(1),
+        metric=None,
+    )
     trainer.fit(x, y, num_epochs=1, batch_size=5)
-    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
-    trainer.build(mlp(), SGD, nn.CrossEntropyLoss(reduction="none"))
+    trainer = trainer_of(engine, 1, net=mlp, optimizer=SGD, loss=nn.CrossEntropyLoss(reduction="none"), metric=None)
     with pytest.raises(ValueError, match=r"loss must be one number a batch, this one has shape \(5,\)"):
         trainer.fit(x, y, num_epochs=1, batch_size=5)
 

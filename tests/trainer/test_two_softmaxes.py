@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge, Simulations
+from compss_train import BufferSpec, Gradients, Merge, Simulations
 from compss_train.engines import Resources
 from compss_train.model.losses import LOSSES, are_probabilities, takes_logits
-from tests.helpers.models import ADAM, SGD, assert_same_bits, blocked, classification, mlp
+from tests.helpers.models import SGD, assert_same_bits, blocked, classification, mlp
+from tests.helpers.small_fits import trainer_of
 from tests.online.simulations import simulate_rows
 
 X, Y = blocked(*classification(), 4)
@@ -32,9 +33,7 @@ def soft() -> nn.Module:
 
 
 def built(net, loss, engine="serial", **options):
-    trainer = DistributedTrainer(2, engine=engine, seed=3, threads=1)
-    trainer.build(net, SGD, loss, **options)
-    return trainer
+    return trainer_of(engine, 2, seed=3, net=lambda: net, optimizer=SGD, loss=loss, metric=None, **options)
 
 
 def fit(trainer, **options):
@@ -87,8 +86,7 @@ def test_check_fit_warns_as_a_fit_does():
 def test_the_first_batch_that_is_not_skipped_is_checked():
     x = X.collect().copy()
     x[:5] = np.nan
-    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
-    trainer.build(soft(), SGD, "cross_entropy", gradients=Gradients(on_nan="skip"))
+    trainer = trainer_of(workers=1, seed=3, net=soft, optimizer=SGD, gradients=Gradients(on_nan="skip"))
     options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
     assert len(raised(trainer.fit, x, Y.collect(), num_epochs=1, batch_size=5, **options)) == 1
     assert trainer.history[0]["skipped_batches"] == 1
@@ -96,8 +94,7 @@ def test_the_first_batch_that_is_not_skipped_is_checked():
 
 def test_an_online_fit_warns_once(shared_local):
     shared_local.reserve([Resources()] * 4)
-    trainer = DistributedTrainer(2, engine=shared_local, seed=3, threads=1)
-    trainer.build(soft(), ADAM, "cross_entropy")
+    trainer = trainer_of(shared_local, 2, seed=3, net=soft)
     online = partial(
         trainer.fit_online,
         Simulations(simulate_rows, [classification(40), classification(40)]),

@@ -6,9 +6,10 @@ import scipy.sparse
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer
-from tests.helpers.models import SGD, awkward_net, blocked, classification, mlp
+from compss_train import BlockedTensor
+from tests.helpers.models import SGD, blocked, classification, mlp
 from tests.helpers.serial_engines import NoTasks
+from tests.helpers.small_fits import trainer_of
 
 X, Y = classification()
 TENSOR = torch.from_numpy(X)
@@ -17,9 +18,7 @@ GOOD = {"num_epochs": 1, "batch_size": 5, "progress": False}
 
 @pytest.fixture
 def trainer():
-    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
-    trainer.build(awkward_net(), SGD, "cross_entropy")
-    return trainer
+    return trainer_of(NoTasks(), 2, optimizer=SGD)
 
 
 def ragged(layout):
@@ -84,8 +83,7 @@ def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
 
 
 def test_one_weight_above_0_is_enough():
-    trainer = DistributedTrainer(2, engine="serial", seed=0)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer = trainer_of(workers=2, net=mlp, optimizer=SGD)
     trainer.fit(X, Y, **GOOD, sample_weight=np.arange(60) == 59)
 
 
@@ -117,24 +115,6 @@ def test_parameters_may_be_lists_tensors_and_of_other_precision(trainer):
         }
 
 
-def with_buffer(buffer):
-    net = mlp()
-    net.register_buffer("graph", buffer)
-    return net
-
-
-@pytest.mark.parametrize(
-    ("net", "message"),
-    [
-        (lambda: mlp().to("meta"), "'0.weight' of the network is on the meta device and holds no numbers"),
-        (lambda: with_buffer(torch.eye(3).to_sparse()), "'graph' of the network is a sparse tensor"),
-    ],
-)
-def test_networks_without_plain_tensors(net, message):
-    with pytest.raises(TypeError, match=message):
-        DistributedTrainer(2, engine=NoTasks()).build(net(), SGD, "cross_entropy")
-
-
 class Loss:
     """A loss by function of its value."""
 
@@ -162,8 +142,7 @@ NO_GRADIENT = "the loss has no gradient"
 )
 @pytest.mark.parametrize("method", ["fit", "check_fit"])
 def test_losses_that_cannot_be_trained_on(change, error, message, method):
-    trainer = DistributedTrainer(2, engine="serial", seed=0)
-    trainer.build(mlp(), SGD, Loss(change))
+    trainer = trainer_of(workers=2, net=mlp, optimizer=SGD, loss=Loss(change), metric=None)
     with pytest.raises(error, match=f"(?s){message}"):
         getattr(trainer, method)(*blocked(X, Y, 2), **GOOD)
 
@@ -174,7 +153,6 @@ def test_losses_that_cannot_be_trained_on(change, error, message, method):
     ids=["weight", "reduction"],
 )
 def test_weighted_losses_that_return_floats(loss):
-    trainer = DistributedTrainer(2, engine="serial", seed=0)
-    trainer.build(mlp(), SGD, loss)
+    trainer = trainer_of(workers=2, net=mlp, optimizer=SGD, loss=loss, metric=None)
     with pytest.raises(TypeError, match=f"(?s){NO_TENSOR}"):
         trainer.fit(X, Y, **GOOD, sample_weight=np.ones(60))

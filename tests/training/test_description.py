@@ -22,6 +22,7 @@ from compss_train.online.options import OnlineOptions
 from compss_train.training.description import MOST_ITEMS, described, stable_name
 from compss_train.training.fit_options import FitOptions
 from tests.helpers.models import SGD, classification, mlp
+from tests.helpers.small_fits import trainer_of
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 values = st.recursive(
@@ -135,8 +136,7 @@ def test_a_trainer_tells_all_that_it_was_given():
 def test_files_are_told_by_their_number(tmp_path):
     x, y = classification()
     np.savez(tmp_path / "part.npz", x=x, y=y)
-    trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer = trainer_of(workers=1, seed=3, net=mlp, optimizer=SGD)
     trainer.fit(FileDataset([str(tmp_path / "part.npz")]), num_epochs=1, batch_size=5, progress=False)
     assert "60 samples" in strict(trainer.configuration)["fit"]["data"]["dataset"]
 

@@ -13,6 +13,7 @@ from compss_train import BufferSpec, DistributedTrainer, Merge
 from compss_train.callbacks import Callback
 from compss_train.training.named_fits import ARGUMENTS, FIXED, FitKeywords, NamedFits
 from tests.helpers.models import FITS, SGD, assert_same_bits, blocked, classification, mlp
+from tests.helpers.small_fits import trainer_of
 
 PARAMETERS = inspect.signature(DistributedTrainer.fit).parameters
 KEYWORDS = {name for name, parameter in PARAMETERS.items() if parameter.kind is parameter.KEYWORD_ONLY}
@@ -90,8 +91,7 @@ def test_merges_and_presets_go_with_a_name(name):
 
 @pytest.mark.parametrize("name", FITS)
 def test_a_keyword_that_fit_does_not_have_is_an_error(name):
-    trainer = DistributedTrainer(1, engine="serial", threads=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer = trainer_of(workers=1, net=mlp, optimizer=SGD)
     with pytest.raises(TypeError, match="callback_s"):
         getattr(trainer, name)(*blocked(*classification(), 2), 2, 1, callback_s=())
 

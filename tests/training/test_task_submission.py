@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
-from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
+from tests.helpers.models import assert_same_bits, blocked, classification
 from tests.helpers.serial_engines import CopyingEngine
+from tests.helpers.small_fits import trainer_of
 
 
 class PayingEngine(CopyingEngine):
@@ -49,8 +50,7 @@ def test_columns_travel_as_one_value_where_values_cost(shuffle, columns):
 
 
 def trained(engine, x, y, workers, **options):
-    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
+    trainer = trainer_of(engine, workers, seed=3)
     return trainer.fit(x, y, num_epochs=3, batch_size=4, shuffle="total", **options)
 
 

@@ -11,6 +11,7 @@ from compss_train.engines import SerialEngine
 from compss_train.worker import Work, evaluate, train_group
 from tests.helpers.file_fits import SIZES, write_files
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
+from tests.helpers.small_fits import trainer_of
 
 WORKERS = 13
 OUTER = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -39,9 +40,7 @@ class DearTasks(Places):
 
 
 def trainer_with(engine, workers=WORKERS):
-    trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
-    trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
-    return trainer
+    return trainer_of(engine, workers)
 
 
 def comparable(trainer):

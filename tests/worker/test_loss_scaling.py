@@ -100,8 +100,7 @@ class NoGradient(nn.Module):
 
 def test_gradients_that_are_never_finite_end_the_fit():
     """Without an error the scaler would leave out every step."""
-    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
-    trainer.build(mlp(), SGD, NoGradient(), precision="fp16")
+    trainer = trainer_of(workers=1, net=mlp, optimizer=SGD, loss=NoGradient(), metric=None, precision="fp16")
     with pytest.raises(DivergedError, match=r"loss scale of fp16 fell to .* in round 0 on worker 0.*bf16"):
         trainer.fit(X, Y, num_epochs=1, batch_size=1, progress=False)
 

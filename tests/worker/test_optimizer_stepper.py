@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from compss_train import DistributedTrainer, DivergedError, Gradients, Merge, PartialShuffle
+from compss_train import DivergedError, Gradients, Merge, PartialShuffle
 from compss_train.engines.machine import intra_op_threads
 from compss_train.model.losses import cross_entropy
 from compss_train.model.metrics import Measures, MetricAccumulator
@@ -28,6 +28,7 @@ from tests.helpers.models import (
     mlp,
     state_arrays,
 )
+from tests.helpers.small_fits import trainer_of
 from tests.helpers.tolerances import adam_error, loss_error, sgd_error, sum_error
 from tests.model.lr_schedules.schedulers import Notes, Noting
 
@@ -75,9 +76,7 @@ def plain_loop(net, make_optimizer, clip, accumulate=1, precision="fp32"):
 
 
 def built(engine="serial", workers=1, net=awkward_net, optimizer=SGD, loss="cross_entropy", **options):
-    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
-    trainer.build(net(), optimizer, loss, **options)
-    return trainer
+    return trainer_of(engine, workers, seed=3, net=net, optimizer=optimizer, loss=loss, metric=None, **options)
 
 
 def fitted(trainer, **options):
@@ -194,9 +193,13 @@ def test_a_step_ends_with_the_epoch_and_with_the_round(way, steps):
         return Noting(parameters, notes, lr=1e-3, momentum=0.0)
 
     net = nn.Linear(1, 1)
-    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
-    trainer.build(
-        net, optimizer, total, gradients=Gradients(accumulate=9 if way.get("merge") == Merge(unit="blocks") else 4)
+    trainer = trainer_of(
+        workers=1,
+        net=lambda: net,
+        optimizer=optimizer,
+        loss=total,
+        metric=None,
+        gradients=Gradients(accumulate=9 if way.get("merge") == Merge(unit="blocks") else 4),
     )
     x = np.ones((45, 1), np.float32)
     final = trainer.fit(*blocked(x, x, 3), num_epochs=3, num_batches_per_worker=3, **way)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, Merge
+from compss_train import Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
@@ -79,8 +79,7 @@ def plain_loop(transform, epochs, blocks, batches_of_block, seed):
 @pytest.mark.parametrize("transform", [scaled, *RANDOM])
 def test_one_worker_is_the_loop_with_a_seed_a_batch(engine, transform):
     """The network has Dropout, whose draws are as if the transform drew nothing."""
-    trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
-    trainer.build(awkward_net(), SGD, "cross_entropy", transform=transform)
+    trainer = trainer_of(engine, 1, seed=3, optimizer=SGD, transform=transform)
     ours = trainer.fit(
         *blocked(X, Y, 4), num_epochs=2, num_batches_per_worker=3, shuffle=None, shuffle_block_data=False
     )

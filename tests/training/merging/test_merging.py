@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
+from compss_train import BlockedTensor, Merge, SerialEngine
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import ARITIES, best_arity, sum_by_tree
@@ -11,14 +11,13 @@ from compss_train.worker import MergeRule, finish
 from tests.engines import tasks
 from tests.helpers.means import average, weighted
 from tests.helpers.models import (
-    ADAM,
     assert_close,
     assert_same_bits,
     blocked,
     classification,
     mlp,
 )
-from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted
+from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted, trainer_of
 from tests.helpers.tolerances import largest, sum_error
 
 
@@ -69,8 +68,7 @@ def test_commutative_workers_do_not_wait_for_each_other(shared_local, tmp_path):
                 gate.touch()
         return batch
 
-    trainer = DistributedTrainer(2, engine=shared_local, seed=0, threads=1)
-    trainer.build(mlp(), PLAIN_SGD, "cross_entropy", transform=hold_second)
+    trainer = trainer_of(shared_local, 2, net=mlp, optimizer=PLAIN_SGD, transform=hold_second)
     y = np.zeros(8, np.int64)
     trainer.fit(*blocked(x, y, 8), num_epochs=4, batch_size=1, merge=Merge("commutative", every=1), **STILL)
     assert gate.exists()
@@ -88,8 +86,7 @@ def test_halving_is_dislibs_rule(engine):
 
 def test_merging_more_often_inside_an_epoch_is_more_rounds(engine):
     x, y = classification(samples=64)
-    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-    trainer.build(mlp(), ADAM, "cross_entropy", "accuracy")
+    trainer = trainer_of(engine, 2, net=mlp)
     trainer.fit(*blocked(x, y, 7), num_epochs=2, batch_size=4, merge=Merge(every=2, unit="blocks"))
     assert [(r["round"], r["epoch"]) for r in trainer.history] == [(0, 1), (1, 1), (2, 2), (3, 2)]
     assert sum(r["samples"] for r in trainer.history) == 128

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer, Gradients, Merge
+from compss_train import BlockedTensor, Gradients, Merge
 from compss_train.callbacks import Callback
 from compss_train.model import parameters as params
 from compss_train.model.measured import Measured
@@ -345,7 +345,6 @@ def test_an_outer_optimizer_that_cannot_be_sent_to_tasks():
 
 
 def test_callable_outer_optimizers_are_described():
-    trainer = DistributedTrainer(2, engine="serial", seed=0)
-    trainer.build(mlp(), PLAIN_SGD, "cross_entropy")
+    trainer = trainer_of(workers=2, net=mlp, optimizer=PLAIN_SGD)
     trainer.fit(X, Y, num_epochs=1, batch_size=20, merge=Merge(outer_optimizer=torch.optim.Adam), progress=False)
     assert trainer.configuration["fit"]["merge"]["outer_optimizer"] == "torch.optim.adam.Adam"

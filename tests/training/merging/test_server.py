@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, Merge, parameter_server
+from compss_train import Merge, parameter_server
 from compss_train.callbacks import Callback
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
@@ -154,8 +154,7 @@ def test_a_callback_that_raises_ends_the_server():
             raise KeyboardInterrupt
 
     x, y = classification()
-    trainer = DistributedTrainer(2, engine="serial", seed=1)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer = trainer_of(workers=2, seed=1, net=mlp, optimizer=SGD)
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(*blocked(x, y, 2), num_epochs=5, batch_size=20, callbacks=[InterruptAt()], **SERVED)
     options = {"optimizer": SGD, "seed": 1, "num_epochs": 1, "batch_size": 20, **SERVED}
@@ -235,8 +234,7 @@ def test_without_zeromq_nothing_starts(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "compss_train.parameter_server.serving", raising=False)
     monkeypatch.setitem(sys.modules, "zmq", None)
-    trainer = DistributedTrainer(2, engine="local", seed=0)
-    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer = trainer_of("local", 2, net=mlp, optimizer=SGD)
     with pytest.raises(ModuleNotFoundError, match=r"serve needs ZeroMQ: pip install 'compss_train\[online\]'"):
         trainer.fit(*classification(), num_epochs=1, batch_size=5, **SERVED)
     assert trainer._workplace.engine is None

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import DistributedTrainer, Merge
+from compss_train import Merge
 from compss_train.model.training_spec import TrainingSpec
 from tests.helpers.models import ADAM, SGD, assert_same_bits, blocked, classification
+from tests.helpers.small_fits import trainer_of
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 MERGES = {
@@ -51,8 +52,7 @@ SECOND = {
 
 
 def trained(engine, *, twice: bool = True, scale: float = 1.0, **options):
-    trainer = DistributedTrainer(3, engine=engine, seed=0, threads=1)
-    trainer.build(Shared(twice=twice), SGD, "cross_entropy")
+    trainer = trainer_of(engine, net=lambda: Shared(twice=twice), optimizer=SGD)
     given = {"num_epochs": 3, "batch_size": 5, "progress": False, **options}
     return trainer.fit(*blocked(X * np.float32(scale), Y, 6), **given), list(trainer.history)
 
