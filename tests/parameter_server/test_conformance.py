@@ -10,12 +10,7 @@ import pytest
 import torch
 
 from compss_train.net import caller
-from compss_train.parameter_server import (
-    LocalParameterServer,
-    ParameterServerClosedError,
-    connect,
-    serve,
-)
+from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, serve
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
 

@@ -14,14 +14,7 @@ from compss_train._utils.files import SHARED_MEMORY
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints.storage import list_checkpoints
 from tests.simulation.disk import FaultyDisk
-from tests.simulation.engine import (
-    CoordinatorKilled,
-    Events,
-    Fault,
-    FaultPlan,
-    ProcessDied,
-    SimulatedEngine,
-)
+from tests.simulation.engine import CoordinatorKilled, Events, Fault, FaultPlan, ProcessDied, SimulatedEngine
 from tests.simulation.engine.processes import Runner, run_always
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.stand_ins import simulated_modules, virtual_time

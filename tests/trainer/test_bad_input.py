@@ -7,14 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import (
-    BlockedTensor,
-    DistributedTrainer,
-    Gradients,
-    Merge,
-    NotBuiltError,
-    PartialShuffle,
-)
+from compss_train import BlockedTensor, DistributedTrainer, Gradients, Merge, NotBuiltError, PartialShuffle
 from compss_train.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from tests.helpers.models import SGD, blocked, classification, mlp
 from tests.helpers.serial_engines import NoTasks

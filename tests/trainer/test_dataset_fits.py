@@ -23,14 +23,7 @@ from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, 
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.model.random_state import random_state
-from tests.helpers.models import (
-    MODES,
-    SGD,
-    assert_same_bits,
-    awkward_net,
-    blocked,
-    mlp,
-)
+from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 

@@ -20,14 +20,7 @@ from compss_train import (
 )
 from compss_train.samplers.loader import FileLoader
 from tests.helpers.file_fits import POOLS, SIZES, fitted, rows, write_files
-from tests.helpers.models import (
-    MODES,
-    assert_close,
-    assert_same_bits,
-    awkward_net,
-    classification,
-    mlp,
-)
+from tests.helpers.models import MODES, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.small_fits import trainer_of
 from tests.helpers.tolerances import WIDTHS, largest, loss_error, sum_error

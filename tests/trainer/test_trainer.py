@@ -14,17 +14,7 @@ from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
 from compss_train.engines import machine, nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
-from tests.helpers.models import (
-    ADAM,
-    FITS,
-    MODES,
-    SGD,
-    assert_same_bits,
-    awkward_net,
-    blocked,
-    classification,
-    mlp,
-)
+from tests.helpers.models import ADAM, FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.small_fits import trainer_of
 from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassAUROC,
-    MulticlassConfusionMatrix,
-)
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix
 
 from compss_train import DistributedTrainer, Merge
 from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp

@@ -10,13 +10,7 @@ from compss_train.training.merging.synchronous import ARITIES, best_arity, sum_b
 from compss_train.worker import MergeRule, finish
 from tests.engines import tasks
 from tests.helpers.means import average, weighted
-from tests.helpers.models import (
-    assert_close,
-    assert_same_bits,
-    blocked,
-    classification,
-    mlp,
-)
+from tests.helpers.models import assert_close, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted, trainer_of
 from tests.helpers.tolerances import largest, sum_error
 
