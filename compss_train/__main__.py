@@ -2,7 +2,7 @@
 
 import sys
 
-from compss_train.cli.main import main
+from compss_train.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,7 @@ import pytest
 
 from compss_train import BadCheckpointError, BadFileError
 from compss_train.callbacks import JsonLines
-from compss_train.cli.run_files.run_file import RunFileError, read_toml
+from compss_train.cli.run_files import RunFileError, read_toml
 from compss_train.net.messages import MessageError, unpack_lazily
 from compss_train.reports.history import History
 from compss_train.training.checkpoints.storage import STATE, read_checkpoint, write_checkpoint

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from compss_train import callbacks
 from compss_train.buffers import BufferSpec
+from compss_train.cli.run_files import RunFileError, append_notes, format_exception, read_run_file
 from compss_train.cli.run_files.data import ARRAYS, BLOCKS, FRACTION
 from compss_train.cli.run_files.objects import CALL
 from compss_train.cli.run_files.options import (
@@ -19,7 +20,6 @@ from compss_train.cli.run_files.options import (
     format_value,
     signature_options,
 )
-from compss_train.cli.run_files.run_file import RunFileError, append_notes, format_exception, read_run_file
 from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.cli.run_files.sections import BUILD, FIT, OUTPUT, TRAINER, WRITERS, callback_options
 from compss_train.cli.run_files.training import TrainingRun, prepare_run, train

@@ -12,10 +12,10 @@ import numpy as np
 
 from compss_train._utils.files import atomic_path
 from compss_train.cli.fit import format_metrics
+from compss_train.cli.run_files import Errors, RunFile, RunFileError, Table, append_notes, read_run_file
 from compss_train.cli.run_files.data import Dataset, load_array, read_data, read_validation_data
 from compss_train.cli.run_files.objects import check_trust, resolve
 from compss_train.cli.run_files.options import NONE
-from compss_train.cli.run_files.run_file import Errors, RunFile, RunFileError, Table, append_notes, read_run_file
 from compss_train.cli.run_files.run_folder import RunFolder, check_parent_folder
 from compss_train.cli.run_files.sections import ModelSpec, read_model
 from compss_train.data import FileDataset

@@ -13,12 +13,14 @@ nodes may differ by some milliseconds. Times of a worker's own clock are kept, a
 to them, so that the intervals of a worker never overlap and leave no gap within a fit.
 """
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import chain, groupby
 from math import inf
-from typing import Literal, TypeAlias, get_args
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
 
 from compss_train.reports.records import Record, Row, flatten
 
@@ -65,22 +67,20 @@ def startup_seconds(history: Sequence[Record]) -> list[float]:
     return seconds
 
 
-def totals(intervals: Iterable[Interval]) -> dict[tuple[int, int], dict[str, float]]:
-    """Return the seconds of each kind, by position in the history and worker."""
-    sums: dict[tuple[int, int], dict[str, float]] = {}
+def totals(
+    intervals: Iterable[Interval], key: Callable[[Interval], Any] = attrgetter("position", "worker")
+) -> dict[Any, dict[str, float]]:
+    """Return the seconds of each kind, by position in the history and worker, or by another key of intervals."""
+    sums: dict[Any, dict[str, float]] = {}
     for interval in intervals:
-        own = sums.setdefault((interval.position, interval.worker), dict.fromkeys(KINDS, 0.0))
+        own = sums.setdefault(key(interval), dict.fromkeys(KINDS, 0.0))
         own[interval.kind] += interval.seconds
     return sums
 
 
 def round_totals(intervals: Iterable[Interval]) -> dict[int, dict[str, float]]:
     """Return the seconds of each kind over all workers, by position in the history."""
-    sums: dict[int, dict[str, float]] = {}
-    for interval in intervals:
-        own = sums.setdefault(interval.position, dict.fromkeys(KINDS, 0.0))
-        own[interval.kind] += interval.seconds
-    return sums
+    return totals(intervals, attrgetter("position"))
 
 
 def round_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
@@ -134,13 +134,20 @@ class _Fit:
         """The start and stop of each worker's training, by round."""
         self._starts = [min(start for start, _ in each.values()) for each in self._trainings]
         self._stops = [max(stop for _, stop in each.values()) for each in self._trainings]
-        trainings = [times for each in self._trainings for times in each.values()]
-        self._full_times = _FullTimes(trainings, len(set().union(*self._trainings)))
+        self._workers = sorted(set().union(*self._trainings))
+        changes = np.array([time for each in self._trainings for times in each.values() for time in times])
+        steps = np.tile([1, -1], len(changes) // 2)
+        order = np.lexsort((steps, changes))  # at the same time, stops come before starts
+        self._changes = changes[order]
+        """The times at which a training starts or stops."""
+        training = np.cumsum(steps[order])[:-1]
+        is_full = (training == training.max()) & (training < len(self._workers))
+        self._full_seconds = np.cumsum([0.0, *np.diff(self._changes) * is_full])
+        """The seconds until each change in which no process was free: as many workers as ever were training."""
 
     def intervals(self) -> Iterator[Interval]:
         """Iterate over the intervals of all workers."""
-        for worker in sorted(set().union(*self._trainings)):
-            yield from self._of_worker(worker)
+        return chain.from_iterable(map(self._of_worker, self._workers))
 
     def _of_worker(self, worker: int) -> Iterator[Interval]:
         """Iterate over the intervals of a worker; each starts when the previous one stops."""
@@ -167,27 +174,7 @@ class _Fit:
             return
         begin = self._trainings[following][worker][0]
         if not self._barriers:
-            waited = self._full_times.seconds(self._trainings[number][worker][1], begin)
-            yield "merging", begin - waited, self._positions[number]
+            between = self._trainings[number][worker][1], begin
+            waited = np.diff(np.interp(between, self._changes, self._full_seconds))[0]
+            yield "merging", begin - max(0.0, float(waited)), self._positions[number]
         yield "waiting", begin, self._positions[following]
-
-
-class _FullTimes:
-    """The times when no process was free: the largest number of workers was training, but not all of them."""
-
-    def __init__(self, trainings: Collection[tuple[float, float]], workers: int) -> None:
-        changes = sorted([*((start, 1) for start, _ in trainings), *((stop, -1) for _, stop in trainings)])
-        self._times = [time for time, _ in changes]
-        levels = list(accumulate(step for _, step in changes))
-        most = max(levels)
-        self._full = [level == most < workers for level in levels]
-        lengths = (b - a if full else 0.0 for (a, b), full in zip(pairwise(self._times), self._full, strict=False))
-        self._sums = list(accumulate(lengths, initial=0.0))
-
-    def seconds(self, start: float, stop: float) -> float:
-        """Return the seconds without a free process between two times of the fit."""
-        return max(0.0, self._until(stop) - self._until(start))
-
-    def _until(self, time: float) -> float:
-        place = bisect_right(self._times, time) - 1
-        return self._sums[place] + (time - self._times[place] if self._full[place] else 0.0)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train.cli.main import main
+from compss_train.cli import main
 
 RUN_FILE = """
 [trainer]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compss_train import FileDataset, PartialShuffleSampler
-from compss_train.cli.main import main
+from compss_train.cli import main
 
 
 @pytest.fixture

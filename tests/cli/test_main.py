@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
+from compss_train.cli import main
 from compss_train.cli.arguments import MODULES
-from compss_train.cli.main import main
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["doctor", "--help"]])
@@ -57,7 +57,7 @@ def test_output_that_nobody_reads_is_no_error():
     command = [
         sys.executable,
         "-c",
-        "from compss_train.cli.main import main; raise SystemExit(main())",
+        "from compss_train.cli import main; raise SystemExit(main())",
         "completion",
     ]
     with subprocess.Popen([*command, "bash"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

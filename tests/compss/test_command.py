@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from compss_train.cli.main import main
+from compss_train.cli import main
 from compss_train.model import parameters
 from tests.helpers.models import assert_same_bits
 
 SCRIPT = """
 import sys
-from compss_train.cli.main import main
+from compss_train.cli import main
 if __name__ == '__main__':
     sys.exit(main())
 """

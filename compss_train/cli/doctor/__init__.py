@@ -6,13 +6,12 @@ blocks beyond a timeout, and never imports torch in this process: it is fast and
 
 import argparse
 
-from compss_train.cli.doctor import compss_files, machine, nodes
+from compss_train.cli.doctor import machine, nodes
 from compss_train.cli.doctor.findings import Check, Finding, Request, as_json, as_text, ready
 from compss_train.engines.compss.configuration import write
 from compss_train.engines.compss.worker_nodes import FIRST_PORT, free_first_port, host_nodes, loopback_nodes
 
 CHECKS: tuple[Check, ...] = (
-    machine.check_python,
     machine.check_packages,
     machine.check_pycompss,
     machine.check_compss_home,
@@ -21,8 +20,8 @@ CHECKS: tuple[Check, ...] = (
     machine.check_optional,
     machine.check_limits,
     machine.check_folders,
-    compss_files.check_files,
-    compss_files.check_resources,
+    nodes.check_files,
+    nodes.check_resources,
     nodes.check_nodes,
 )
 

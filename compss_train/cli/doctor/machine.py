@@ -62,19 +62,14 @@ def run_program(command: Sequence[str], timeout: float | None = None, stdin: str
     return Result(process.returncode, output.strip())
 
 
-def check_python(request: Request) -> Iterator[Finding]:
-    """Report the version of Python."""
-    yield Finding("Python", "ok", platform.python_version())
-
-
 def check_packages(request: Request) -> Iterator[Finding]:
-    """Check that torch and numpy are installed."""
+    """Report the version of Python, and check that torch and numpy are installed."""
+    yield Finding("Python", "ok", platform.python_version())
     for name in ("torch", "numpy"):
-        version = installed_version(name)
-        if version is None:
-            yield Finding(name, "missing", "not installed", f"pip install {name}")
-        else:
+        if version := installed_version(name):
             yield Finding(name, "ok", version)
+        else:
+            yield Finding(name, "missing", "not installed", f"pip install {name}")
 
 
 def check_optional(request: Request) -> Iterator[Finding]:

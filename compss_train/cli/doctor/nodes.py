@@ -1,19 +1,22 @@
-"""Checks of the nodes: ssh, Python, packages, Java and COMPSs on each of them."""
+"""Checks of the nodes: how COMPSs's two XML files declare them, and ssh, Python, Java and COMPSs on each."""
 
 import json
+import os
 import platform
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils.version import __version__
-from compss_train.cli.doctor.compss_files import declared_nodes, install_dir, judge_node, project_nodes
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.machine import Result, installed_version, judge_open_files, run_program
-from compss_train.engines.nodes import is_local
+from compss_train.engines.compss.configuration import UNREADABLE, read_project, read_resources
+from compss_train.engines.compss.worker_nodes import compss_home, presumed_home
+from compss_train.engines.nodes import Node, is_local, physical_cores
 
 SSH_TIMEOUT = 10.0
 """Seconds for a login, above ssh's own 5 for the connection."""
@@ -29,12 +32,96 @@ SSH = [
 ]
 
 
+def check_files(request: Request) -> Iterator[Finding]:
+    """Check that the two XML files can be read and name the same nodes."""
+    if request.project is not None:
+        yield _judge_file("project file", request.project, read_project)
+    if request.resources is not None:
+        yield _judge_file("resources file", request.resources, read_resources)
+    known = declared_nodes(request.resources)
+    if known and (unknown := set(project_nodes(request)) - set(known)):
+        found = f"{', '.join(sorted(unknown))} of the project file not in the resources file"
+        yield Finding("nodes", "missing", found, "give each node an entry in both files")
+
+
+def project_nodes(request: Request) -> dict[str, Path | None]:
+    """Return the nodes of the project file, none if it cannot be read, and their installation folders."""
+    try:
+        return {} if request.project is None else read_project(request.project)
+    except UNREADABLE:
+        return {}
+
+
+def install_dir(request: Request, node: str) -> Path:
+    """Return the installation folder on a node: the project file's, by default the same as on this machine."""
+    return project_nodes(request).get(node) or presumed_home()
+
+
+def declared_nodes(resources: Path | None) -> dict[str, Node]:
+    """Return the nodes of a resources file, none if it cannot be read, which ``check_files`` reports."""
+    try:
+        return {} if resources is None else read_resources(resources)
+    except UNREADABLE:
+        return {}
+
+
+def _judge_file(name: str, path: Path, read: Callable[[Path], Iterable[str]]) -> Finding:
+    try:
+        nodes = read(path)
+    except UNREADABLE as error:
+        return Finding(name, "missing", f"{path}: {error}", "compss-train configure writes one")
+    return Finding(name, "ok", f"{path}: {', '.join(nodes) or 'no nodes'}")
+
+
+def check_resources(request: Request) -> Iterator[Finding]:
+    """Compare what the resources file declares of this machine with its cores and GPUs.
+
+    Without a file COMPSs uses its default one, which declares four units on every machine.
+    """
+    home, path = compss_home(), request.resources
+    if home is not None and path is None:
+        path = home / "Runtime/configuration/xml/resources/default_resources.xml"
+    listed = run_program(["nvidia-smi", "-L"])
+    gpus = len(re.findall(r"^GPU \d+", listed.output, re.MULTILINE)) if listed.code == 0 else 0
+    local_nodes = [node for node in declared_nodes(path).values() if is_local(node.name)]
+    for node in local_nodes:
+        for finding in judge_node(node, os.cpu_count() or 1, physical_cores(), gpus):
+            if request.resources is None and finding.state == "missing":  # but runs can use another file
+                found, advice = f"{finding.found} in COMPSs's own {path}", finding.advice
+                finding = Finding(finding.name, "warning", found, f"give runcompss files of your own ({advice})")
+            yield finding
+    total = sum(node.cpus for node in local_nodes)
+    if len(local_nodes) > 1 and total > physical_cores():
+        found = f"{total} in all, {physical_cores()} physical cores"
+        yield Finding("units of this machine", "warning", found, "workers slow each other: declare fewer")
+
+
+def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[Finding]:
+    """Compare what is declared of a node with its logical cores, physical cores and GPUs."""
+    name, found = f"units of {node.name}", f"{node.cpus} declared, {physical} cores"
+    advice = f"compss-train configure --units {physical}"
+    if node.cpus > logical:
+        binding = "COMPSs binds each unit to a core, and tasks beyond the cores die"
+        yield Finding(name, "missing", found, f"{binding}: {advice}, or runcompss --cpu_affinity=disabled")
+    elif node.cpus > physical:
+        yield Finding(name, "warning", found, f"two units on one core slow each other: {advice}")
+    else:
+        yield Finding(name, "ok", found)
+    name, found = f"GPUs of {node.name}", f"{node.gpus} declared, {gpus} found"
+    if node.gpus > gpus:
+        yield Finding(name, "missing", found, f"compss-train configure --gpus {gpus}")
+    elif node.gpus < gpus:
+        yield Finding(name, "note", found, "tasks can only use declared GPUs: configure with --gpus")
+    elif gpus:
+        yield Finding(name, "ok", found)
+
+
 def check_nodes(request: Request) -> Iterator[Finding]:
     """Log into the nodes as COMPSs does to start its workers, and check Python, torch and COMPSs there.
 
     Without nodes, check ssh to this machine, which COMPSs needs too.
     """
-    nodes = request.nodes or project_nodes(request)
+    nodes = request.nodes or tuple(project_nodes(request))
     if not nodes:
         yield check_ssh("localhost")
         return

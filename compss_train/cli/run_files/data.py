@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train.cli.run_files import Errors, RunFile, Table, unknown_name
 from compss_train.cli.run_files.objects import CALL, PREFIX, call_object, resolve
 from compss_train.cli.run_files.options import NONE, Key, parse_options, signature_options
-from compss_train.cli.run_files.run_file import Errors, RunFile, Table, unknown_name
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
 from compss_train.data.files import read_arrays

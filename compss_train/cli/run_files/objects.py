@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.validation import suggestion
-from compss_train.cli.run_files.run_file import RunFile, RunFileError, format_exception
+from compss_train.cli.run_files import RunFile, RunFileError, format_exception
 
 PREFIX = "import:"
 CALL, PARTIAL, ARGUMENTS = "import", "partial", "arguments"

@@ -11,8 +11,8 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from compss_train.cli.run_files import Errors, unknown_name
 from compss_train.cli.run_files.objects import resolve
-from compss_train.cli.run_files.run_file import Errors, unknown_name
 
 REQUIRED = Parameter.empty
 """The default of a key that has none."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import is_running, write_atomic
-from compss_train.cli.run_files.run_file import RUN_FILE
+from compss_train.cli.run_files import RUN_FILE
 from compss_train.reports.comparison import ComparedRun, comparison_table
 from compss_train.reports.history import History
 

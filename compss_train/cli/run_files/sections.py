@@ -14,9 +14,9 @@ from compss_train._utils.validation import warn_user
 from compss_train.callbacks import Callback, JsonLines
 from compss_train.callbacks.checks import check_callbacks
 from compss_train.callbacks.report import status_of
+from compss_train.cli.run_files import Errors, RunFile, RunFileError, Table
 from compss_train.cli.run_files.objects import CALL, call_object
 from compss_train.cli.run_files.options import Key, parse_options, signature_options
-from compss_train.cli.run_files.run_file import Errors, RunFile, RunFileError, Table
 from compss_train.cli.run_files.run_folder import RUNNING, RunFolder
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.callback import TrainerProtocol

@@ -8,8 +8,7 @@ from typing import Any
 
 from compss_train._utils.files import FolderLock, atomic_path, write_atomic
 from compss_train.callbacks import Callback
-from compss_train.cli.run_files.data import Dataset, read_data
-from compss_train.cli.run_files.run_file import (
+from compss_train.cli.run_files import (
     HOME,
     Errors,
     RunFile,
@@ -18,6 +17,7 @@ from compss_train.cli.run_files.run_file import (
     read_run_file,
     read_toml,
 )
+from compss_train.cli.run_files.data import Dataset, read_data
 from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.cli.run_files.sections import ModelSpec, read_fit, read_model, read_output
 from compss_train.data import FileDataset

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train.cli.doctor import compss_files
 from compss_train.cli.doctor import machine as local_machine
+from compss_train.cli.doctor import nodes
 from compss_train.engines.compss import worker_nodes
 from tests.cli.doctor.fake_machine import FakeMachine
 
@@ -18,6 +18,6 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(worker_nodes, "DEFAULT_HOME", tmp_path / "none")
     monkeypatch.setattr(local_machine, "util", SimpleNamespace(find_spec=lambda name: None))
-    monkeypatch.setattr(compss_files, "physical_cores", lambda: 2)
+    monkeypatch.setattr(nodes, "physical_cores", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     return fake

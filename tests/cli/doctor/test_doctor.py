@@ -3,10 +3,9 @@ import sys
 import time
 from importlib import metadata
 
-from compss_train.cli import doctor
+from compss_train.cli import doctor, main
 from compss_train.cli.doctor import Request, nodes
 from compss_train.cli.doctor import machine as local_machine
-from compss_train.cli.main import main
 from compss_train.engines.compss.configuration import read_project, read_resources
 from compss_train.engines.compss.worker_nodes import WorkerNode
 from tests.cli.doctor.fake_machine import findings_by_name, states

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset, Samples, write_files
+from compss_train.cli.run_files import Errors
 from compss_train.cli.run_files.data import Dataset, read_section, split_validation
-from compss_train.cli.run_files.run_file import Errors
 from compss_train.data.block_passes import Place
 from compss_train.training.data_source import as_data_source
 from tests.helpers.models import SGD, mlp

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pytest
 
 from compss_train import DistributedTrainer
+from compss_train.cli.run_files import RunFileError
 from compss_train.cli.run_files.options import REQUIRED, describe, parse_options, signature_options
-from compss_train.cli.run_files.run_file import RunFileError
 
 
 class Unknown(Protocol):

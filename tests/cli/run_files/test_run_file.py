@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.cli.run_files.run_file import RunFile, RunFileError, apply_settings, read_toml
+from compss_train.cli.run_files import RunFile, RunFileError, apply_settings, read_toml
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 plain = st.one_of(texts, st.booleans(), st.integers(), st.floats(allow_nan=False), st.datetimes())
