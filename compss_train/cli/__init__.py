@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from compss_train.cli.arguments import MODULES, make_parser
+from compss_train.cli.arguments import make_parser
 from compss_train.cli.run_files import exception_message
 
 INTERRUPTED = 130
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         with _print_warnings(options.command):
-            module = import_module(f"compss_train.cli.{MODULES[options.command]}")
+            module = import_module(f"compss_train.cli.{options.module}")
             code = int(getattr(module, options.command)(options))
         sys.stdout.flush()
         return code

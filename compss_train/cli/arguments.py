@@ -13,17 +13,6 @@ from typing import Any
 from compss_train._utils.imports import import_optional
 from compss_train._utils.version import __version__
 
-MODULES = {
-    "fit": "fit",
-    **dict.fromkeys(("evaluate", "predict"), "inference"),
-    **dict.fromkeys(("report", "plot", "compare", "runs", "advise"), "reports"),
-    "export": "inference",
-    **dict.fromkeys(("shard", "send"), "data"),
-    **dict.fromkeys(("doctor", "configure"), "doctor"),
-    "completion": "arguments",
-}
-"""The module of ``compss_train.cli`` whose function of the command's name runs it with the parsed options."""
-
 ENGINES = ("auto", "serial", "local", "compss")
 AXES = ("round", "epoch", "samples", "seconds")
 FORMATS = ("npz", "npz-compressed", "npy", "pt", "h5")
@@ -46,7 +35,11 @@ class _Setting(argparse.Action):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all subcommands; parsed options hold it as ``parser``."""
+    """Return the parser of all subcommands.
+
+    Parsed options hold it as ``parser``, and as ``module`` the module of ``compss_train.cli`` whose function of the
+    command's name runs it with them.
+    """
     parser = argparse.ArgumentParser(
         prog="compss-train",
         description="Train PyTorch models with many workers, on this machine or on a COMPSs cluster.",
@@ -54,12 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    add = partial(_add_command, subparsers)
-    _add_fit(add)
-    _add_inference(add)
-    _add_reports(add)
-    _add_data(add)
-    _add_setup(add)
+    groups = {"fit": _add_fit, "inference": _add_inference, "reports": _add_reports, "data": _add_data}
+    for module, add_commands in {**groups, "doctor": _add_doctor, "arguments": _add_completion}.items():
+        add_commands(partial(_add_command, subparsers, module))
     parser.set_defaults(parser=parser)
     return parser
 
@@ -68,16 +58,22 @@ AddCommand = Callable[..., argparse.ArgumentParser]
 
 
 def _add_command(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, help: str, *examples: str
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    module: str,
+    name: str,
+    help: str,
+    *examples: str,
 ) -> argparse.ArgumentParser:
     """Return the parser of a new command; the lines of examples end its ``--help``."""
-    return subparsers.add_parser(
+    command = subparsers.add_parser(
         name,
         help=help,
         description=textwrap.fill(f"{help[0].upper()}{help[1:]}."),
         epilog="\n  ".join(["examples:", *examples]) if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    command.set_defaults(module=module)
+    return command
 
 
 def _add_fit(add: AddCommand) -> None:
@@ -258,7 +254,7 @@ def _add_data(add: AddCommand) -> None:
     send.add_argument("--timeout", type=float, default=60.0, help=timeout)
 
 
-def _add_setup(add: AddCommand) -> None:
+def _add_doctor(add: AddCommand) -> None:
     doctor = add(
         "doctor", "check what the compss engine needs, here and on the nodes, with advice for what is missing"
     )
@@ -290,6 +286,8 @@ def _add_setup(add: AddCommand) -> None:
     port = "first port of the first worker (default: free ports here, 44001 on --hosts)"
     configure.add_argument("--first-port", type=int, help=port)
 
+
+def _add_completion(add: AddCommand) -> None:
     shell = add(
         "completion",
         "print a script that lets the shell complete this command",

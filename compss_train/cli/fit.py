@@ -4,7 +4,6 @@ import argparse
 import sys
 import traceback
 from importlib.resources import files
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,13 +101,14 @@ def format_keys() -> str:
         "[output]": OUTPUT,
         **{f"[output] {key}, a table": callback_options(writer.callback) for key, writer in WRITERS.items()},
     }
-    blocks = [[title, *starmap(_key_line, keys.items())] for title, keys in sections.items() if keys]
-    return "\n\n".join(map("\n".join, blocks)) + "\n"
-
-
-def _key_line(name: str, key: Key) -> str:
-    default = "(required)" if key.default is REQUIRED else f"= {format_value(key.default)}"
-    return f"  {name} {default}".ljust(40) + f"# {describe(key.annotation)}"
+    blocks = []
+    for title, keys in sections.items():
+        lines = [title]
+        for name, key in keys.items():
+            default = "(required)" if key.default is REQUIRED else f"= {format_value(key.default)}"
+            lines.append(f"  {name} {default}".ljust(40) + f"# {describe(key.annotation)}")
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
 
 
 def format_plan(run: TrainingRun, trainer: DistributedTrainer) -> str:

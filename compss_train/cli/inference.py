@@ -166,7 +166,11 @@ def _file_dataset(names: Sequence[str], run_file: RunFile, roles: Sequence[str])
     """Return files that hold the arrays of these roles; a single array is x if no targets are needed."""
     data = run_file.section("data")
     array_names = _array_names(data)
-    options = _options_of_files(names, data)
+    # Other files need the classes as well, and a reader of their format.
+    options = {"classes": data["classes"]} if "files" in data and "classes" in data else {}
+    reader = resolve(data["reader"]) if "reader" in data else None
+    if isinstance(reader, TableReader | ImageFolderReader) and type(reader) is type(as_reader(None, names)):
+        options["reader"] = reader
     if "y" not in roles and isinstance(array_names.get("x"), list):  # the table need not have the targets
         array_names["y"] = None
     dataset = FileDataset([file for name in names for file in file_names(name)], **array_names, **options)
@@ -177,15 +181,6 @@ def _file_dataset(names: Sequence[str], run_file: RunFile, roles: Sequence[str])
         for role in roles:
             _check_array(dataset, role, arrays, data)
     return dataset
-
-
-def _options_of_files(names: Sequence[str], data: Table) -> dict[str, Any]:
-    """Return the options in ``[data]`` that other files need as well: classes, and a reader of their format."""
-    options = {"classes": data["classes"]} if "files" in data and "classes" in data else {}
-    reader = resolve(data["reader"]) if "reader" in data else None
-    if isinstance(reader, TableReader | ImageFolderReader) and type(reader) is type(as_reader(None, names)):
-        options["reader"] = reader
-    return options
 
 
 def _array_names(data: Table) -> dict[str, Any]:

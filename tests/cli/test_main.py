@@ -6,7 +6,9 @@ import warnings
 import pytest
 
 from compss_train.cli import main
-from compss_train.cli.arguments import MODULES
+from compss_train.cli.arguments import make_parser
+
+(COMMANDS,) = [action.choices for action in make_parser()._actions if action.dest == "command"]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["doctor", "--help"]])
@@ -24,7 +26,7 @@ def test_bad_arguments(arguments, capsys):
 
 
 def test_every_command_helps(capsys):
-    for command in MODULES:
+    for command in COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
         assert f"usage: compss-train {command}" in capsys.readouterr().out
@@ -79,7 +81,7 @@ def test_bash_completes_commands_options_choices_and_files(command, tmp_path, mo
     (tmp_path / "spirals.toml").touch()
     (tmp_path / "spirals").mkdir()
     script = command("completion", "bash").out
-    assert set(completed(script, "''")) >= set(MODULES)
+    assert set(completed(script, "''")) >= set(COMMANDS)
     assert completed(script, "fit", "--dry") == ["--dry-run"]
     assert completed(script, "fit", "x.toml", "--engine", "se") == ["serial"]
     assert sorted(completed(script, "fit", "spi")) == ["spirals", "spirals.toml"]
@@ -89,4 +91,4 @@ def test_bash_completes_commands_options_choices_and_files(command, tmp_path, mo
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
 def test_other_shells_complete_every_command(command, shell):
     script = command("completion", shell).out
-    assert all(command in script for command in MODULES)
+    assert all(command in script for command in COMMANDS)

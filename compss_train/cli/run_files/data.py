@@ -1,6 +1,7 @@
 """The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their split."""
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,55 +146,44 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ValueError(f"fraction = {fraction!r}: give a number between 0 and 1")
-    x = dataset.x
-    if isinstance(x, FileDataset):
-        validation, training = _draw(len(x.files), fraction, seed, "files")
-        return dataset._replace(x=_select_files(x, training)), dataset._replace(x=_select_files(x, validation))
-    if (samples := as_samples(x)) is not None:
-        return _split_samples(samples, dataset, fraction, seed)
-    arrays = Dataset(*(None if part is None else _as_array(part) for part in dataset))
-    _check_lengths(arrays)
-    validation, training = _draw(len(arrays.x), fraction, seed, "samples")
-    training_data = _select_rows(arrays, training)
-    if isinstance(x, BlockedTensor):
-        training_data = _in_grid(training_data, x.shape)
-    return training_data, _select_rows(arrays, validation)
-
-
-def _split_samples(samples: Samples, dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    if samples.is_stream:
-        raise ValueError("an IterableDataset has no samples by number to take a fraction of; name others")
-    weight = None if dataset.weight is None else _as_array(dataset.weight)
-    _check_lengths(Dataset(samples.dataset, weight=weight))
-    validation, training = (
-        Dataset(samples.select(rows.tolist()), dataset.y, None if weight is None else weight[rows])
-        for rows in _draw(len(samples.dataset), fraction, seed, "samples")
-    )
-    return training, validation
-
-
-def _draw(number: int, fraction: float, seed: int, unit: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the sorted indices of a random fraction, and those of the rest."""
+    number, unit, select = _selection(dataset)
     count = round(number * fraction)
     if not 0 < count < number:
         raise ValueError(f"fraction = {fraction} of {number} {unit} is {count}; give another fraction")
     order = np.random.default_rng(seed).permutation(number)
-    return np.sort(order[:count]), np.sort(order[count:])
+    training, validation = select(np.sort(order[count:])), select(np.sort(order[:count]))
+    return (_in_grid(training, dataset.x.shape) if isinstance(dataset.x, BlockedTensor) else training), validation
 
 
-def _as_array(part: Any) -> Any:
-    return part.collect() if isinstance(part, BlockedTensor) else as_block(part)
-
-
-def _check_lengths(dataset: Dataset) -> None:
-    lengths = {name: len(part) for name, part in dataset._asdict().items() if part is not None}
+def _selection(dataset: Dataset) -> tuple[int, str, Callable[[NDArray[np.intp]], Dataset]]:
+    """Return how many parts a data set has, what they are, and the function that returns a data set of some."""
+    if isinstance(dataset.x, FileDataset):
+        return len(dataset.x.files), "files", lambda indices: dataset._replace(x=_select_files(dataset.x, indices))
+    parts = {name: _as_indexed(part) for name, part in dataset._asdict().items() if part is not None}
+    lengths = {name: len(part.dataset if isinstance(part, Samples) else part) for name, part in parts.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(f"x, y and weights have different lengths: {listed}")
 
+    def select(rows: NDArray[np.intp]) -> Dataset:
+        chosen = {
+            name: part.select(rows.tolist()) if isinstance(part, Samples) else part[rows]
+            for name, part in parts.items()
+        }
+        return Dataset(**chosen)
 
-def _select_rows(dataset: Dataset, rows: NDArray[np.intp]) -> Dataset:
-    return Dataset(*(None if part is None else part[rows] for part in dataset))
+    return lengths["x"], "samples", select
+
+
+def _as_indexed(part: Any) -> Any:
+    """Return samples that can be selected by their numbers, or an array."""
+    if isinstance(part, BlockedTensor):
+        return part.collect()
+    if (samples := as_samples(part)) is None:
+        return as_block(part)
+    if samples.is_stream:
+        raise ValueError("an IterableDataset has no samples by number to take a fraction of; name others")
+    return samples
 
 
 def _select_files(dataset: FileDataset, indices: NDArray[np.intp]) -> FileDataset:

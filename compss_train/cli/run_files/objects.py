@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,12 @@ def load_object(name: object) -> Any:
     if not isinstance(name, str) or not all(name.partition(":")):
         raise ValueError(f'{name!r} names no object: write "module:name", for example "torch.nn:Linear"')
     module_name, _, path = name.partition(":")
-    found = _import_module(module_name)
-    for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            hint = suggestion(attribute, dir(found))
-            raise ValueError(f"{name!r}: {module_name} has no {attribute}{hint}")
-        found = getattr(found, attribute)
-    return found
+    module = _import_module(module_name)
+    try:
+        return attrgetter(path)(module)
+    except AttributeError as error:
+        hint = suggestion(str(error.name), dir(error.obj))
+        raise ValueError(f"{name!r}: {module_name} has no {error.name}{hint}") from None
 
 
 def _import_module(name: str) -> Any:

@@ -14,7 +14,7 @@ from compss_train._utils.validation import warn_user
 from compss_train.callbacks import Callback, JsonLines
 from compss_train.callbacks.checks import check_callbacks
 from compss_train.callbacks.report import status_of
-from compss_train.cli.run_files import Errors, RunFile, RunFileError, Table
+from compss_train.cli.run_files import Errors, RunFile, Table
 from compss_train.cli.run_files.objects import CALL, call_object
 from compss_train.cli.run_files.options import Key, parse_options, signature_options
 from compss_train.cli.run_files.run_folder import RUNNING, RunFolder
@@ -92,20 +92,18 @@ def read_model(run_file: RunFile) -> ModelSpec:
     errors = Errors()
     section = {"seed": secrets.randbits(32), **run_file.section("trainer")}
     trainer = errors.attempt("[trainer]", parse_options, "[trainer]", section, TRAINER)
-    build = errors.attempt("[build]", _read_build, run_file.section("build"))
+    given, build = run_file.section("build"), None
+    if isinstance(name := given.get("optimizer"), str) and ":" not in name:
+        table = f'{{ optimizer = "{name}", lr = 0.001 }}'
+        errors.add("[build] optimizer", f'"{name}" is a string; give a table, for example {table}')
+    else:
+        build = errors.attempt("[build]", parse_options, "[build]", given, BUILD)
     net: Any = errors.attempt("[network]", _make_network, run_file.section("network"), section["seed"])
     if trainer is not None and build is not None and not errors.messages:
         workers = errors.attempt("[trainer]", lambda: DistributedTrainer(**trainer).num_workers)
         if workers is not None:
             return ModelSpec({**trainer, "num_workers": workers}, net, build)
     raise errors.found("")
-
-
-def _read_build(section: Table) -> dict[str, Any]:
-    if isinstance(name := section.get("optimizer"), str) and ":" not in name:
-        table = f'{{ optimizer = "{name}", lr = 0.001 }}'
-        raise RunFileError("", [f'[build] optimizer: "{name}" is a string; give a table, for example {table}'])
-    return parse_options("[build]", section, BUILD)
 
 
 def _make_network(table: Table, seed: Any) -> Any:
