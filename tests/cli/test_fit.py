@@ -68,13 +68,16 @@ def test_sample_weights_are_split_with_the_samples_and_used(run_file, command, t
     assert_same_bits(saved(tmp_path / "runs" / "small"), {name: expected[name] for name in sorted(expected)})
 
 
-def test_the_saved_run_file_repeats_the_run_from_any_folder(run_file, command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("seed", ["seed = 3\n", ""], ids=["given", "drawn"])
+def test_the_saved_run_file_repeats_the_run_from_any_folder(run_file, command, tmp_path, monkeypatch, seed):
+    run_file.write_text(run_file.read_text().replace("seed = 3\n", seed))
     command("fit", run_file, "--workers", 1, settings=["fit.num_epochs=2", "build.optimizer.lr=0.1"])
     folder = tmp_path / "runs" / "small"
     table = tomllib.loads((folder / "config.toml").read_text())
     assert table["fit"]["num_epochs"] == 2
     assert table["build"]["optimizer"] == {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
     assert table["trainer"]["num_workers"] == 1
+    assert isinstance(table["trainer"]["seed"], int)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -92,15 +95,6 @@ def test_a_run_resumes_in_a_folder_that_was_moved(run_file, command, tmp_path):
     config = tmp_path / "moved" / "config.toml"
     config.write_text(config.read_text().replace(f'home = "{tmp_path}"', 'home = "/nowhere/at/all"'))
     assert "its home folder /nowhere/at/all does not exist" in command("fit", "moved", "--resume", code=2).err
-
-
-def test_a_drawn_seed_is_saved(run_file, command, tmp_path):
-    run_file.write_text(run_file.read_text().replace("seed = 3\n", ""))
-    command("fit", run_file)
-    seed = tomllib.loads((tmp_path / "runs" / "small" / "config.toml").read_text())["trainer"]["seed"]
-    assert isinstance(seed, int)
-    command("fit", tmp_path / "runs" / "small", "--output", "again")
-    assert_same_bits(saved(tmp_path / "again"), saved(tmp_path / "runs" / "small"))
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
@@ -149,36 +143,35 @@ def test_all_files_are_written_if_they_are_enabled(run_file, command, tmp_path):
     assert (folder / "profile.json").exists()
 
 
-def test_best_checkpoints_are_kept_with_validation_data(fitted):
-    path, _ = read_latest_checkpoint(fitted / "checkpoints")
-    assert path.name == "round-000002"
-    assert len(list((fitted / "checkpoints").glob("round-*"))) in (2, 3)
-
-
-def test_early_stopping_is_printed(run_file, command):
+def test_early_stopping_is_printed_and_best_checkpoints_are_kept(run_file, command):
     stop = "fit.early_stopping={patience=1, min_delta=100}"
     done = command("fit", run_file, settings=["fit.num_epochs=9", stop])
     assert "stopped: val_loss has not improved for 1 rounds" in done.out
     assert "2 epochs in 2 rounds" in done.out
+    checkpoints = run_file.parent / "runs/small/checkpoints"
+    assert read_latest_checkpoint(checkpoints)[0].name == "round-000001"
+    assert len(list(checkpoints.glob("round-*"))) in (1, 2)
 
 
-@pytest.mark.parametrize(("how", "code"), [("SIGTERM", 143), ("interrupt", 130)])
-def test_a_resumed_run_equals_an_uninterrupted_one(run_file, command, how, code, tmp_path):
-    command("fit", run_file, "--output", "whole")
-    end = f"fit.callbacks=[{{import='{USER_OBJECTS}:Terminate', after=1, how='{how}'}}]"
-    output = command("fit", run_file, "--output", "ended", "--set", end, code=code)
-    assert "ended has the results so far; --resume continues" in output.err
+END = "fit.callbacks=[{{import='tests.cli.user_objects:Terminate', after=1, how='{}'}}]"
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "said"),
+    [
+        (END.format("SIGTERM"), 143, "ended has the results so far; --resume continues"),
+        (END.format("interrupt"), 130, "ended has the results so far; --resume continues"),
+        ("fit.max_time=0.001", 75, "stopped: max_time"),
+        ("fit.num_epochs=2", 0, "2 epochs in 2 rounds"),
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(run_file, trained, command, tmp_path, setting, code, said):
+    output = command("fit", run_file, "--output", "ended", "--resume", "--set", setting, code=code)  # starts a run
+    assert said in output.err + output.out
     assert len(history(tmp_path / "ended")) < 3
     command("fit", run_file, "--output", "ended", "--resume")
     assert [record["round"] for record in history(tmp_path / "ended")] == [0, 1, 2]
-    assert_same_bits(saved(tmp_path / "ended"), saved(tmp_path / "whole"))
-
-
-def test_resume_starts_a_run_or_trains_for_more_epochs(run_file, command, tmp_path):
-    command("fit", run_file, "--resume", "--set", "fit.num_epochs=2")
-    command("fit", run_file, "--resume")
-    command("fit", run_file, "--output", "whole")
-    assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
+    assert_same_bits(saved(tmp_path / "ended"), saved(trained))
 
 
 def test_resume_keeps_an_ended_run_without_checkpoints(run_file, fitted, command):
@@ -187,14 +180,6 @@ def test_resume_keeps_an_ended_run_without_checkpoints(run_file, fitted, command
     output = command("fit", run_file, "--resume", code=2).err
     assert "runs/small holds a run that has ended, and no checkpoint to resume it from; --overwrite" in output
     assert_same_bits(saved(fitted), before)
-
-
-def test_max_time_has_its_own_exit_code(run_file, command, tmp_path):
-    command("fit", run_file, "--output", "whole")
-    output = command("fit", run_file, "--set", "fit.max_time=0.001", code=75).out
-    assert "stopped: max_time" in output
-    command("fit", run_file, "--resume")
-    assert_same_bits(saved(tmp_path / "runs" / "small"), saved(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("place", ["", "/checkpoints"])
@@ -226,14 +211,11 @@ def test_a_run_is_replaced_only_with_overwrite(run_file, fitted, command):
     assert (fitted / "notes.txt").read_text() == "mine"
 
 
-def test_all_keys_are_printed_with_their_defaults(command):
+def test_keys_are_printed_and_the_example_trains_as_it_is(command, tmp_path, monkeypatch):
     output = command("fit", "--keys").out
     lines = ("num_epochs (required)", 'merge = "synchronous"', 'precision = "fp32"', 'num_workers = "none"')
     assert all(f"  {line} " in output for line in lines)
     assert "validation_data" not in output
-
-
-def test_the_example_trains_as_it_is(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("spirals.toml").write_text(command("fit", "--example").out)
     command("fit", "spirals.toml", "--engine", "serial")

@@ -53,6 +53,8 @@ ERRORS = {
     "output.checkpoint={evry=3}": "[output] checkpoint evry: unknown key; did you mean every?",
     "output.where=x": "[output] where: unknown key",
     "output.folder=3": "[output] folder: 3 is not accepted; give a string",
+    "output.folder=small.toml": "small.toml is not a writable folder",
+    "output.folder=small.toml/runs": "small.toml is not a writable folder",
     "output.profile={round = 0}": "[output] profile: round=0: give an integer of at least 1",
 }
 
@@ -64,18 +66,12 @@ def test_invalid_settings_are_errors_before_a_run(run_file, command, nothing_wri
     assert ERRORS[setting] in output
 
 
-@pytest.mark.parametrize("monitor", ["accuracy", "val_accuracy", "loss"])
-def test_callbacks_may_monitor_what_is_measured(run_file, command, monitor):
-    best = f"output.checkpoint={{best='{monitor}'}}"
-    command("fit", run_file, "--dry-run", settings=[STOP.format(monitor, "max"), best])
-
-
-@pytest.mark.parametrize(
-    "setting", [STOP.format("val_acuracy", "max"), "output.checkpoint={best='val_acuracy', mode='max'}"]
-)
-def test_monitoring_an_unknown_name_is_an_error(run_file, command, nothing_written, setting):
+@pytest.mark.parametrize("setting", [STOP, "output.checkpoint={{best='{}', mode='{}'}}"])
+def test_callbacks_monitor_what_is_measured_and_nothing_else(run_file, command, nothing_written, setting):
+    for monitor in ("accuracy", "val_accuracy", "loss"):
+        command("fit", run_file, "--dry-run", settings=[setting.format(monitor, "max")])
     for arguments in (("--dry-run",), ()):
-        output = command("fit", run_file, *arguments, code=2, settings=[setting]).err
+        output = command("fit", run_file, *arguments, code=2, settings=[setting.format("val_acuracy", "max")]).err
         assert "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
         assert "did you mean val_accuracy?" in output
 
@@ -112,15 +108,18 @@ def test_a_dry_run_trains_on_one_batch_only(run_file, command, monkeypatch):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("on_nan", ["skip", "ignore"])
-def test_a_dry_run_accepts_nan_where_the_fit_does(run_file, command, on_nan):
-    command("fit", run_file, "--dry-run", settings=[NANS, f"build.gradients={{on_nan = '{on_nan}'}}"])
-
-
-@pytest.mark.parametrize("size", ["fit.batch_size=8", "fit.num_batches_per_worker=2"])
-def test_a_dry_run_does_not_train_on_later_batches(run_file, command, size):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["fit.batch_size=8", "build.gradients={on_nan = 'skip'}"],
+        ["fit.batch_size=8", "build.gradients={on_nan = 'ignore'}"],
+        ["fit.batch_size=8", "data.first=8"],  # later batches are not trained on
+        ["fit.num_batches_per_worker=2", "data.first=8"],
+    ],
+)
+def test_a_dry_run_accepts_nan_where_the_fit_does(run_file, command, settings):
     run_file.write_text(run_file.read_text().replace("batch_size = 8", "").replace("[validation]\nfraction", "#"))
-    command("fit", run_file, "--dry-run", settings=[NANS, "data.first=8", size])
+    command("fit", run_file, "--dry-run", settings=[NANS, *settings])
 
 
 @pytest.mark.parametrize(("first", "code"), [(0, 2), (8, 0)])
@@ -140,12 +139,6 @@ def test_a_dry_run_warns_as_fit_does(run_file, command):
     assert f"compss-train fit: {idle}" in output.err
     assert "compss-train fit: fits do not call on_epoch_end of Other" in output.err
     assert "No errors found" in output.out
-
-
-@pytest.mark.parametrize("place", ["small.toml", "small.toml/runs"])
-def test_an_invalid_output_folder_is_an_error(run_file, command, place):
-    output = command("fit", run_file, "--dry-run", "--output", place, code=2).err
-    assert "small.toml is not a writable folder" in output
 
 
 def test_early_stopping_without_validation_is_an_error(run_file, command):

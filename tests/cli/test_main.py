@@ -11,25 +11,12 @@ from compss_train.cli.arguments import make_parser
 (COMMANDS,) = [action.choices for action in make_parser()._actions if action.dest == "command"]
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["doctor", "--help"]])
-def test_version_and_help(arguments, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(arguments)
-    assert capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [[], ["cure"], ["doctor", "--nodes", "a,,b"]])
-def test_bad_arguments(arguments, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert "usage: compss-train" in capsys.readouterr().err
-
-
-def test_every_command_helps(capsys):
-    for command in COMMANDS:
-        with pytest.raises(SystemExit, match="0"):
-            main([command, "--help"])
-        assert f"usage: compss-train {command}" in capsys.readouterr().out
+def test_version_help_and_bad_arguments(command):
+    assert command("--version").out
+    for name in ("", *COMMANDS):
+        assert f"usage: compss-train {name}" in command(*name.split(), "--help").out
+    for arguments in ([], ["cure"], ["doctor", "--nodes", "a,,b"]):
+        assert "usage: compss-train" in command(*arguments, code=2).err
 
 
 def test_ctrl_c_ends_with_the_code_that_shells_have(monkeypatch, capsys):
@@ -56,13 +43,8 @@ def test_warnings_are_printed_as_messages_of_the_command(monkeypatch, capsys):
 
 
 def test_output_that_nobody_reads_is_no_error():
-    command = [
-        sys.executable,
-        "-c",
-        "from compss_train.cli import main; raise SystemExit(main())",
-        "completion",
-    ]
-    with subprocess.Popen([*command, "bash"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "compss_train", "completion", "bash"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141

@@ -24,16 +24,13 @@ def test_runs_write_the_report_that_the_command_writes(run_file, command, tmp_pa
     assert "File" not in "".join(configuration["fit"]["callbacks"])
     command("report", folder / "history.jsonl", "-o", "page.html")
     assert "<html" in (tmp_path / "page.html").read_text()
-
-
-def test_what_the_callback_report_has_written_stays(fitted, command, tmp_path):
-    (fitted / "history.jsonl").rename(tmp_path / "history.jsonl")
+    (folder / "history.jsonl").rename(tmp_path / "history.jsonl")
     (tmp_path / "report.html").write_text("of the callback")
     assert command("report", tmp_path).out == f"3 rounds reported in {tmp_path / 'history.html'}\n"
     assert (tmp_path / "report.html").read_text() == "of the callback"
 
 
-def test_runs_and_histories_are_plotted(fitted, command, tmp_path):
+def test_runs_are_plotted_alone_and_together(fitted, command, tmp_path):
     pytest.importorskip("matplotlib")
     output = command("plot", fitted).out
     assert output == f"3 rounds drawn in {fitted / 'plot.png'}\n"
@@ -56,10 +53,6 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path):
     assert (tmp_path / "c.html").read_text().count("<figure") >= 3
     command("report", fitted, other)
     assert (tmp_path / "comparison.html").exists()
-
-
-def test_curves_of_runs_are_drawn_together(fitted, command, tmp_path):
-    pytest.importorskip("matplotlib")
     assert command("plot", fitted, fitted / "history.jsonl").out == "2 runs compared in comparison.png\n"
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
@@ -82,20 +75,15 @@ def test_states_of_runs_are_known_and_kept_by_reports(fitted, command):
     assert "unknown" in command("runs", fitted.parent).out
 
 
-@pytest.fixture
-def measured(tmp_path):
-    path = tmp_path / "history.jsonl"
-    History(steady_run(30, 6)).save(path)
-    return path
-
-
 def rows(output):
     """The table, as lists of cells by number of workers."""
     lines = [line.split() for line in output.splitlines() if line[:9].strip().rstrip("*").isdigit()]
     return {int(cells[0].rstrip("*")): cells for cells in lines}
 
 
-def test_a_history_says_what_a_round_takes(measured, command):
+def test_a_history_says_what_a_round_takes(tmp_path, command):
+    measured = tmp_path / "history.jsonl"
+    History(steady_run(30, 6)).save(measured)
     output = command("advise", measured).out
     assert f"{measured}: 6 workers, 6 at a time, 600 samples a round" in output
     table = rows(output)

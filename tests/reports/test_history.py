@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from compss_train import BadFileError, DistributedTrainer, Merge
 from compss_train.callbacks import Callback
@@ -105,6 +105,7 @@ def test_frames_have_every_number_of_every_record(history):
             for name, value in flatten(record).items():
                 assert cells[name] == value or np.isnan(cells[name])
                 assert not isinstance(value, float) or cells[name] == pytest.approx(value, nan_ok=True)
+    assert frame.empty is workers.empty is (not history)
     if history:
         assert frame["recall[1]"].to_list() == pytest.approx([r["recall"][1] for r in history], nan_ok=True)
         spent = sum(own["seconds"] for own in entries)
@@ -123,15 +124,6 @@ def test_frames_of_a_trainer_and_of_an_online_fit(trainer):
     assert online["repetitions"].iloc[1] == [0, 3]
     assert "training" not in online
     assert History([online_record()]).to_frame(workers=True)["buffer"].to_list() == [9, 0]
-
-
-def test_an_empty_history_has_empty_frames_and_no_plot(tmp_path):
-    assert History().to_frame().empty
-    assert History().to_frame(workers=True).empty
-    with pytest.raises(ValueError, match=r"the history is empty.*call fit first"):
-        History().plot()
-    History().save(tmp_path / "none.jsonl")
-    assert History.load(tmp_path / "none.jsonl") == []
 
 
 def test_plots_need_no_display_and_are_saved(trainer, tmp_path):
@@ -155,17 +147,18 @@ def test_plots_need_no_display_and_are_saved(trainer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("rounds", "options", "message"),
     [
-        ({"path": "plot"}, "'plot' is no image file; give a name that ends in .png, .svg or .pdf"),
-        ({"path": "plot.docx"}, "'plot.docx' is no image file"),
-        ({"against": "time"}, "against='time': choose one of 'round', 'epoch'"),
+        (1, {"path": "plot"}, "'plot' is no image file; give a name that ends in .png, .svg or .pdf"),
+        (1, {"path": "plot.docx"}, "'plot.docx' is no image file"),
+        (1, {"against": "time"}, "against='time': choose one of 'round', 'epoch'"),
+        (0, {}, "the history is empty.*call fit first"),
     ],
 )
-def test_wrong_arguments_of_plots_are_errors(trainer, tmp_path, monkeypatch, options, message):
+def test_plots_that_cannot_be_drawn_are_errors(trainer, tmp_path, monkeypatch, rounds, options, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        trainer.history[:1].plot(**options)
+        trainer.history[:rounds].plot(**options)
     assert not list(tmp_path.iterdir())
 
 
@@ -209,6 +202,7 @@ def test_the_last_of_several_runs_in_a_file_is_loaded(trainer, tmp_path):
 
 
 @given(history=histories())
+@example(history=[])
 @settings(max_examples=30)
 def test_saved_histories_are_loaded_unchanged(history, tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "history.jsonl"

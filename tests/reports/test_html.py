@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compss_train.reports import html as report
 from compss_train.reports.html import page
-from compss_train.reports.timeline import KINDS, round_rows, worker_intervals
+from compss_train.reports.timeline import KINDS, round_rows, totals, worker_intervals
 from tests.helpers.histories import histories, online_record, steady_run
 from tests.reports.page_reader import PageReader, value_of
 
@@ -56,31 +56,18 @@ def assert_all_numbers_shown(history, reader):
 
 @settings(max_examples=8, deadline=None)
 @given(histories())
+@example(steady_run(30, 3))
+@example([online_record(), online_record(1, math.nan, skipped=["a"]), online_record(2, 1e-9, repetitions=[0, 3])])
+@example([{**record, "loss": math.inf} for record in steady_run(2, 1)])
+@example([{**record, "loss": 1e308 * (-1) ** record["round"], "lr": 5e-324} for record in steady_run(3, 1)])
+@example([{**steady_run(1, 1)[0], "seconds": 0.0, "samples_per_second": 0.0, "workers": []}])
+@example([])
 def test_pages_show_every_number_of_any_history(history):
     reader = PageReader(page(history, CONFIGURATION))
     if history:
         assert_all_numbers_shown(history, reader)
     else:
         assert "No round has ended yet." in reader.texts
-
-
-@pytest.mark.parametrize(
-    "history",
-    [
-        steady_run(30, 3),
-        [
-            online_record(),
-            online_record(1, math.nan, skipped=["a"]),
-            online_record(2, 1e-9, repetitions=[0, 3]),
-        ],
-        [{**record, "loss": math.inf} for record in steady_run(2, 1)],
-        [{**record, "loss": 1e308 * (-1) ** record["round"], "lr": 5e-324} for record in steady_run(3, 1)],
-        [{**steady_run(1, 1)[0], "seconds": 0.0, "samples_per_second": 0.0, "workers": []}],
-    ],
-    ids=["steady", "online", "infinite", "extreme", "without workers"],
-)
-def test_pages_show_histories_of_all_kinds(history):
-    assert_all_numbers_shown(history, PageReader(page(history, {})))
 
 
 def test_pages_show_the_configuration():
@@ -173,29 +160,24 @@ def bars(outline):
 
 
 @pytest.mark.parametrize(
-    ("rounds", "workers", "merge"), [(20, 5, "synchronous"), (20, 5, "commutative"), (400, 20, "synchronous")]
+    ("rounds", "workers", "merge", "second"),
+    [
+        (20, 5, "synchronous", "worker 1"),
+        (20, 5, "commutative", "worker 1"),
+        (400, 20, "synchronous", "worker 1"),
+        (30, 129, "synchronous", "workers 3-5"),
+    ],
 )
-def test_lanes_show_the_seconds_of_intervals(rounds, workers, merge):
+def test_lanes_show_the_mean_seconds_of_their_workers(rounds, workers, merge, second):
     history = steady_run(rounds, workers, merge)
-    found = worker_intervals(history)
+    size = 1 if workers <= 64 else 3
+    seconds = totals(worker_intervals(history), lambda interval: interval.worker // size)
     shown = drawn(PageReader(page(history, {})))
-    for worker in range(0, workers, 4):
-        expected = dict.fromkeys(KINDS, 0.0)
-        for interval in found:
-            if interval.worker == worker:
-                expected[interval.kind] += interval.seconds
-        assert shown[f"worker {worker}"] == pytest.approx(expected, rel=0.02, abs=0.02)
-
-
-def test_lanes_of_many_workers_show_their_mean_shares():
-    history = steady_run(30, 130)
-    shown = drawn(PageReader(page(history, {})))
-    assert list(shown)[:2] == ["workers 0-2", "workers 3-5"]
-    seconds = dict.fromkeys(KINDS, 0.0)
-    for interval in worker_intervals(history):
-        if 60 <= interval.worker <= 62:
-            seconds[interval.kind] += interval.seconds / 3
-    assert shown["workers 60-62"] == pytest.approx(seconds, rel=0.05)
+    assert list(shown)[1] == second
+    assert len(shown) == len(seconds)
+    for lane, found in enumerate(shown.values()):
+        expected = {kind: spent / size for kind, spent in seconds[lane].items()}
+        assert found == pytest.approx(expected, rel=0.02 if size == 1 else 0.05, abs=0.02)
 
 
 @pytest.mark.parametrize(("rounds", "workers", "most"), [(200, 16, 350_000), (2000, 1, 450_000), (90, 64, 450_000)])

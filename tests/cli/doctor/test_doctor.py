@@ -3,6 +3,8 @@ import sys
 import time
 from importlib import metadata
 
+import pytest
+
 from compss_train.cli import doctor, main
 from compss_train.cli.doctor import Request, nodes
 from compss_train.cli.doctor import machine as local_machine
@@ -73,8 +75,14 @@ def _runs(pid):
         return False
 
 
-def test_text_output_and_exit_codes(machine, capsys):
+def test_output_and_exit_codes(machine, capsys):
     machine.add_compss()
+    assert main(["doctor", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ready"] is True
+    assert {"name": "numpy", "state": "ok", "found": metadata.version("numpy"), "advice": ""} in answer["findings"]
+    assert main(["doctor", "--json", "--nodes", "nowhere"]) == 1
+    assert json.loads(capsys.readouterr().out)["ready"] is False
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "The compss engine can run here."
@@ -86,16 +94,6 @@ def test_text_output_and_exit_codes(machine, capsys):
     assert "not on the PATH; install COMPSs" in out
 
 
-def test_json_output(machine, capsys):
-    machine.add_compss()
-    assert main(["doctor", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["ready"] is True
-    assert {"name": "numpy", "state": "ok", "found": metadata.version("numpy"), "advice": ""} in answer["findings"]
-    assert main(["doctor", "--json", "--nodes", "nowhere"]) == 1
-    assert json.loads(capsys.readouterr().out)["ready"] is False
-
-
 def test_configure_writes_both_files(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     assert main(["configure", "--nodes", "2", "--units", "3", "--folder", str(folder)]) == 0
@@ -103,3 +101,64 @@ def test_configure_writes_both_files(tmp_path, capsys):
     assert "127.0.0.2: 3 CPU units, 0 GPUs" in capsys.readouterr().out
     assert main(["configure", "--hosts", "n1, n2", "--gpus", "4", "--folder", str(folder)]) == 0
     assert [*read_resources(folder / "resources.xml")] == ["n1", "n2"]
+
+
+def no_packages(machine, monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def few_open_files(machine, monkeypatch):
+    monkeypatch.setattr(local_machine.resource, "getrlimit", lambda _: (256, 256))
+
+
+def unwritable(machine, monkeypatch):
+    monkeypatch.setenv("HOME", "/proc/1")
+
+
+def other_python(machine, monkeypatch):
+    machine.add_compss(suffix=".cpython-36m-x86_64-linux-gnu.so")
+
+
+def failing_runcompss(machine, monkeypatch):
+    machine.add_compss()
+    machine.add_printing_program("runcompss", "ERROR: Cannot find Java", code=1)
+
+
+def off_the_path(machine, monkeypatch):
+    (machine.home / "Runtime/scripts/user").mkdir(parents=True)
+
+
+def broken_programs(machine, monkeypatch):
+    machine.add_compss()
+    machine.add_program("java", "no program")
+    machine.add_program("ssh", "#!/no/interpreter\n")
+
+
+def java_home_without_java(machine, monkeypatch):
+    machine.add_compss()
+    monkeypatch.setenv("JAVA_HOME", str(machine.folder))
+
+
+@pytest.mark.parametrize(
+    ("break_machine", "missing", "text"),
+    [
+        (no_packages, "torch", "pip install torch"),
+        (no_packages, "numpy", "pip install numpy"),
+        (few_open_files, "open files", "256 at most; ulimit -n 1024"),
+        (unwritable, "~/.COMPSs", "not writable"),
+        (other_python, "pycompss", "compiled as compss.cpython-36m"),
+        (failing_runcompss, "runcompss", "ERROR: Cannot find Java"),
+        (off_the_path, "runcompss", 'export PATH="{home}/Runtime/scripts/user:$PATH"'),
+        (broken_programs, "java", "apt install default-jdk"),
+        (broken_programs, "ssh to localhost", "ssh-copy-id localhost"),
+        (java_home_without_java, "JAVA_HOME", "apt install default-jdk"),
+    ],
+)
+def test_what_is_missing_is_found(machine, monkeypatch, break_machine, missing, text):
+    break_machine(machine, monkeypatch)
+    finding = findings_by_name()[missing]
+    assert finding.state == ("warning" if missing == "open files" else "missing")
+    assert text.format(home=machine.home) in f"{finding.found}; {finding.advice}"

@@ -27,15 +27,8 @@ def test_a_complete_node_and_an_unknown_host(machine):
 def test_node_with_other_versions_and_nothing_else(machine):
     machine.add_compss()
     problems = {"compss_train": "ModuleNotFoundError: compss_train", "/home/me": "disk full"}
-    seen = {
-        "python": "3.6.0",
-        "torch": "1.0",
-        "compss_train": None,
-        "java": False,
-        "compss": False,
-        "open_files": 64,
-    }
-    python = machine.add_python(**seen, problems=problems)
+    versions = {"python": "3.6.0", "torch": "1.0", "compss_train": None}
+    python = machine.add_python(**versions, java=False, compss=False, open_files=64, problems=problems)
     findings = findings_by_name(Request(nodes=("n1",), python=str(python)))
     expected = {"python", "torch", "compss_train", "java", "COMPSs", "/home/me"}
     missing = {name for name, finding in findings.items() if finding.state == "missing"}
@@ -53,15 +46,11 @@ def test_builds_of_one_version_and_patch_releases_go_together(machine):
     assert states(findings, "torch on n1", "python on n1") == ["ok", "ok"]
 
 
-def test_node_has_fewer_cores_than_declared(machine):
+def test_nodes_with_fewer_cores_than_declared_and_without_python(machine):
     machine.add_compss()
     project, resources = machine.write_files(WorkerNode("n1", 48, gpus=4))
     findings = findings_by_name(Request(project, resources, python=str(machine.add_python(cpus=16, gpus=4))))
     assert states(findings, "units of n1", "GPUs of n1") == ["missing", "ok"]
-
-
-def test_node_without_python(machine):
-    machine.add_compss()
     findings = findings_by_name(Request(nodes=("n1",), python="/no such/python"))
     assert states(findings, "Python on n1") == ["missing"]
     assert "/no such/python" in findings["Python on n1"].found
@@ -93,12 +82,8 @@ def test_invalid_files(machine):
     broken, other = machine.folder / "broken.xml", machine.folder / "other.xml"
     broken.write_text("<ResourcesList>")
     other.write_text(resources_xml([WorkerNode("elsewhere", 1)]))
-    assert states(
-        findings_by_name(Request(machine.folder / "none.xml", broken)), "project file", "resources file"
-    ) == [
-        "missing",
-        "missing",
-    ]
+    findings = findings_by_name(Request(machine.folder / "none.xml", broken))
+    assert states(findings, "project file", "resources file") == ["missing", "missing"]
     findings = findings_by_name(Request(project, other, python=str(machine.add_python())))
     assert findings["nodes"].found == "localhost of the project file not in the resources file"
     assert "nodes" not in findings_by_name(Request(project, resources, python=str(machine.add_python())))
@@ -124,16 +109,12 @@ def test_declared_units_and_gpus(machine, node, state):
     assert states(findings, "project file", "resources file") == ["ok", "ok"]
 
 
-def test_gpus_of_the_machine(machine):
+def test_gpus_and_workers_beyond_those_of_the_machine(machine):
     machine.add_compss()
     machine.add_printing_program("nvidia-smi", "GPU 0: A (UUID: x)", "GPU 1: A (UUID: y)")
     for gpus, state in ((2, "ok"), (1, "note"), (3, "missing")):
         _, resources = machine.write_files(WorkerNode("localhost", 2, gpus))
         assert states(findings_by_name(Request(resources=resources)), "GPUs of localhost") == [state]
-
-
-def test_more_workers_than_cores(machine):
-    machine.add_compss()
     _, resources = machine.write_files(*loopback_nodes(2, units=2))
     findings = findings_by_name(Request(resources=resources))
     assert findings["units of this machine"].found == "4 in all, 2 physical cores"

@@ -79,9 +79,6 @@ def test_y_and_weights_are_optional():
     dataset = read(x="x.npy", y="none", weight="none", blocks="none")
     assert dataset[1:] == (None, None)
     assert np.array_equal(dataset.x, X)
-
-
-def test_samples_may_have_weights():
     np.save("w.npy", Y / 20)
     for table in ({"x": "x.npy", "y": "y.npy", "weight": "w.npy"}, {"import": f"{__name__}:triple"}):
         assert np.array_equal(read(**table).weight, Y / 20)
@@ -149,12 +146,9 @@ def test_a_split_keeps_every_sample_with_its_target_and_weight(number, fraction,
         assert part.weight.tolist() == [n / 4 for n in part.y.tolist()]
 
 
-def test_the_seed_chooses_the_validation_samples():
+def test_the_seed_chooses_validation_samples_and_blocks_stay_as_many():
     chosen = [split_validation(Dataset(np.arange(100)), 0.3, seed)[1].x.tolist() for seed in (1, 1, 2)]
     assert chosen[0] == chosen[1] != chosen[2]
-
-
-def test_a_split_keeps_the_number_of_blocks():
     dataset = Dataset(BlockedTensor.from_array(np.arange(40), (4, 1)))
     training, validation = split_validation(dataset, 0.25, 0)
     assert (training.x.shape, training.x.number_samples, training.y) == ((4, 1), 30, None)
@@ -210,23 +204,13 @@ def test_a_split_data_set_keeps_samples_with_their_weights(make):
     assert sorted(found) == list(range(10))
 
 
-def test_a_split_of_a_data_set_keeps_wrong_targets():
-    training, validation = split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0)
-    for part in (training, validation):
-        with pytest.raises(TypeError, match="whose samples have targets in them"):
-            as_data_source(part.x, part.y, num_workers=1)
-
-
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter(())
 
 
 SPLITS = [
-    *(
-        (Dataset(np.arange(10)), fraction, "give a number between 0 and 1")
-        for fraction in (0, 1, -0.5, 2, True, "half")
-    ),
+    *((Dataset(np.arange(10)), each, "give a number between 0 and 1") for each in (0, 1, -0.5, 2, True, "half")),
     (Dataset(np.arange(10), np.arange(9)), 0.5, "have different lengths: x 10, y 9"),
     (Dataset(Pairs(), weight=np.arange(11)), 0.3, "different lengths: x 10, weight 11"),
     (Dataset(Stream()), 0.3, "no samples by number to take a fraction of"),
@@ -234,16 +218,19 @@ SPLITS = [
 
 
 @pytest.mark.parametrize(("dataset", "fraction", "message"), SPLITS)
-def test_invalid_fractions_are_errors(dataset, fraction, message):
+def test_invalid_splits_are_errors(dataset, fraction, message):
     with pytest.raises(ValueError, match=message):
         split_validation(dataset, fraction, 0)
 
 
-def test_samples_that_cannot_be_selected_are_errors():
+def test_what_cannot_be_selected_is_an_error():
     with pytest.raises(TypeError, match="have no numbers to select them by"):
         Samples(Stream()).select([0])
     with pytest.raises(ValueError, match="has no samples"):
         Samples(Pairs()).select([])
+    for part in split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0):
+        with pytest.raises(TypeError, match="whose samples have targets in them"):
+            as_data_source(part.x, part.y, num_workers=1)
 
 
 def test_a_run_reads_a_table_whose_reader_has_options(tmp_path, monkeypatch):

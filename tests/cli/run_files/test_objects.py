@@ -20,14 +20,12 @@ def test_strings_name_objects_and_tables_call_them():
     assert linear(out_features=4).out_features == 4
 
 
-def test_objects_are_resolved_at_any_depth_and_others_kept():
+def test_objects_are_resolved_at_any_depth_with_positional_arguments_and_keywords():
     value = {"a": [1, {"b": "import:math:pi"}], "c": "import", "d": {"import": "builtins:list"}}
     assert resolve(value) == {"a": [1, {"b": math.pi}], "c": "import", "d": []}
     net = resolve({"import": "torch.nn:Sequential", "arguments": [{"import": "torch.nn:ReLU"}]})
     assert isinstance(net[0], nn.ReLU)
 
-
-def test_arguments_are_positional_or_keywords():
     assert resolve({"import": "builtins:divmod", "arguments": [7, 2]}) == (3, 1)
     assert resolve({"import": "builtins:dict", "a": 1, "arguments": {"import": 2}}) == {"a": 1, "import": 2}
 

@@ -1,4 +1,4 @@
-"""Options from signatures: of a function defined here, and of the trainer's methods."""
+"""Options from signatures: of a function defined here, of the trainer's methods, and as --keys prints them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import pytest
 
 from compss_train import DistributedTrainer
+from compss_train.cli.fit import format_keys
 from compss_train.cli.run_files import RunFileError
 from compss_train.cli.run_files.options import REQUIRED, describe, parse_options, signature_options
 
@@ -43,7 +44,7 @@ def function(
     unknown: Unknown | None = None,
     bare=None,
     **others: Any,
-) -> None:
+):
     pass
 
 
@@ -51,19 +52,10 @@ def parse(**table):
     return parse_options("[s]", {"count": 1, **table}, signature_options(function))
 
 
-ACCEPTED = [
-    {"count": 3, "share": 1, "flag": True, "name": "y", "named": "a", "many": ["a"], "mapping": {"a": 1}},
-    {"share": 0.25, "unknown": "anything", "bare": [1]},
-    {"bare": "none"},
-]
-
-
-@pytest.mark.parametrize("table", ACCEPTED)
-def test_accepted_values_are_returned_unchanged(table):
-    assert parse(**table) == {"count": 1, **table}
-
-
-def test_none_objects_and_dataclasses_are_made():
+def test_accepted_values_are_returned_and_tables_made_into_dataclasses():
+    numbers = {"count": 3, "share": 1, "flag": True, "name": "y", "named": "a", "many": ["a"], "mapping": {"a": 1}}
+    for table in (numbers, {"share": 0.25, "unknown": "anything", "bare": [1]}, {"bare": "none"}):
+        assert parse(**table) == {"count": 1, **table}
     assert parse(name="none", box="none") == {"count": 1, "name": None, "box": None}
     assert parse(named="import:operator:neg")["named"](1) == -1
     assert parse(box={"size": 2}) == {"count": 1, "box": Box(2)}
@@ -116,3 +108,27 @@ def test_every_default_of_the_trainer_fits_what_it_takes(method):
     parse_options("[s]", table, {name: options[name] for name in defaults})
     assert defaults
     assert all(describe(option.annotation) for option in options.values())
+
+
+KEYS = {
+    "[trainer]": ["num_workers", "engine", "seed", "threads", "worker_timeout"],
+    "[data] and [validation], of arrays": ["x", "y", "weight", "blocks"],
+    "[data] and [validation], of a function, with its arguments as other keys": ["import", "blocks"],
+    "[validation], of a part of [data]": ["fraction"],
+    "[output]": ["folder", "checkpoint", "csv", "profile", "report", "tensorboard"],
+    "[output] checkpoint, a table": ["every", "keep", "best", "mode", "overwrite"],
+    "[fit] early_stopping, a table": ["monitor", "patience", "min_delta", "mode", "restore_best"],
+}
+LINES = {
+    "[fit]": "early_stopping = false # true or false or a table",
+    "[output]": "report = true # true or false or a table",
+    "[validation], of a part of [data]": "fraction (required) # a number",
+}
+
+
+def test_keys_are_printed_with_defaults_and_accepted_values():
+    sections = {}
+    for title, *lines in (block.splitlines() for block in format_keys().split("\n\n")):
+        sections[title] = {line.split()[0]: " ".join(line.split()) for line in lines}
+    assert {title: list(sections[title]) for title in KEYS} == KEYS
+    assert all(line in sections[title].values() for title, line in LINES.items())
