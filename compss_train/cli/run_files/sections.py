@@ -11,15 +11,13 @@ from torch import nn
 
 from compss_train import callbacks
 from compss_train._utils.validation import warn_user
-from compss_train.callbacks import Callback, JsonLines
+from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks
-from compss_train.callbacks.report import status_of
 from compss_train.cli.run_files import Errors, RunFile, Table
 from compss_train.cli.run_files.objects import CALL, call_object
 from compss_train.cli.run_files.options import Key, parse_options, signature_options
-from compss_train.cli.run_files.run_folder import RUNNING, RunFolder
+from compss_train.cli.run_files.run_folder import RunFolder
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.callback import TrainerProtocol
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.merge import Merge
 
@@ -143,7 +141,7 @@ def read_output(section: Table, folder: RunFolder, *, has_validation: bool) -> l
     if "report" not in given and find_spec("matplotlib") is None:
         warn_user("no report is written, as it needs matplotlib: pip install 'compss_train[report]'")
         given["report"] = False
-    writers: list[Callback] = [_HistoryFile(folder.history), _StateFile(folder)]
+    writers: list[Callback] = []
     for key, writer in WRITERS.items():
         value, where = given.get(key, writer.enabled), f"[output] {key}"
         if key == "checkpoint" and has_validation and value is not False:
@@ -159,32 +157,3 @@ def _make_callbacks(where: str, kind: type[Callback], value: Any, *paths: Path) 
     if value is False:
         return []
     return [kind(*paths, **parse_options(where, {} if value is True else value, callback_options(kind)))]
-
-
-class _HistoryFile(JsonLines):
-    """Writes the trainer's history to the run's folder as JSON lines, replacing an earlier file."""
-
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Write the rounds that the trainer has completed before."""
-        self.path.write_text("", encoding="utf-8")
-        for record in trainer.history:
-            self.on_round_end(trainer, record)
-
-
-class _StateFile(Callback):
-    """Writes to the run's folder whether it is running, complete, stopped or failed, and the process."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Write that the run is running."""
-        self._folder.write_state(RUNNING)
-
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
-        """Write that it is complete, or why it has stopped."""
-        self._folder.write_state(status_of(trainer))
-
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
-        """Write the exception."""
-        self._folder.write_state(status_of(trainer, error))

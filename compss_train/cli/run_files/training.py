@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from compss_train._utils.files import FolderLock, atomic_path, write_atomic
-from compss_train.callbacks import Callback
+from compss_train.callbacks import Callback, JsonLines
+from compss_train.callbacks.report import status_of
 from compss_train.cli.run_files import (
     HOME,
     Errors,
@@ -18,7 +19,7 @@ from compss_train.cli.run_files import (
     read_toml,
 )
 from compss_train.cli.run_files.data import Dataset, read_data
-from compss_train.cli.run_files.run_folder import RunFolder
+from compss_train.cli.run_files.run_folder import RUNNING, RunFolder
 from compss_train.cli.run_files.sections import ModelSpec, read_fit, read_model, read_output
 from compss_train.data import FileDataset
 from compss_train.exceptions import BadCheckpointError
@@ -129,18 +130,18 @@ def train(run: TrainingRun) -> DistributedTrainer:
 
     Raises ``RunFileError`` for an error that the fit finds before its first round.
     """
-    setup = _FolderSetup(run)
+    setup, files = _FolderSetup(run), _RunFiles(run)
     with ExitStack() as stack, run.model.build_trainer() as trainer:
         stack.callback(setup.lock.release)
-        callbacks = [setup, *run.fit["callbacks"], setup.start]
+        callbacks = [setup, *run.fit["callbacks"], files]
         try:
             trainer.fit(**{**run.arguments(), "callbacks": callbacks})
         except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
-            if setup.start.reached:
+            if files.reached:
                 raise
             raise RunFileError(f"{run.file.path}: {format_exception(error)}") from error
         finally:
-            if setup.start.reached and trainer.history:
+            if files.reached and trainer.history:
                 with atomic_path(run.folder.parameters) as path:
                     parameters.save(path, trainer.get_parameters())
     return trainer
@@ -153,7 +154,6 @@ class _FolderSetup(Callback):
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
-        self.start = _FitStart(run)
         self.lock = FolderLock(run.folder.path)
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
@@ -167,26 +167,34 @@ class _FolderSetup(Callback):
                 lock.acquire()
                 lock.release()
             folder.clear()
-        if not folder.run_file.exists():
-            _write_configuration(self._run, trainer)
+        if not folder.run_file.exists():  # which says whose folder it is, also if another callback refuses to start
+            write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
 
 
-class _FitStart(Callback):
-    """The last callback: records in ``reached`` that no other callback has refused to start."""
+class _RunFiles(JsonLines):
+    """The last callback: writes the history with all that others add to its records, and the state of the run."""
 
     reached = False
+    """Whether no other callback has refused to start."""
 
     def __init__(self, run: TrainingRun) -> None:
+        super().__init__(run.folder.history)
         self._run = run
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Record the start; for a resumed run, write its configuration and remove its outdated parameters."""
-        if self._run.resume:
-            _write_configuration(self._run, trainer)
-            self._run.folder.parameters.unlink(missing_ok=True)
+        """Write the run's configuration and the rounds that were completed before; remove outdated parameters."""
+        folder = self._run.folder
+        write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
+        write_atomic(folder.configuration, json.dumps(trainer.configuration, indent=1))
+        folder.parameters.unlink(missing_ok=True)
+        trainer.history.save(folder.history)
+        folder.write_state(RUNNING)
         self.reached = True
 
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+        """Write that the run is complete, or why it has stopped."""
+        self._run.folder.write_state(status_of(trainer))
 
-def _write_configuration(run: TrainingRun, trainer: TrainerProtocol) -> None:
-    write_atomic(run.folder.run_file, run.file.dumps(trainer.seed))
-    write_atomic(run.folder.configuration, json.dumps(trainer.configuration, indent=1))
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+        """Write the exception."""
+        self._run.folder.write_state(status_of(trainer, error))
