@@ -157,8 +157,15 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
 
 def _selection(dataset: Dataset) -> tuple[int, str, Callable[[NDArray[np.intp]], Dataset]]:
     """Return how many parts a data set has, what they are, and the function that returns a data set of some."""
-    if isinstance(dataset.x, FileDataset):
-        return len(dataset.x.files), "files", lambda indices: dataset._replace(x=_select_files(dataset.x, indices))
+    if isinstance(whole := dataset.x, FileDataset):
+
+        def select_files(indices: NDArray[np.intp]) -> Dataset:
+            selected = copy.copy(whole)
+            selected.files = [whole.files[index] for index in indices]
+            selected.files_len = {name: whole.files_len[name] for name in selected.files}
+            return dataset._replace(x=selected)
+
+        return len(whole.files), "files", select_files
     parts = {name: _as_indexed(part) for name, part in dataset._asdict().items() if part is not None}
     lengths = {name: len(part.dataset if isinstance(part, Samples) else part) for name, part in parts.items()}
     if len(set(lengths.values())) > 1:
@@ -184,11 +191,3 @@ def _as_indexed(part: Any) -> Any:
     if samples.is_stream:
         raise ValueError("an IterableDataset has no samples by number to take a fraction of; name others")
     return samples
-
-
-def _select_files(dataset: FileDataset, indices: NDArray[np.intp]) -> FileDataset:
-    """Return a data set of some of the files, with the same options."""
-    selected = copy.copy(dataset)
-    selected.files = [dataset.files[index] for index in indices]
-    selected.files_len = {name: dataset.files_len[name] for name in selected.files}
-    return selected
