@@ -110,8 +110,10 @@ def no_packages(machine, monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
 
 
-def few_open_files(machine, monkeypatch):
-    monkeypatch.setattr(local_machine.resource, "getrlimit", lambda _: (256, 256))
+def test_limits_of_open_files(machine, monkeypatch):
+    for limit, state in ((256, "warning"), (1024, "ok"), (-1, "ok")):
+        monkeypatch.setattr(local_machine.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert states(findings_by_name(), "open files") == [state]
 
 
 def unwritable(machine, monkeypatch):
@@ -147,7 +149,6 @@ def java_home_without_java(machine, monkeypatch):
     [
         (no_packages, "torch", "pip install torch"),
         (no_packages, "numpy", "pip install numpy"),
-        (few_open_files, "open files", "256 at most; ulimit -n 1024"),
         (unwritable, "~/.COMPSs", "not writable"),
         (other_python, "pycompss", "compiled as compss.cpython-36m"),
         (failing_runcompss, "runcompss", "ERROR: Cannot find Java"),
@@ -160,5 +161,5 @@ def java_home_without_java(machine, monkeypatch):
 def test_what_is_missing_is_found(machine, monkeypatch, break_machine, missing, text):
     break_machine(machine, monkeypatch)
     finding = findings_by_name()[missing]
-    assert finding.state == ("warning" if missing == "open files" else "missing")
+    assert finding.state == "missing"
     assert text.format(home=machine.home) in f"{finding.found}; {finding.advice}"
