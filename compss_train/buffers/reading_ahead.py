@@ -122,7 +122,9 @@ class _LoadQueue(Generic[Item, Result]):
             try:
                 self._deliver(number, self._load(item), None)
             except StopIteration as error:  # would end the iteration silently
-                self._deliver(number, None, _chained(RuntimeError("load raised StopIteration"), error))
+                stopped = RuntimeError("load raised StopIteration")
+                stopped.__cause__ = error
+                self._deliver(number, None, stopped)
             except BaseException as error:
                 self._deliver(number, None, error)
 
@@ -203,11 +205,6 @@ class _LoadQueue(Generic[Item, Result]):
         close = getattr(self._items, "close", None)
         if close is not None:
             close()
-
-
-def _chained(error: RuntimeError, cause: BaseException) -> RuntimeError:
-    error.__cause__ = cause
-    return error
 
 
 def batches_through(buffer: Buffer, chunks: Iterable[Any], batch_size: int) -> Iterator[Any]:

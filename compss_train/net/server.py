@@ -5,7 +5,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import zmq
@@ -56,18 +55,14 @@ class MessageServer(Closable):
         try:
             header, arrays = unpack(frames)
             if client not in self._clients:
-                self._admit(client, header, frames[0])
+                proof = str(header.pop("proof", ""))  # of the token, at a socket file
+                if self._proof is not None and not hmac.compare_digest(proof.encode(), self._proof.encode()):
+                    raise PermissionError(WRONG_TOKEN)
+                self._clients[client] = int(frames[0].get("__fd"))
         except (MessageError, PermissionError) as error:
             self.send(client, {"error": str(error)})
             return (client, None, []) if self._clients.pop(client, None) else None
         return client, header, arrays
-
-    def _admit(self, client: bytes, header: Header, frame: Any) -> None:
-        """Raise ``PermissionError`` for a client at a socket file that does not have the token."""
-        proof = str(header.pop("proof", ""))
-        if self._proof is not None and not hmac.compare_digest(proof.encode(), self._proof.encode()):
-            raise PermissionError(WRONG_TOKEN)
-        self._clients[client] = int(frame.get("__fd"))
 
     def _next_lost(self) -> Received | None:
         """Return a client that has disconnected; its messages have all been received."""

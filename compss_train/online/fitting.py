@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from compss_train.model.parameters import Parameters
-from compss_train.net.connection import Header
-from compss_train.online.event_server import Client, Event, EventServer
+from compss_train.online.event_server import Event, EventServer
 from compss_train.online.options import OnlineJob
 from compss_train.online.records import Recorder
 from compss_train.online.simulation_queue import SimulationQueue
@@ -122,15 +121,12 @@ class OnlineFit:
         elif client.role == "simulation":
             self._runner.handle(client, header)
         elif client.role == "sender":
-            self._handle_sender(client, header)
+            try:
+                self._senders.handle(client, header)
+            except (ValueError, TypeError, LookupError) as error:  # a malformed message of a foreign program
+                client.send({"error": f"{type(error).__name__}: {error}"})
         elif header is not None:
             self._recorder.complete(header.get("evaluated"))
-
-    def _handle_sender(self, client: Client, header: Header | None) -> None:
-        try:
-            self._senders.handle(client, header)
-        except (ValueError, TypeError, LookupError) as error:  # a malformed message of a foreign program
-            client.send({"error": f"{type(error).__name__}: {error}"})
 
     def _check(self) -> None:
         self._workers.restart_lost()

@@ -178,7 +178,8 @@ class Receiver(Closable):
             return len(burst)
         numbers = [int(header["sample"]) for header, _ in new]
         samples = self._stack(stream, new)
-        self._record_puts(stream, numbers)
+        if self._checkpointing:  # the order of puts, before they happen
+            self._unsaved_puts.extend((stream, number) for number in numbers)
         put = len(new)
         try:
             self._buffer.put_many(samples, timeout=_TICK)
@@ -190,7 +191,8 @@ class Receiver(Closable):
             elif not isinstance(error, BufferFullError) or error.final:
                 raise
         finally:
-            self._remove_puts(len(new) - put)
+            for _ in range(len(new) - put if self._checkpointing else 0):
+                self._unsaved_puts.pop()
             if put:
                 self._offsets[stream] = numbers[put - 1] + 1
         return len(burst) - len(new) + put
@@ -202,16 +204,6 @@ class Receiver(Closable):
             return columns
         steps = np.array([int(header["step"]) for header, _ in messages])
         return TimeStep(np.full(len(messages), stream), steps, columns)
-
-    def _record_puts(self, stream: int, numbers: list[int]) -> None:
-        """Record the order of puts, for ``snapshot``, before they happen."""
-        if self._checkpointing:
-            self._unsaved_puts.extend((stream, number) for number in numbers)
-
-    def _remove_puts(self, number: int) -> None:
-        if self._checkpointing:
-            for _ in range(number):
-                self._unsaved_puts.pop()
 
     def snapshot(self) -> tuple[dict[str, Any], Offsets]:
         """Return the buffer's state and the offsets that belong to it, consistent with each other."""

@@ -104,8 +104,15 @@ class Progress:
             **skipped_batches(sum(skipped)),
             "simulations": simulations,
             "workers": [
-                self._worker_fields(worker, own) | skipped_batches(skipped[worker])
-                for worker, own in enumerate(reports)
+                {
+                    "worker": worker,
+                    **_counts(own),
+                    "received": buffer.put,
+                    "buffer": buffer.held,
+                    **(self.measures.values(own) if own else {}),
+                    **skipped_batches(skipped[worker]),
+                }
+                for worker, (own, buffer) in enumerate(zip(reports, self._buffers, strict=True))
             ],
         }
 
@@ -120,10 +127,6 @@ class Progress:
 
     def _total(self, name: str) -> int:
         return sum(getattr(buffer, name) for buffer in self._buffers)
-
-    def _worker_fields(self, worker: int, reports: Sequence[Report]) -> dict[str, Any]:
-        held = {"received": self._buffers[worker].put, "buffer": self._buffers[worker].held}
-        return {"worker": worker, **_counts(reports), **held, **(self.measures.values(reports) if reports else {})}
 
 
 def _counts(reports: Sequence[Report]) -> dict[str, int]:

@@ -127,7 +127,9 @@ class SimulationQueue:
     def record_failure(self, simulation: Simulation, reason: str, text: str = "") -> bool:
         """Record a failure with its traceback, warn, and return True if retries are left."""
         simulation.failures += 1
-        what = f"simulation {simulation.number} of input {_abbreviated(simulation.value)} failed: {reason}"
+        value = repr(simulation.value)
+        value = value if len(value) <= 80 else f"{value[:77]}..."
+        what = f"simulation {simulation.number} of input {value} failed: {reason}"
         if simulation.failures <= self._retries:
             warn_user(f"{what}; retry {simulation.failures} of {self._retries}")
             return True
@@ -159,8 +161,3 @@ class _Failure:
     what: str
     text: str
     since: float
-
-
-def _abbreviated(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

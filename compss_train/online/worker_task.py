@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import torch
 
 from compss_train._utils.closing import Closable
-from compss_train.buffers import Buffer, BufferDrainedError
+from compss_train.buffers import BufferDrainedError
 from compss_train.data.block import Block
 from compss_train.data.block_passes import Place
 from compss_train.data.order import Batching, buffer_seed
@@ -205,7 +205,10 @@ class OnlineWorker:
         )
         self._base = self._exchange.pull(server)
         self._learner = Learner(training_spec, self._base, initial, work)
-        self._buffer = self._make_buffer(number, checkpoint)
+        seed = buffer_seed(job.seed, 0, number)
+        self._buffer = job.buffer.make(job.batch_size, seed, pin_memory=is_gpu(device))
+        if checkpoint is not None:
+            self._buffer.load_state_dict(checkpoint.buffer)
         self._batches = self._merged = 0 if checkpoint is None else checkpoint.batches
         self._local_host = _local_host(job.coordinator)
         self._failed: Exception | None = None  # in a thread of the receiver
@@ -228,13 +231,6 @@ class OnlineWorker:
     def _fail(self, error: Exception) -> None:
         """End the task with an error of the receiver."""
         self._failed = error
-
-    def _make_buffer(self, number: int, checkpoint: WorkerCheckpoint | None) -> Buffer:
-        seed = buffer_seed(self._job.seed, 0, number)
-        buffer = self._job.buffer.make(self._job.batch_size, seed, pin_memory=is_gpu(self._device))
-        if checkpoint is not None:
-            buffer.load_state_dict(checkpoint.buffer)
-        return buffer
 
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""

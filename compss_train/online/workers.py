@@ -244,7 +244,7 @@ class Workers:
             return
         worker.losses = 0
         worker.saved_offsets = dict(offsets.reshape(-1, 2).tolist())
-        safe = [each for each in self._simulations.done if not self._is_needed(each)]
+        safe = [each for each in self._simulations.done if not self._lacked(each)]
         for simulation in safe:
             self._simulations.forget(simulation)
         # A worker without address is still connecting: its first message must be the reply to its greeting.
@@ -260,7 +260,7 @@ class Workers:
                 "space, set TMPDIR to another folder, or give checkpoint_every=None"
             )
 
-    def _is_needed(self, simulation: Simulation) -> bool:
+    def _lacked(self, simulation: Simulation) -> bool:
         """Return True if the death of some worker would require this simulation again."""
         return any(worker.lacks_samples(self._job, simulation.number, simulation.samples) for worker in self.all)
 

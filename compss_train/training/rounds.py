@@ -306,7 +306,8 @@ class RoundRunner:
                 self._of_worker(worker, part)
                 for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True)
             ],
-            **self._validated(values),
+            **(self.measures.values(values[PLAIN], PLAIN) if values[PLAIN] else {}),
+            **(self.measures.values(values[AVERAGED], AVERAGED) if values[AVERAGED] else {}),
         }
 
     def _of_worker(self, worker: int, part: Measured) -> Record:
@@ -318,10 +319,4 @@ class RoundRunner:
             "started": part.started,
             **({} if part.files is None else {"files": part.files}),
             **skipped_batches(part.skipped_batches),
-        }
-
-    def _validated(self, values: Mapping[str, list[Measured]]) -> dict[str, Any]:
-        prefixes = {prefix: values[prefix] for prefix in (PLAIN, AVERAGED) if values[prefix]}
-        return {
-            name: v for prefix, sums in prefixes.items() for name, v in self.measures.values(sums, prefix).items()
         }

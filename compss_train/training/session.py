@@ -100,7 +100,11 @@ class Session:
     ) -> WorkerGroup:
         """Publish the samples and return the workers that train on them."""
         sharing = min(data.shares(options.order), len(self.devices))
-        places = self.engine.places(self.resources) if self._may_share(options) else 0
+        # Each worker has a task of its own where it merges by itself, where sums would have more bytes than
+        # compressed changes, and on GPUs, which workers share in another order.
+        merge = options.merge
+        may_share = merge.kind == "synchronous" and merge.dtype is None and not self.resources.gpus
+        places = self.engine.places(self.resources) if may_share else 0
         seconds = self._sample_seconds * options.worker_samples(data.sizes, sharing)
         active = ranges_for_costs(sharing, places, seconds, self.engine.traits.task_seconds)
         self.regroup([*active, *(range(n, n + 1) for n in range(sharing, len(self.devices)))])
@@ -138,14 +142,6 @@ class Session:
                 check_picklable(dataset=data.reader)  # names the attribute
                 raise
         return published
-
-    def _may_share(self, options: FitOptions) -> bool:
-        """Return whether workers may train in one task, one after another.
-
-        Each has its own where it merges by itself, where sums would have more bytes than compressed changes, and on
-        GPUs, which they share in another order.
-        """
-        return options.merge.kind == "synchronous" and options.merge.dtype is None and not self.resources.gpus
 
     def inference(self, data: DataSource, batch_size: int | None = None) -> Inference:
         """Publish samples for evaluation or prediction, by default in batches of their own, or large ones."""

@@ -34,7 +34,7 @@ from compss_train.worker.state import (
     with_tensors,
 )
 from compss_train.worker.trace import Tracer
-from compss_train.worker.work import OptimizerState, Work
+from compss_train.worker.work import Work
 
 LEAST_SCALE = 1e-4
 """Losses of fp16 are never scaled by less: gradients that overflow nevertheless are NaN, or have diverged."""
@@ -71,7 +71,10 @@ class Learner:
         self.replica = training_spec.replica(parameters, work.device, training=True)
         self.net = self.replica.training_spec.net
         restore_buffers(self.net, state.buffers, work.device)
-        self.optimizer = _starting_optimizer(self.replica, state.optimizer, moments, work.step.optimizer_state)
+        reset = work.step.optimizer_state == "reset"
+        self.optimizer = optimizer_of(self.replica, None if reset else state.optimizer)
+        if moments and not reset and state.optimizer is None:
+            load_moments(self.optimizer, moments)
         self._accumulator = MetricAccumulator(training_spec.measures)
         self._stepper = OptimizerStepper(
             self.replica,
@@ -104,7 +107,9 @@ class Learner:
     def _train_epoch(self, epoch: int, batches: Iterator[PlacedBatch]) -> int:
         drawn = 0
         anew = self._work.step.optimizer_state == "reset_blocks"
-        changes = _hyperparameter_changes(self._work, epoch)
+        timed = (self._work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
+        planned = batches_in_epoch(self._work, epoch) if len(timed) > 1 else 0
+        changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
         current: Hyperparameters | None = None
         for number, (place, batch) in enumerate(batches):
             current = changes.get(number, current)
@@ -181,23 +186,6 @@ class Learner:
             scaler=self._stepper.scaler.state_dict() or None,
             callbacks=self._callbacks.states(),
         )
-
-
-def _starting_optimizer(
-    replica: ModelReplica, state: dict[str, Any] | None, moments: Parameters | None, option: OptimizerState | None
-) -> torch.optim.Optimizer:
-    """Return the optimizer of a task: with the worker's own state, else with the moments, else new."""
-    optimizer = optimizer_of(replica, None if option == "reset" else state)
-    if option != "reset" and state is None and moments:
-        load_moments(optimizer, moments)
-    return optimizer
-
-
-def _hyperparameter_changes(work: Work, epoch: int) -> dict[int, Hyperparameters]:
-    """Return the hyperparameters that a learning-rate schedule sets in an epoch, by the number of the batch."""
-    timed = (work.hyperparameters or {}).get(epoch, ())
-    planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
-    return {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
 
 
 def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.optim.Optimizer:

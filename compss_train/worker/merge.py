@@ -124,12 +124,9 @@ def _relative_to_mean(stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[A
 def _kind(optimizer: torch.optim.Optimizer) -> str:
     """Return the optimizer's class with the options that are on, such as ``amsgrad``: they decide what it keeps."""
     own = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
-    on = [name for name, value in optimizer.param_groups[0].items() if name not in own and _is_on(value)]
+    options = optimizer.param_groups[0].items()
+    on = [name for name, value in options if name not in own and not torch.is_tensor(value) and value]
     return " ".join([type(optimizer).__name__, *on])
-
-
-def _is_on(value: object) -> bool:
-    return not isinstance(value, torch.Tensor) and bool(value)
 
 
 def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any] | None) -> None:

@@ -92,10 +92,8 @@ def collated(replica: ModelReplica, place: Place, batch: Batch, reseed: Reseed) 
     elif spec.collate is not None:
         x, y = collate_pairs(spec.collate, [_sample(batch, number) for number in range(batch.samples)])
         return batch._replace(x=x, y=y, samples_before=batch.samples)
-    return _padded(batch) if has_ragged(batch) else batch
-
-
-def _padded(batch: Batch) -> Batch:
+    if not has_ragged(batch):
+        return batch
     x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)
     return batch._replace(x=x, y=map_leaves(_padded_target, batch.y), samples_before=batch.samples)
 

@@ -35,7 +35,10 @@ _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the cor
 
 def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int, structure: ColumnStructure = SINGLE) -> Work:
     """Return the work on all samples of these blocks or files in their order, for evaluation and prediction."""
-    sizes = xs.sizes if isinstance(xs, FilePart) else {n: len(rows) for n, rows in enumerate(_first_column(xs))}
+    if isinstance(xs, FilePart):
+        sizes = xs.sizes
+    else:
+        sizes = {n: len(rows) for n, rows in enumerate(columns_of(xs, [])[0] if xs else [])}
     reading = Reading(
         batching=Batching(size=batch_size),
         structure=replace(structure, bucketed=False),
@@ -144,10 +147,6 @@ def columns_of(xs: Sequence[Any], others: Sequence[Block]) -> list[Sequence[Bloc
     blocks = [*xs, *others]
     columns = range(0, len(blocks), len(xs) or 1)  # no blocks, where all samples are in a buffer
     return [blocks[start : start + len(xs)] for start in columns]
-
-
-def _first_column(xs: Sequence[Any]) -> Sequence[Block]:
-    return columns_of(xs, [])[0] if xs else []
 
 
 class BlockSource(Source):
