@@ -18,6 +18,7 @@ from compss_train.cli.run_files.data import Dataset, split_validation
 from compss_train.model import parameters
 from compss_train.training.checkpoints.storage import read_latest_checkpoint
 from tests.cli.user_objects import USER_OBJECTS, data, history, weighted
+from tests.helpers.documents import ROOT
 from tests.helpers.models import SGD, assert_same_bits, mlp
 
 NETWORK = """
@@ -258,7 +259,7 @@ def test_a_run_of_arrays_resumes_with_more_workers(run_file, command):
     assert [len(json.loads(record)["workers"]) for record in records] == [2, 2, 2]  # of two blocks
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "command-line.md"
+DOCS = ROOT / "docs/command-line.md"
 
 
 def block_of(text, language):
