@@ -1,15 +1,14 @@
 """Reading ahead: loading, decoding and transforms run in threads while the model trains.
 
-``ReadAhead`` applies a function to items in threads, a few items ahead of the consumer; nested, they form a
-pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
+``ReadAhead`` applies a function to items in threads, a few items ahead of the consumer. ``batches_through`` passes
+loaded samples through a buffer.
 """
 
-import heapq
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, Self, TypeVar
 
 from compss_train._utils.validation import check_count
@@ -29,7 +28,7 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     Parameters
     ----------
     items:
-        The items to load; iterated over in the threads, one at a time, and at most ``depth`` items ahead.
+        The items to load; iterated over in the thread of the consumer, at most ``depth`` items ahead.
     load:
         Called in the threads. Reading, and most of numpy and torch, runs in parallel with the training; Python code
         takes turns with it, because of the global interpreter lock.
@@ -43,8 +42,8 @@ class ReadAhead(Iterator[Result], Generic[Result]):
 
     The threads start at once. An exception in ``items`` or ``load`` is raised in place of its result and ends the
     iteration. ``close()``, a ``with`` block and garbage collection stop the threads: waiting ones at once, loading
-    ones when ``load`` returns, for which ``close`` waits up to a second. Then ``items`` is closed if it is a
-    generator. If ``items`` is another ``ReadAhead``, it is stopped at once.
+    ones when ``load`` returns, for which ``close`` waits up to a second. ``close`` then closes ``items`` if it is a
+    generator or another ``ReadAhead``, the stage before in a pipeline.
     """
 
     def __init__(
@@ -62,35 +61,56 @@ class ReadAhead(Iterator[Result], Generic[Result]):
             raise ValueError(
                 f"depth={depth}, threads={threads}: each thread loads a result; give a depth of at least {threads}"
             )
-        self._queue: _LoadQueue[Any, Result] = _LoadQueue(items, load, depth, ordered)
-        self._threads = [
-            threading.Thread(target=self._queue.run, name=f"read-ahead-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        weakref.finalize(self, self._queue.stop)  # the threads refer to the queue only, not to this object
-        for thread in self._threads:
-            thread.start()
+        self._items, self._load, self._depth, self._ordered = iter(items), load, depth, ordered
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
+        self._ahead: list[Future[Result]] = []
+        self._exhausted = False
+        # The threads refer to the pool only, not to this object.
+        self._stop = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        self._start_loading()
+
+    def _start_loading(self) -> None:
+        while not self._exhausted and len(self._ahead) < self._depth:
+            try:
+                self._ahead.append(self._pool.submit(self._load, next(self._items)))
+            except StopIteration:
+                self._exhausted = True
+                self._pool.shutdown(wait=False)
+            except BaseException as error:
+                self._exhausted = True
+                self._ahead.append(Future())
+                self._ahead[-1].set_exception(error)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Result:
-        return self._queue.take()
+        if not self._ahead:
+            raise StopIteration
+        done = set(self._ahead[:1]) if self._ordered else wait(self._ahead, return_when=FIRST_COMPLETED).done
+        future = next(each for each in self._ahead if each in done)
+        if isinstance(error := future.exception(), StopIteration):  # would end the iteration silently
+            self.close()
+            raise RuntimeError("load raised StopIteration") from error
+        if error is not None:
+            self.close()
+            raise error
+        self._ahead.remove(future)
+        self._start_loading()
+        return future.result()
 
     @property
     def ready(self) -> bool:
         """Whether the next result is available without waiting."""
-        return self._queue.is_ready()
+        return any(each.done() for each in (self._ahead[:1] if self._ordered else self._ahead))
 
     def close(self) -> None:
         """Stop the threads and end the iteration."""
-        self._queue.stop()
-        until = time.monotonic() + _JOIN_SECONDS
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
-        if not any(thread.is_alive() for thread in self._threads):
-            self._queue.close_items()
+        self._stop()
+        wait([each for each in self._ahead if not each.cancelled()], timeout=_JOIN_SECONDS)
+        self._ahead, self._exhausted = [], True
+        if hasattr(self._items, "close"):
+            self._items.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,189 +119,51 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         self.close()
 
 
-class _LoadQueue(Generic[Item, Result]):
-    """The state shared by threads and consumer: items to load, and results by number in a priority queue."""
-
-    def __init__(self, items: Iterable[Item], load: Callable[[Item], Result], depth: int, ordered: bool) -> None:
-        self._source = items
-        self._items = iter(items)
-        self._load = load
-        self._depth = depth
-        self._ordered = ordered
-        self._item_lock = threading.Lock()  # held by the thread that takes the next item
-        self._changed = threading.Condition()
-        self._results: list[tuple[int, Result | None, BaseException | None]] = []  # a heap by rank
-        self._started = self._delivered = self._taken = 0
-        self._exhausted = False  # no more items
-        self._stopped = False  # results are dropped
-
-    def run(self) -> None:
-        """Load items until they are exhausted or the queue is stopped."""
-        while (numbered := self._next_item()) is not None:
-            number, item = numbered
-            try:
-                self._deliver(number, self._load(item), None)
-            except StopIteration as error:  # would end the iteration silently
-                stopped = RuntimeError("load raised StopIteration")
-                stopped.__cause__ = error
-                self._deliver(number, None, stopped)
-            except BaseException as error:
-                self._deliver(number, None, error)
-
-    def _next_item(self) -> tuple[int, Item] | None:
-        """Return the number and the next item as soon as there is room for its result."""
-        with self._item_lock:
-            with self._changed:
-                self._changed.wait_for(lambda: self._exhausted or self._started - self._taken < self._depth)
-                if self._exhausted:
-                    return None
-                number = self._started
-            try:
-                item = next(self._items)
-            except StopIteration:
-                self._mark_exhausted()
-                return None
-            except BaseException as error:
-                self._count_started()
-                self._deliver(number, None, error)
-                self._mark_exhausted()
-                return None
-            self._count_started()
-            return number, item
-
-    def _count_started(self) -> None:
-        with self._changed:
-            self._started += 1
-
-    def _mark_exhausted(self) -> None:
-        with self._changed:
-            self._exhausted = True
-            self._changed.notify_all()
-
-    def _deliver(self, number: int, result: Result | None, error: BaseException | None) -> None:
-        with self._changed:
-            if not self._stopped:
-                rank = number if self._ordered else self._delivered
-                heapq.heappush(self._results, (rank, result, error))
-                self._delivered += 1
-                self._changed.notify_all()
-
-    def take(self) -> Result:
-        """Wait for the next result and return it; raise its exception, or ``StopIteration`` after the last."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_next() or self._is_finished())
-            if not self._has_next():
-                raise StopIteration
-            _, result, error = heapq.heappop(self._results)
-            self._taken += 1
-            self._changed.notify_all()
-        if error is not None:
-            self.stop()
-            raise error
-        return result  # type: ignore[return-value]
-
-    def is_ready(self) -> bool:
-        """Return whether ``take`` would return or raise without waiting."""
-        with self._changed:
-            return self._has_next() or self._is_finished()
-
-    def _has_next(self) -> bool:
-        return bool(self._results) and self._results[0][0] == self._taken
-
-    def _is_finished(self) -> bool:
-        return self._stopped or (self._exhausted and self._taken == self._started)
-
-    def stop(self) -> None:
-        """Drop all results, let the threads end, and stop the previous stages of the pipeline."""
-        with self._changed:
-            self._exhausted = self._stopped = True
-            self._results.clear()
-            self._changed.notify_all()
-        if isinstance(self._source, ReadAhead):
-            self._source._queue.stop()
-
-    def close_items(self) -> None:
-        """Close the iterator of items, which may be a generator with open files."""
-        close = getattr(self._items, "close", None)
-        if close is not None:
-            close()
-
-
-def batches_through(buffer: Buffer, chunks: Iterable[Any], batch_size: int) -> Iterator[Any]:
+def batches_through(
+    buffer: Buffer, chunks: Iterable[Any], batch_size: int, *, least: int | None = None
+) -> Iterator[Any]:
     """Iterate over batches from a buffer that a thread fills with chunks (arguments of ``put_many``).
 
-    Ends when all chunks have been put and the buffer is empty. An exception in ``chunks`` is raised in place of the
-    next batch. Leaving the iteration early stops the thread.
+    Ends when all chunks have been put and the buffer is empty; with ``least``, when all chunks have been put and as
+    many batches were drawn, or no other is available: reception does not end then, so that the samples that are
+    left can be drawn later. An exception in ``chunks`` is raised in place of the next batch. Leaving the iteration
+    early stops the thread.
     """
-    with _FillThread(buffer, chunks) as filling:
-        while True:
+    errors: list[BaseException] = []
+
+    def fill() -> None:
+        try:
+            for chunk in chunks:
+                buffer.put_many(chunk)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            if least is None:
+                buffer.signal_reception_over()
+
+    thread = threading.Thread(target=fill, name="fill-buffer", daemon=True)
+    thread.start()
+    drawn = 0
+    try:
+        while (running := thread.is_alive()) or least is None or drawn < least:
             try:
-                batch = buffer.get_batch(batch_size)
+                batch = buffer.get_batch(batch_size, timeout=None if least is None else _POLL_SECONDS)
             except BufferDrainedError:
-                batch = None
-            filling.raise_error()
-            if batch is None:
-                return
-            yield batch
-
-
-def batches_while_filling(buffer: Buffer, chunks: Iterable[Any], batch_size: int, least: int) -> Iterator[Any]:
-    """Iterate over batches from a buffer while a thread fills it with chunks, and then up to ``least`` of them.
-
-    Reception does not end, so that the samples that are left can be drawn later.
-    """
-    with _FillThread(buffer, chunks, ends_reception=False) as filling:
-        drawn = 0
-        while (running := filling.running) or drawn < least:
-            try:
-                batch = buffer.get_batch(batch_size, timeout=_POLL_SECONDS)
+                break
             except queue.Empty:
                 if not running:
                     break
-            else:
-                drawn += 1
-                yield batch
-        filling.raise_error()
-
-
-class _FillThread:
-    """A thread that fills a buffer."""
-
-    def __init__(self, buffer: Buffer, chunks: Iterable[Any], *, ends_reception: bool = True) -> None:
-        self._buffer = buffer
-        self._chunks = chunks
-        self._ends_reception = ends_reception
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="fill-buffer", daemon=True)
-
-    def _run(self) -> None:
-        try:
-            for chunk in self._chunks:
-                self._buffer.put_many(chunk)
-        except BaseException as error:
-            self._error = error
-        finally:
-            if self._ends_reception:
-                self._buffer.signal_reception_over()
-
-    @property
-    def running(self) -> bool:
-        """Whether chunks are left."""
-        return self._thread.is_alive()
-
-    def raise_error(self) -> None:
-        """Raise the thread's exception, if any."""
-        if self._error is not None:
-            raise self._error
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.running:  # it may wait for room
-            self._buffer.signal_reception_over()
-        if isinstance(self._chunks, ReadAhead):
-            self._chunks.close()
-        if self._thread is not threading.current_thread():  # when garbage is collected in it
-            self._thread.join(_JOIN_SECONDS)
+                continue
+            if errors:
+                break
+            drawn += 1
+            yield batch
+        if errors:
+            raise errors[0]
+    finally:
+        if thread.is_alive():  # it may wait for room
+            buffer.signal_reception_over()
+        if thread is not threading.current_thread():  # when garbage is collected in it
+            thread.join(_JOIN_SECONDS)
+        if isinstance(chunks, ReadAhead):
+            chunks.close()

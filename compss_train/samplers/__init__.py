@@ -1,14 +1,16 @@
 """Samplers: partial shuffles of samples in many files."""
 
-from compss_train.samplers.by_file import DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2
-from compss_train.samplers.partial import PartialShuffleSampler
-from compss_train.samplers.pools import PartialShuffle, Pools, partial_order
+from compss_train.samplers.partial import (
+    DistributedSamplerViaLocallyShuffle,
+    DistributedSamplerViaLocallyShuffleV2,
+    PartialShuffleSampler,
+)
+from compss_train.samplers.pools import PartialShuffle, partial_order
 
 __all__ = [
     "DistributedSamplerViaLocallyShuffle",
     "DistributedSamplerViaLocallyShuffleV2",
     "PartialShuffle",
     "PartialShuffleSampler",
-    "Pools",
     "partial_order",
 ]

@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.readers import Arrays
@@ -35,10 +35,6 @@ class FileReads:
     most_held: int = 0
     """Maximum number of files in memory at a time."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the statistics by name."""
-        return asdict(self)
-
 
 class FileLoader:
     """Reads row ranges of files in ``part.threads`` threads, and holds at most ``file_buffer`` files in memory.
@@ -54,9 +50,8 @@ class FileLoader:
         self._part = part
         self._file_buffer = file_buffer
         self._level = logging.INFO if debug else logging.DEBUG
-        self._opened = 0  # files opened since the iteration began; counted by one reading thread at a time
+        self._held: list[int] = []  # as many numbers as files that are in memory or being read
         self._loading: set[int] = set()  # files that threads are reading for the consumer
-        self._released = 0  # files that the consumer has released; counted before the next one is read
         self.reads = FileReads()
         self.skipped: dict[str, str] = {}
 
@@ -69,16 +64,13 @@ class FileLoader:
         ``upcoming`` are the files that are needed next. After those of the ranges they are read into the cache,
         while the consumer works on the last rows, until it leaves the context; no more than are read ahead.
         """
-        try:
-            needed = map(self._counted, row_ranges)
-            if self._file_buffer == 1:
-                yield self._measured(map(self._load, needed))
-                return
-            items: Iterable[RowRange | int] = needed if self._part.cache is None else chain(needed, upcoming)
-            with ReadAhead(items, self._load, threads=self._part.threads, depth=self._file_buffer - 1) as ahead:
-                yield self._measured(islice(ahead, len(row_ranges)), ahead)
-        finally:
-            self._opened = self._released = 0
+        self._held.clear()
+        if self._file_buffer == 1:
+            yield self._measured(map(self._load, row_ranges))
+            return
+        items: Iterable[RowRange | int] = chain(row_ranges, upcoming if self._part.cache is not None else ())
+        with ReadAhead(items, self._load, threads=self._part.threads, depth=self._file_buffer - 1) as ahead:
+            yield self._measured(islice(ahead, len(row_ranges)), ahead)
 
     def _measured(
         self, loaded: Iterator[_Loaded], ahead: ReadAhead[_Loaded] | None = None
@@ -92,27 +84,33 @@ class FileLoader:
             except StopIteration:
                 return
             self.reads.seconds_waited += time.perf_counter() - began
+            self.reads.files += 1
             self.reads.ahead += was_ready
             self.reads.cached += cached
             yield arrays
             del arrays
-            self._released += 1
-
-    def _counted(self, row_range: RowRange) -> RowRange:
-        self.reads.files += 1
-        self._opened += 1
-        self._loading.add(row_range.file)
-        self.reads.most_held = max(self.reads.most_held, self._opened - self._released)
-        file = self._part.files[row_range.file]
-        _LOG.log(self._level, "rows %d to %d of %s", row_range.start, row_range.stop, file)
-        return row_range
+            del self._held[-1:]  # which another iteration may have emptied
 
     def _load(self, item: RowRange | int) -> _Loaded:
+        """Read the rows of a range, or an upcoming file into the cache, of which nobody takes the result."""
         if not isinstance(item, RowRange):
-            self._keep(item)
+            entry = None if item in self._loading else self._part.cache_entry(item)
+            if entry is not None and not entry.exists():
+                entry.store(self._read_whole(item))
             return None, False
+        self._held.append(item.file)
+        self.reads.most_held = max(self.reads.most_held, len(self._held))
+        self._loading.add(item.file)
+        _LOG.log(self._level, "rows %d to %d of %s", item.start, item.stop, self._part.files[item.file])
         try:
-            return self._read(item)
+            entry = self._part.cache_entry(item.file)
+            if entry is None:
+                return self._part.read(item), False
+            if (arrays := entry.load()) is not None:
+                return take_rows(arrays, item), True
+            arrays = self._read_whole(item.file)
+            entry.store(arrays)
+            return take_rows(arrays, item), False
         except BadFileError as error:
             if not self._part.skip:
                 raise
@@ -121,24 +119,8 @@ class FileLoader:
         finally:
             self._loading.discard(item.file)
 
-    def _read(self, row_range: RowRange) -> _Loaded:
-        entry = self._part.cache_entry(row_range.file)
-        if entry is None:
-            return self._part.read(row_range), False
-        if (arrays := entry.load()) is not None:
-            return take_rows(arrays, row_range), True
-        arrays = self._read_whole(row_range.file)
-        entry.store(arrays)
-        return take_rows(arrays, row_range), False
-
     def _read_whole(self, file: int) -> Arrays:
         return self._part.read(RowRange(file, 0, self._part.sizes[file]))
-
-    def _keep(self, file: int) -> None:
-        """Read a file into the cache, unless it is there; nobody takes the result, or an error."""
-        entry = None if file in self._loading else self._part.cache_entry(file)
-        if entry is not None and not entry.exists():
-            entry.store(self._read_whole(file))
 
 
 def check_threads(threads: int, file_buffer: int) -> None:

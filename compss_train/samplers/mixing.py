@@ -60,43 +60,25 @@ def shuffled_batches(
     """
     bounds = np.cumsum([0, *chunk_sizes])
     plan = SlotPlan(int(bounds[-1]), pools, random, start)
-    numbers = _needed_chunks(bounds, plan)
-    with open_chunks(numbers) as chunks:
-        store = SlotStore() if store is None else store
-        store.reset(len(plan.held))
-        filler = _SlotFiller(bounds, iter(numbers), chunks, store)
-        filler.put(*plan.held_by_arrival())
-        drawer = _BatchDrawer(plan, filler)
-        for size in batch_sizes:
-            yield concatenate_rows(list(drawer.batch_parts(size)))
-
-
-def _needed_chunks(bounds: Numbers, plan: SlotPlan) -> list[int]:
-    """Return the numbers of chunks with samples that are in the pools or have not been read yet."""
-    samples, _ = plan.held_by_arrival()
+    samples, slots = plan.held_by_arrival()
     held = np.searchsorted(bounds, samples, side="right") - 1
-    unread = np.arange(np.searchsorted(bounds, plan.arrived, side="right") - 1, len(bounds) - 1)
+    unread = np.arange(np.searchsorted(bounds, plan.arrived, side="right") - 1, len(chunk_sizes))
     numbers: list[int] = np.union1d(held, unread).tolist()
-    return numbers
-
-
-class _BatchDrawer:
-    """Draws batches from slots; drawn slots are refilled, many at a time, just before the next draw."""
-
-    def __init__(self, plan: SlotPlan, filler: _SlotFiller) -> None:
-        self._plan = plan
-        self._filler = filler
-        self._slots = plan.held[:0]
-
-    def batch_parts(self, size: int) -> Iterator[Rows | None]:
-        """Iterate over the parts of the next batch."""
-        while size:
-            if not len(self._slots):
-                self._filler.put(*self._plan.refill())
-                self._slots = self._plan.draw(_REFILL)
-            slots, self._slots = self._slots[:size], self._slots[size:]
-            size -= len(slots)
-            yield self._filler.store.read(slots)
+    store = SlotStore() if store is None else store
+    store.reset(len(plan.held))
+    with open_chunks(numbers) as chunks:
+        filler = _SlotFiller(bounds, iter(numbers), chunks, store)
+        filler.put(samples, slots)
+        drawn = slots[:0]
+        for size in batch_sizes:
+            parts = []
+            while size:
+                if not len(drawn):
+                    filler.put(*plan.refill())
+                    drawn = plan.draw(_REFILL)
+                parts.append(store.read(drawn[:size]))
+                size, drawn = size - len(drawn[:size]), drawn[size:]
+            yield concatenate_rows(parts)
 
 
 class _SlotFiller:
@@ -105,8 +87,7 @@ class _SlotFiller:
     def __init__(
         self, bounds: Numbers, numbers: Iterator[int], chunks: Iterator[Rows | None], store: SlotStore
     ) -> None:
-        self.store = store
-        self._bounds = bounds
+        self._bounds, self._store = bounds, store
         self._numbers = numbers
         self._chunks = chunks  # not zipped with the numbers: zip would keep a chunk alive while it reads the next
         self._chunk: SampleBatch | None = None
@@ -116,20 +97,17 @@ class _SlotFiller:
         """Write samples, whose numbers ascend from call to call, to these slots."""
         while len(samples):
             while samples[0] >= self._stop:
-                self._next_chunk()
+                self._chunk = None  # frees its memory before the next one is read
+                rows, number = next(self._chunks), next(self._numbers)
+                self._chunk = None if rows is None else SampleBatch.from_batch(rows)
+                del rows
+                self._first, self._stop = self._bounds[number : number + 2].tolist()
             number = int(np.searchsorted(samples, self._stop))
             if self._chunk is None:
-                self.store.mark_missing(slots[:number])
+                self._store.mark_missing(slots[:number])
             else:
-                self.store.write(slots[:number], self._chunk, samples[:number] - self._first)
+                self._store.write(slots[:number], self._chunk, samples[:number] - self._first)
             samples, slots = samples[number:], slots[number:]
-
-    def _next_chunk(self) -> None:
-        self._chunk = None  # frees its memory before the next one is read
-        rows = next(self._chunks)
-        self._chunk = None if rows is None else SampleBatch.from_batch(rows)
-        number = next(self._numbers)
-        self._first, self._stop = self._bounds[number : number + 2].tolist()
 
 
 class SlotStore:

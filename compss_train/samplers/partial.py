@@ -1,13 +1,19 @@
-"""``PartialShuffleSampler``: batches of samples from many files, read sequentially and shuffled in pools."""
+"""``PartialShuffleSampler``: batches of samples from many files, read sequentially and shuffled in pools.
+
+The other samplers are drop-in replacements for those of microsoft/PartiallyShuffleDistributedSampler, on current
+PyTorch.
+"""
 
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partialmethod
 from typing import Any
 
+import numpy as np
+import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from compss_train._utils.validation import check_choice, check_count, check_seed
@@ -17,8 +23,7 @@ from compss_train.data.readers import Arrays, CustomReader, Reader
 from compss_train.data.row_ranges import RowRange, rank_row_ranges, rows_of_rank
 from compss_train.samplers.loader import FileLoader, FileReads, check_threads
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
-from compss_train.samplers.pools import Pools
-from compss_train.samplers.ranks import ensure_same_layout, is_groups_own, resolve_rank
+from compss_train.samplers.pools import Pools, check_pools
 
 
 class PartialShuffleSampler(Sampler[Any]):
@@ -97,16 +102,23 @@ class PartialShuffleSampler(Sampler[Any]):
         file_buffer: int = 10,
         debug: bool = False,
         files_len: Mapping[str, int] | None = None,
-        *,
-        pools: int = 1,
         seed: int = 0,
         drop_last: bool = False,
+        *,
+        pools: int = 1,
         threads: int | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self.num_replicas, self.rank = resolve_rank(num_replicas, rank)
-        of_group = is_groups_own(self.num_replicas, self.rank)
+        group = (
+            (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else (1, 0)
+        )
+        self.num_replicas = check_count("num_replicas", group[0] if num_replicas is None else num_replicas)
+        self.rank = check_count("rank", group[1] if rank is None else rank, least=0)
+        if self.rank >= self.num_replicas:
+            raise ValueError(
+                f"rank={self.rank}, num_replicas={self.num_replicas}: give a rank from 0 to {self.num_replicas - 1}"
+            )
         check_choice("shuffle", shuffle, (True, False))
         check_choice("drop_last", drop_last, (True, False))
         self.shuffle, self.drop_last = shuffle, drop_last
@@ -117,10 +129,16 @@ class PartialShuffleSampler(Sampler[Any]):
         self._files = _as_file_dataset(dataset, reader, files_len).with_reading(threads, cache, cache_bytes)
         check_threads(self._files.threads, file_buffer)
         # The reference layout must not depend on the file that a rank reads first.
-        ensure_same_layout(self._files, self.num_replicas if of_group else 1)
+        _ensure_same_layout(self._files, is_shared=(self.num_replicas, self.rank) == group != (1, 0))
         self._files.check_dtypes(self._files.keys)
-        self.total_size = _check_total(self._files, total_size)
-        self.pools = Pools(max(self._files.sizes) if shuffle_buffer is None else shuffle_buffer, pools)
+        self.total_size = self._files.number_samples
+        if total_size is not None and total_size != self.total_size and not self._files.skipped:
+            raise ValueError(
+                f"total_size={total_size}, but the {len(self._files.files)} files hold {self.total_size} samples; "
+                "remove total_size, or check whether files are missing"
+            )
+        pool_size = max(self._files.sizes) if shuffle_buffer is None else shuffle_buffer
+        self.pools = check_pools("shuffle_buffer", pool_size, pools)
         self.num_samples = rows_of_rank(self.total_size, self.num_replicas, drop_last=drop_last)
         if not self.num_samples:
             raise ValueError(
@@ -202,9 +220,9 @@ class PartialShuffleSampler(Sampler[Any]):
         self._yielded = start
         if hasattr(self.dataset, "reset"):
             self.dataset.reset()
-        row_ranges, upcoming = self._row_ranges(self.epoch), []
-        if self._files.cache is not None:
-            upcoming = [row_range.file for row_range in self._row_ranges(self.epoch + 1)]
+        row_ranges = self._row_ranges(self.epoch)
+        following = self._row_ranges(self.epoch + 1) if self._files.cache is not None else []
+        upcoming = [row_range.file for row_range in following]
         store, self._store = self._store or SlotStore(), None  # used by one iteration at a time
         for batch in self._batches(row_ranges, upcoming, start, store):
             self._yielded += 1
@@ -265,10 +283,54 @@ def _as_file_dataset(dataset: Any, reader: Any, files_len: Mapping[str, int] | N
     return FileDataset(list(dataset.files), reader, files_len)
 
 
-def _check_total(files: FileDataset, total_size: int | None) -> int:
-    if total_size is not None and total_size != files.number_samples and not files.skipped:
-        raise ValueError(
-            f"total_size={total_size}, but the {len(files.files)} files hold {files.number_samples} samples; "
-            "remove total_size, or check whether files are missing"
-        )
-    return files.number_samples
+def _ensure_same_layout(files: FileDataset, *, is_shared: bool) -> None:
+    """Determine what arrays are in the files; of a group's ranks, the first reads a file if headers do not say it.
+
+    All ranks raise its exception. A collective operation if it ``is_shared``: every rank must call it, also one
+    that knows the layout.
+    """
+    if not is_shared or not isinstance(files.reader, CustomReader):
+        files.ensure_layout()
+        return
+    outcome: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            files.ensure_layout()
+            outcome = [(files.layout, files.reference)]
+        except Exception as error:
+            outcome = [error]  # the other ranks wait for this one, too
+    dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    files.layout, files.reference = outcome[0]
+
+
+class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
+    """A ``PartialShuffleSampler`` with one pool, and the batches of the original of this name.
+
+    A batch is ``[list of dicts of arrays, None, list of files]``: samples are grouped by file, with files in the
+    order of their first samples. ``len`` is the number of samples of the rank, and ``seed`` and ``drop_last`` are
+    as in torch's ``DistributedSampler``. Files whose arrays, shapes or dtypes differ from those of the first one
+    are an error, as are wrong ``files_len`` and ``total_size``.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of samples of this rank."""
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Iterate over the remaining batches of the epoch."""
+        for arrays, files in super().__iter__():
+            numbers = list(dict.fromkeys(files.tolist()))
+            rows = [np.flatnonzero(files == number) for number in numbers]
+            parts = [{key: array[chosen] for key, array in arrays.items()} for chosen in rows]
+            yield [parts, None, [self._files.files[number] for number in numbers]]
+
+    def _prepare(self, row_range: RowRange, arrays: Arrays | None) -> Any:
+        return None if arrays is None else (arrays, np.full(len(row_range), row_range.file))
+
+
+class DistributedSamplerViaLocallyShuffleV2(DistributedSamplerViaLocallyShuffle):
+    """The sampler with two pools."""
+
+    __init__ = partialmethod(DistributedSamplerViaLocallyShuffle.__init__, pools=2)

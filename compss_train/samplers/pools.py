@@ -7,9 +7,9 @@ Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,54 @@ from compss_train._utils.validation import check_count
 from compss_train.data.order import partial_shuffle_generator
 
 Numbers = NDArray[np.int64]
+
+
+class Pools(NamedTuple):
+    """The memory of a partial shuffle: 1 or 2 pools of ``size`` samples each."""
+
+    size: int
+    number: int = 1
+
+    @property
+    def capacity(self) -> int:
+        """Number of samples in all pools."""
+        return self.size * self.number
+
+
+def check_pools(name: str, size: Any, number: Any) -> Pools:
+    """Return the pools; raise ``ValueError`` unless their size is at least 1 and their number 1 or 2."""
+    check_count(name, size)
+    if number not in (1, 2):
+        raise ValueError(f"pools={number!r}: choose 1 or 2")
+    return Pools(int(size), int(number))
+
+
+@dataclass(frozen=True)
+class PartialShuffle:
+    """Equal shares of blocks in a new order, whose samples are mixed in pools while they are read in sequence.
+
+    ``fit(shuffle=PartialShuffle(...))``; see ``PartialShuffleSampler`` for what pools do. They are emptied at the
+    end of an epoch and before workers merge.
+
+    Parameters
+    ----------
+    pool_size:
+        Samples in a pool; ``None`` (default) for the size of the largest block.
+    pools:
+        Number of pools, 1 (default) or 2.
+
+    Raises ``ValueError`` for other numbers.
+    """
+
+    pool_size: int | None = None
+    pools: int = 1
+
+    def __post_init__(self) -> None:
+        self.of_blocks([1])
+
+    def of_blocks(self, sizes: Sequence[int]) -> Pools:
+        """Return the pools of a shuffle of blocks of these sizes."""
+        return check_pools("pool_size", max(sizes) if self.pool_size is None else self.pool_size, self.pools)
 
 
 def partial_order(
@@ -44,61 +92,86 @@ def partial_order(
     """
     check_count("samples", samples)
     check_count("start", start, least=0)
-    check_pools(pool, pools)
-    parts = _shuffled_runs(samples, pool, pools, partial_shuffle_generator(seed, epoch), _consecutive)
-    return _skip(start, parts)
+    sized = check_pools("pool", pool, pools)
+    return SlotPlan(samples, sized, partial_shuffle_generator(seed, epoch), start).numbers()
 
 
-def check_pools(pool: int, pools: int) -> None:
-    """Raise ``ValueError`` unless the size of the pools is at least 1 and their number 1 or 2."""
-    check_count("shuffle_buffer", pool)
-    if pools not in (1, 2):
-        raise ValueError(f"pools={pools!r}: choose 1 or 2")
+class SlotPlan:
+    """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that order on.
 
+    There are as many slots as samples in the pools. Samples 0, 1, 2... start in slots 0, 1, 2... Each later sample
+    takes the slot that was freed first, so that the next sample can be written to a slot that was just drawn.
 
-def slot_order(samples: int, pool: int, pools: int, random: np.random.Generator | None) -> Iterator[Numbers]:
-    """Iterate over a partial shuffle as numbers of slots that hold the samples; there are ``pool * pools`` slots.
-
-    Samples 0, 1, 2... start in slots 0, 1, 2... Each later sample takes the slot that was freed first, so that the
-    next sample can always be written to the slot that was just drawn. Without ``random`` the order is kept, which
-    needs one pool.
+    To follow the plan, fill the slots as in ``held``. Then alternate: draw the samples in the slots of ``draw``,
+    and write new samples to the slots of ``refill``. Without ``random`` the order is kept, which needs one pool.
     """
-    drawn: deque[Numbers] = deque()
 
-    def slots_of(first: int, number: int) -> Numbers:
-        return _consecutive(first, number) if first < pool * pools else drawn.popleft()[:number]
+    def __init__(self, samples: int, pools: Pools, random: np.random.Generator | None, start: int = 0) -> None:
+        self._samples, self._pools, self._random = samples, pools, random
+        self._runs = self._slots_in_order()
+        self._run = self._drawn = np.empty(0, np.int64)
+        self.held: Numbers = np.arange(min(pools.capacity, samples))
+        """The sample in each slot at the start, -1 for an empty slot."""
+        self.arrived = len(self.held)
+        """Number of samples that have been written to slots, including those drawn since."""
+        self._left = samples - start
+        while start:
+            drawn = self.draw(start)
+            start -= len(drawn)
+            self.held[drawn] = -1
+            self._hold()
 
-    for part in _shuffled_runs(samples, pool, pools, random, slots_of):
-        drawn.append(part)
-        yield part
+    def draw(self, number: int) -> Numbers:
+        """Return the slots of the next samples in order, at most ``number`` of them."""
+        if not len(self._run):
+            self._run = next(self._runs)
+        self._drawn, self._run = self._run[:number], self._run[number:]
+        return self._drawn
 
+    def refill(self) -> tuple[Numbers, Numbers]:
+        """Return the next samples to write, and their slots: those of the last draw."""
+        first, self.arrived = self.arrived, min(self.arrived + len(self._drawn), self._samples)
+        slots, self._drawn = self._drawn[: self.arrived - first], self._drawn[:0]
+        return np.arange(first, self.arrived), slots
 
-def _consecutive(first: int, number: int) -> Numbers:
-    return np.arange(first, first + number)
+    def held_by_arrival(self) -> tuple[Numbers, Numbers]:
+        """Return the samples in the slots at the start, in the order of their arrival, and their slots."""
+        slots = np.flatnonzero(self.held >= 0)
+        slots = slots[np.argsort(self.held[slots])]
+        return self.held[slots], slots
 
+    def numbers(self) -> Iterator[Numbers]:
+        """Iterate over the samples instead of following the plan, in arrays of about the size of a pool."""
+        while self._left:
+            drawn = self.held[self.draw(self._pools.size)]
+            self._hold()
+            self._left -= len(drawn)
+            yield drawn
 
-def _shuffled_runs(
-    samples: int, pool: int, pools: int, random: np.random.Generator | None, label: Callable[[int, int], Numbers]
-) -> Iterator[Numbers]:
-    """Iterate over a partial shuffle; ``label(first, number)`` returns the numbers that denote a run's samples."""
-    runs = _permuted_runs(samples, pool, random, label)
-    return runs if pools == 1 or random is None else _exchange_with_pool(runs, random)
+    def _hold(self) -> None:
+        samples, slots = self.refill()
+        self.held[slots] = samples
 
-
-def _permuted_runs(
-    samples: int, pool: int, random: np.random.Generator | None, label: Callable[[int, int], Numbers]
-) -> Iterator[Numbers]:
-    for first in range(0, samples, pool):
-        number = min(pool, samples - first)
-        run = label(first, number)
-        yield run if random is None else run[random.permutation(number)]
-
-
-def _exchange_with_pool(runs: Iterator[Numbers], random: np.random.Generator) -> Iterator[Numbers]:
-    pool = next(runs)
-    for run in runs:
-        yield exchange(pool, run, random.integers(len(pool), size=len(run)))
-    yield random.permutation(pool)
+    def _slots_in_order(self) -> Iterator[Numbers]:
+        """Iterate over the slots of all samples in the order of the shuffle, in runs."""
+        size, random = self._pools.size, self._random
+        freed: deque[Numbers] = deque()
+        pool: Numbers | None = None  # what the runs are exchanged with, if there are two pools
+        for first in range(0, self._samples, size):
+            number = min(size, self._samples - first)
+            is_empty = first < self._pools.capacity
+            run = np.arange(first, first + number) if is_empty else freed.popleft()[:number]
+            if random is not None:
+                run = run[random.permutation(number)]
+                if self._pools.number == 2 and pool is None:
+                    pool = run
+                    continue
+                if pool is not None:
+                    run = exchange(pool, run, random.integers(len(pool), size=number))
+            freed.append(run)
+            yield run
+        if random is not None and pool is not None:
+            yield random.permutation(pool)
 
 
 def exchange(pool: Numbers, arriving: Numbers, indices: NDArray[Any]) -> Numbers:
@@ -116,105 +189,3 @@ def exchange(pool: Numbers, arriving: Numbers, indices: NDArray[Any]) -> Numbers
     is_last = np.append(is_first[1:], True)
     pool[index[is_last]] = arrived[is_last]
     return taken
-
-
-def _skip(number: int, parts: Iterator[Numbers]) -> Iterator[Numbers]:
-    for part in parts:
-        rest = part[number:]
-        number -= len(part) - len(rest)
-        if len(rest):
-            yield rest
-
-
-@dataclass(frozen=True)
-class Pools:
-    """The shuffle buffer of a partial shuffle: 1 or 2 pools of ``size`` samples each."""
-
-    size: int
-    number: int = 1
-
-    def __post_init__(self) -> None:
-        check_pools(self.size, self.number)
-        object.__setattr__(self, "size", int(self.size))  # numpy's integers cannot be encoded as JSON
-        object.__setattr__(self, "number", int(self.number))
-
-    @property
-    def capacity(self) -> int:
-        """Number of samples in all pools."""
-        return self.size * self.number
-
-
-@dataclass(frozen=True)
-class PartialShuffle:
-    """Equal shares of blocks in a new order, whose samples are mixed in pools while they are read in sequence.
-
-    ``fit(shuffle=PartialShuffle(...))``; see ``PartialShuffleSampler`` for what pools do. They are emptied at the
-    end of an epoch and before workers merge.
-
-    Parameters
-    ----------
-    pool_size:
-        Samples in a pool; ``None`` (default) for the size of the largest block.
-    pools:
-        Number of pools, 1 (default) or 2.
-
-    Raises ``ValueError`` for other numbers.
-    """
-
-    pool_size: int | None = None
-    pools: int = 1
-
-    def __post_init__(self) -> None:
-        if self.pool_size is not None:
-            check_count("pool_size", self.pool_size)
-        check_pools(self.pool_size or 1, self.pools)
-
-    def of_blocks(self, sizes: Sequence[int]) -> Pools:
-        """Return the pools of a shuffle of blocks of these sizes."""
-        return Pools(max(sizes) if self.pool_size is None else self.pool_size, self.pools)
-
-
-class SlotPlan:
-    """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that order on.
-
-    To follow the plan, fill the slots as in ``held``. Then alternate: draw the samples in the slots of ``draw``,
-    and write new samples to the slots of ``refill``.
-    """
-
-    def __init__(self, samples: int, pools: Pools, random: np.random.Generator | None, start: int = 0) -> None:
-        self._samples = samples
-        self._order = slot_order(samples, pools.size, pools.number, random)
-        self._part: Numbers = np.empty(0, np.int64)
-        self._drawn = self._part
-        self.held: Numbers = np.arange(min(pools.capacity, samples))
-        """The sample in each slot at the start, -1 for an empty slot."""
-        self.arrived = len(self.held)
-        """Number of samples that have been written to slots, including those drawn since."""
-        self._replay(start)
-
-    def draw(self, number: int) -> Numbers:
-        """Return the slots of the next samples in order, at most ``number`` of them."""
-        if not len(self._part):
-            self._part = next(self._order)
-        self._drawn, self._part = self._part[:number], self._part[number:]
-        return self._drawn
-
-    def refill(self) -> tuple[Numbers, Numbers]:
-        """Return the next samples to write, and their slots: those of the last draw."""
-        first, self.arrived = self.arrived, min(self.arrived + len(self._drawn), self._samples)
-        slots, self._drawn = self._drawn[: self.arrived - first], self._drawn[:0]
-        return np.arange(first, self.arrived), slots
-
-    def _replay(self, start: int) -> None:
-        while start:
-            drawn = self.draw(start)
-            start -= len(drawn)
-            self.held[drawn] = -1
-            samples, slots = self.refill()
-            self.held[slots] = samples
-
-    def held_by_arrival(self) -> tuple[Numbers, Numbers]:
-        """Return the samples in the slots at the start, in the order of their arrival, and their slots."""
-        slots = np.flatnonzero(self.held >= 0)
-        slots = slots[np.argsort(self.held[slots])]
-        return self.held[slots], slots

@@ -7,7 +7,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from compss_train.buffers import Buffer, BufferSpec
-from compss_train.buffers.reading_ahead import batches_through, batches_while_filling
+from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.block_passes import Draws, Place, WorkerAssignment
 from compss_train.data.order import buffer_seed
 from compss_train.model.devices import is_gpu, to_device
@@ -69,10 +69,9 @@ def _drawn(
     with source.chunks(block_passes) as read:
         if spec.draws_in_step:
             yield from in_bursts(draw_in_step(buffer, read, draws))
-        elif draws.is_last:
-            yield from batches_through(buffer, read, draws.largest)
         else:
-            yield from batches_while_filling(buffer, read, draws.largest, len(draws.sizes))
+            least = None if draws.is_last else len(draws.sizes)
+            yield from batches_through(buffer, read, draws.largest, least=least)
     carried.after = None if draws.is_last else buffer.state_dict()
 
 

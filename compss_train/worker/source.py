@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -240,4 +240,4 @@ class FileSource(Source):
     def measured(self) -> dict[str, Any]:
         """Return the counts of reads, and the files and samples that were skipped."""
         skipped = {"skipped": self._loader.skipped, "left_out": self._left_out}
-        return {"files": self._loader.reads.as_dict(), **skipped}
+        return {"files": asdict(self._loader.reads), **skipped}

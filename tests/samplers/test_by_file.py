@@ -94,7 +94,7 @@ def test_it_is_made_with_the_arguments_of_the_original_in_their_order(kind):
     names = (
         "dataset reader num_replicas rank shuffle shuffle_buffer total_size batch_size file_buffer debug files_len"
     )
-    of_torch, of_data_sets = ["seed", "drop_last"], ["threads", "cache", "cache_bytes"]
+    of_torch, of_data_sets = ["seed", "drop_last"], ["pools", "threads", "cache", "cache_bytes"]
     assert list(inspect.signature(kind).parameters) == [*names.split(), *of_torch, *of_data_sets]
     files = names_of([4, 5, 3])
     lengths, reader = dict(zip(files, [4, 5, 3], strict=True)), CountingReader()

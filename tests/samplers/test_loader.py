@@ -120,14 +120,14 @@ def test_it_counts_what_was_there_and_how_long_the_rest_took():
         assert len(list(arrays)) == 2
     assert loader.reads.ahead == 2
     assert loader.reads.seconds_waited - waited < 0.5
-    assert loader.reads.as_dict() == {
+    assert vars(loader.reads) == {
         "files": 3,
         "cached": 0,
         "ahead": 2,
         "seconds_waited": loader.reads.seconds_waited,
         "most_held": loader.reads.most_held,
     }
-    assert FileReads().as_dict() == {"files": 0, "cached": 0, "ahead": 0, "seconds_waited": 0.0, "most_held": 0}
+    assert vars(FileReads()) == {"files": 0, "cached": 0, "ahead": 0, "seconds_waited": 0.0, "most_held": 0}
 
 
 def test_without_reading_ahead_all_of_the_reading_is_waited_for():

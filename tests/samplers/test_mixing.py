@@ -4,7 +4,6 @@ from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -238,10 +237,3 @@ def test_parts_of_a_batch_are_joined_and_nothing_is_none():
     assert concatenate_rows(parts[:2]) is parts[0]
     assert concatenate_rows([None]) is None
     assert concatenate_rows([]) is None
-
-
-@pytest.mark.parametrize(("numbers", "message"), [((0,), "shuffle_buffer=0"), ((5, 3), "pools=3: choose 1 or 2")])
-def test_wrong_pools_are_errors(numbers, message):
-    with pytest.raises(ValueError, match=message):
-        Pools(*numbers)
-    assert Pools(5, 2).capacity == 10

@@ -268,7 +268,7 @@ def test_in_a_process_group_it_has_the_rank_of_the_process(monkeypatch):
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     monkeypatch.setattr(  # there are no other ranks to wait for
-        "compss_train.samplers.partial.ensure_same_layout", lambda files, _: files.ensure_layout()
+        "compss_train.samplers.partial._ensure_same_layout", lambda files, is_shared: files.ensure_layout()
     )
     assert epoch_of(sampler_of([5] * 4)) == epoch_of(sampler_of([5] * 4, num_replicas=3, rank=2))
     assert sampler_of([5] * 4, rank=1).rank == 1

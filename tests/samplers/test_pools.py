@@ -80,7 +80,7 @@ def test_an_exchange_of_all_places_is_that_of_one_after_another(size, places):
     ("arguments", "message"),
     [
         ({"samples": 0}, "samples=0"),
-        ({"pool": 0}, "shuffle_buffer=0"),
+        ({"pool": 0}, "pool=0"),
         ({"pools": 3}, "pools=3: choose 1 or 2"),
         ({"start": -1}, "start=-1"),
     ],
